@@ -34,7 +34,7 @@ WRITTEN: dict[type[QatOptions], tuple[str, ...]] = {
 OF_TRAINING = ("hyp", "epochs", "iters", "lr", "train", "supervision", "supervision_stride", "teacher")
 
 
-def quantize(options: QuantizeOptions) -> None:
+def quantize_command(options: QuantizeOptions) -> None:
     """`qat.py quantize`."""
     if options.ptq_only and options.given(*OF_TRAINING):  # a usual command with --ptq-only behind it
         unused = ", ".join(options.given(*OF_TRAINING))
@@ -45,7 +45,7 @@ def quantize(options: QuantizeOptions) -> None:
     quantize.run(options)
 
 
-def sensitive(options: SensitiveOptions) -> None:
+def sensitive_command(options: SensitiveOptions) -> None:
     """`qat.py sensitive`."""
     check_command(options)
     from utils.jobs.sensitivity import run
@@ -53,7 +53,7 @@ def sensitive(options: SensitiveOptions) -> None:
     run.run(options)
 
 
-def calibrate(options: CalibrateOptions) -> None:
+def calibrate_command(options: CalibrateOptions) -> None:
     """`qat.py calibrate`."""
     check_command(options)
     from utils.jobs import calibrate
@@ -61,7 +61,7 @@ def calibrate(options: CalibrateOptions) -> None:
     calibrate.run(options)
 
 
-def evaluate(options: EvalOptions) -> None:
+def evaluate_command(options: EvalOptions) -> None:
     """`qat.py eval`."""
     check_command(options)
     from utils.jobs import evaluate
@@ -84,10 +84,10 @@ def check_command(options: QatOptions) -> None:
 
 
 COMMANDS = {
-    "quantize": (QuantizeOptions, quantize),
-    "sensitive": (SensitiveOptions, sensitive),
-    "calibrate": (CalibrateOptions, calibrate),
-    "eval": (EvalOptions, evaluate),
+    "quantize": (QuantizeOptions, quantize_command),
+    "sensitive": (SensitiveOptions, sensitive_command),
+    "calibrate": (CalibrateOptions, calibrate_command),
+    "eval": (EvalOptions, evaluate_command),
 }
 TOGETHER = ("quantize", "calibrate", "eval")  # by several processes, as torchrun starts them
 

@@ -20,7 +20,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # Python looks for cycles after each 700 new objects, and networks and graphs are made of millions.
 gc.set_threshold(50_000, 20, 20)
 
-sys.path.append(str(Path(__file__).resolve().parent / "support"))
+sys.path += [str(Path(__file__).resolve().parent / "support"), str(Path(__file__).resolve().parent)]
 
 # A shell starts background jobs with SIGINT ignored, and programs inherit that: tests could send no Ctrl-C.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

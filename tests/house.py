@@ -24,11 +24,12 @@ ENTRIES = {"main", "run"}  # names that every program or job may have
 
 @dataclass
 class Measure:
-    """One row of the table: a number, its limit, and the names that were counted."""
+    """One row of the table: a number, its limit, what the second edition aims at, and the names that were counted."""
 
     what: str
     count: int
     limit: int
+    aim: int
     names: list[str] = field(default_factory=list)
 
 
@@ -118,22 +119,22 @@ def measure() -> list[Measure]:
     once = [f"{path}: {name}" for path, tree in trees.items() for name in used_once(tree)]
     parallel = [path.as_posix() for path, tree in trees.items() if knows_processes(tree)]
     return [
-        Measure("lines of the product", lines([*python, *shell]), 22_000),
-        Measure("Python modules", len(python), 140),
-        Measure("modules with one importer", len(single), 20, single),
-        Measure("private functions used once", len(once), 120, once),
-        Measure("public names defined twice", len(twice), 0, twice),
-        Measure("files that know several processes", len(parallel), 8, parallel),
-        Measure("files in utils/jobs", len(jobs), 24, [path.as_posix() for path in jobs]),
-        Measure("lines of tests", lines(tests), 22_000),
-        Measure("lines of docs", lines(documents), 1_500),
+        Measure("lines of the product", lines([*python, *shell]), 28_200, 22_000),
+        Measure("Python modules", len(python), 160, 140),
+        Measure("modules with one importer", len(single), 20, 20, single),
+        Measure("private functions used once", len(once), 150, 120, once),
+        Measure("public names defined twice", len(twice), 0, 0, twice),
+        Measure("files that know several processes", len(parallel), 8, 8, parallel),
+        Measure("files in utils/jobs", len(jobs), 24, 24, [path.as_posix() for path in jobs]),
+        Measure("lines of tests", lines(tests), 31_300, 22_000),
+        Measure("lines of docs", lines(documents), 2_400, 1_500),
     ]
 
 
 def main() -> int:
     """Print the table."""
     for row in measure():
-        print(f"{row.what:36} {row.count:>7,} {'of at most':>12} {row.limit:>7,}")
+        print(f"{row.what:36} {row.count:>7,}   at most {row.limit:>7,}   aim {row.aim:>7,}")
         if "--list" in sys.argv:
             print(*(f"    {name}" for name in row.names), sep="\n")
     return 0

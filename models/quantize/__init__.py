@@ -27,7 +27,7 @@ reports, are in `utils/jobs/`.
     >>> apply(model, plan(model, Recipe()))
     >>> statistics = calibrate(model, batches, Recipe().calibration)  # float images [B, 3, H, W] in 0..1
 
-`finetune.Finetuner` trains it, `checkpoint.save` and `checkpoint.load` keep it, as in `utils/jobs/quantize.py`.
+`finetune.Finetuner` trains it, `checkpoint.save` and `load_quantized` keep it, as in `utils/jobs/quantize.py`.
 
 Names are imported when they are used, so that `recipe` costs no import of torch.
 """

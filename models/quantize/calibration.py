@@ -185,13 +185,13 @@ def _share_maxima(statistics: Statistics) -> None:
         histogram.of_images = [value for part in maxima for value in part]
 
 
-def load(model: Any, amax: dict[str, Tensor]) -> None:
+def set_ranges(model: Any, amax: dict[str, Tensor]) -> None:
     """Set the activation quantizers' amax."""
     for name, value in amax.items():
         backend.set_amax(model.activation_quantizers[name], value)
 
 
-def load_all(model: Any, amax: dict[str, Tensor]) -> None:
+def set_all_ranges(model: Any, amax: dict[str, Tensor]) -> None:
     """Set the amax of every activation quantizer, from a file.
 
     Raises:
@@ -203,7 +203,7 @@ def load_all(model: Any, amax: dict[str, Tensor]) -> None:
             f"the ranges are not those of this network, which differs in {different[0].replace('/', '.')}; "
             "they are from another run, so start a new one"
         )
-    load(model, amax)
+    set_ranges(model, amax)
 
 
 def calibrate(
@@ -211,14 +211,14 @@ def calibrate(
 ) -> Statistics:
     """Gather statistics and set every activation scale by the method of `settings`; the statistics are returned."""
     statistics = collect(model, batches, settings.batches, progress=progress)
-    settle(model, statistics, settings)
+    apply_calibration(model, statistics, settings)
     return statistics
 
 
-def settle(model: nn.Module, statistics: Statistics, settings: Calibration) -> None:
+def apply_calibration(model: nn.Module, statistics: Statistics, settings: Calibration) -> None:
     """Set every activation scale by the method of `settings`, and say how many ranges the median image limits."""
     amax = statistics.amax(settings.method, settings.percentile, settings.median_limit)
-    load(model, amax)
+    set_ranges(model, amax)
     if settings.method == "max":
         return
     histograms, limit = statistics.histograms, settings.median_limit

@@ -81,7 +81,7 @@ def save(
     save_torch(content, path)
 
 
-def load(path: str | Path, heads: Sequence[str] = HEADS) -> QuantizedCheckpoint:
+def load_quantized(path: str | Path, heads: Sequence[str] = HEADS) -> QuantizedCheckpoint:
     """Read a quantized checkpoint.
 
     Args:

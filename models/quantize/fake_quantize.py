@@ -80,7 +80,7 @@ def trained_fake_quantize(x: Tensor, scale: Tensor) -> Tensor:
         scale: float32, float16 numbers as `float16_scale` gives them: scalar, or `[channels, 1, 1, 1]` for a weight.
     """
     if fused_cuda.usable(x):
-        return fused_cuda.fake_quantize(x, scale, _type_of_result(x))
+        return fused_cuda.fused_fake_quantize(x, scale, _type_of_result(x))
     return _TrainedFakeQuantize.apply(x, scale, _type_of_result(x))
 
 

@@ -53,7 +53,7 @@ def _compiles(device: torch.device) -> bool:
     return True
 
 
-def fake_quantize(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+def fused_fake_quantize(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     """As `fake_quantize.trained_fake_quantize`; the result has this type, and the layout of `x`."""
     return _Fused.apply(x, scale, dtype, False)
 

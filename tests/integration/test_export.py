@@ -314,7 +314,7 @@ def test_program_exports(kind: str, weights: dict[str, Path], tmp_path: Path, ca
     assert entries["kind"] == ("float" if kind == "float" else "qat")
     assert entries["version"]
     if kind == "quantized":
-        assert Recipe.from_dict(json.loads(entries["recipe"])) == checkpoint.load(weights[kind]).recipe
+        assert Recipe.from_dict(json.loads(entries["recipe"])) == checkpoint.load_quantized(weights[kind]).recipe
     else:
         assert "recipe" not in entries
 

@@ -57,7 +57,7 @@ def test_a_head_that_was_cut_down_to_fewer_levels(tmp_path: Path, capsys: pytest
     layers = [*TINY["head"][:-1], [[3, 4], 1, "DDetect", ["nc"]]]
     floating = save_float(tmp_path / "cut.pt", random_network({**TINY, "head": layers}))
     weights = save_quantized(tmp_path / "int8.pt", floating)
-    plan = checkpoint.load(weights).model.quantization_plan
+    plan = checkpoint.load_quantized(weights).model.quantization_plan
     assert plan.float_convolutions["model.5.cv1.conv"] == "nothing leads from it to the head"
     code, out, err = program(capsys, "--weights", weights, "--output", tmp_path / "a.onnx", "--device", "cpu")
     assert (code, err) == (0, [])

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from models.quantize import checkpoint, fused_cuda
 from models.quantize.finetune import LearnedRanges
-student = checkpoint.load(sys.argv[1]).model
+student = checkpoint.load_quantized(sys.argv[1]).model
 student.requires_grad_(True).model[-1].training = True
 ranges = LearnedRanges(student, learned=True)
 def silu(self, x):

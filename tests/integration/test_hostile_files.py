@@ -82,7 +82,7 @@ def test_a_description_is_refused_before_upstream_sees_it(row, good, tmp_path, m
     readers: list[tuple[Callable[[Any], object], Any]] = [
         (upstream.load_float, with_row(good["float"], row, tmp_path / "float.pt")),
         (upstream.load_training, with_row(good["training"], row, tmp_path / "training.pt")),
-        (checkpoint.load, with_row(good["quantized"], row, tmp_path / "quantized.pt")),
+        (checkpoint.load_quantized, with_row(good["quantized"], row, tmp_path / "quantized.pt")),
         (upstream.read_description, tmp_path / "evil.yaml"),
         (upstream.build_model, tmp_path / "evil.yaml"),
         (DetectionModel, copy.deepcopy(evil)),  # also where upstream's own programs build a network
@@ -242,7 +242,7 @@ def test_a_field_of_a_float_checkpoint(tmp_path, good, change, message):
 )
 def test_what_holds_no_network(tmp_path, content):
     torch.save(content, tmp_path / "a.pt")
-    for load in (upstream.load_float, upstream.load_training, checkpoint.load):
+    for load in (upstream.load_float, upstream.load_training, checkpoint.load_quantized):
         with pytest.raises(CheckpointError) as caught:
             load(tmp_path / "a.pt")
         one_line(caught.value, tmp_path / "a.pt")
@@ -273,7 +273,7 @@ WEIGHT = "model.0.conv.weight"
 def test_a_field_of_a_quantized_checkpoint(tmp_path, good, field, content, message):
     torch.save({**torch.load(good["quantized"], weights_only=True), field: content}, tmp_path / "changed.pt")
     with pytest.raises(CheckpointError, match=message) as caught:
-        checkpoint.load(tmp_path / "changed.pt")
+        checkpoint.load_quantized(tmp_path / "changed.pt")
     one_line(caught.value, tmp_path / "changed.pt")
 
 
@@ -410,7 +410,7 @@ def test_mutations_give_only_our_errors(name, good, demo_data, tmp_path):
     network = upstream.fuse(upstream.load_float(good["float"]).model)
     read: Callable[[Path], object] = {
         "float.pt": upstream.load_float,
-        "quantized.pt": checkpoint.load,
+        "quantized.pt": checkpoint.load_quantized,
         "recipe.yaml": lambda path: placement.plan(network, Recipe.from_file(path)),
         "data.yaml": lambda path: load_data(path).paths("val"),
     }[name]

@@ -65,7 +65,7 @@ def check(config, file: Path, golden: str) -> None:
     nc = quantized.model[-1].nc
     checkpoint.save(file, quantized, recipe=Recipe(), names=quantized.names, nc=nc, stride=32, yaml=quantized.yaml)
     for ours, theirs in zip(
-        outputs(checkpoint.load(file, [type(quantized.model[-1]).__name__]).model), expected, strict=True
+        outputs(checkpoint.load_quantized(file, [type(quantized.model[-1]).__name__]).model), expected, strict=True
     ):
         assert torch.equal(ours, theirs)
 
@@ -91,7 +91,7 @@ def test_a_network_with_relu_is_placed_as_with_silu(upstream_yaml, tmp_path):
 
     config = {**yaml.safe_load(upstream_yaml("gelan-t").read_text()), "activation": "nn.ReLU()"}
     check(config, tmp_path / "int8.pt", "placement/gelan-t.txt")
-    kinds = {type(module) for module in checkpoint.load(tmp_path / "int8.pt", ["DDetect"]).model.modules()}
+    kinds = {type(module) for module in checkpoint.load_quantized(tmp_path / "int8.pt", ["DDetect"]).model.modules()}
     assert nn.ReLU in kinds
     assert nn.SiLU not in kinds
 
@@ -174,13 +174,13 @@ def test_weights_have_one_positive_scale_an_output_channel():
 def test_saved_network_computes_the_same_in_a_fresh_process(tmp_path, checkout):
     weights = save_float(tmp_path / "float.pt", random_network(TINY))
     file = save_quantized(tmp_path / "int8.pt", weights, Recipe(head="last-conv-float", float=("model.3.cv1",)))
-    here = checkpoint.load(file)
+    here = checkpoint.load_quantized(file)
     assert here.recipe.float == ("model.3.cv1",)
     torch.save({"x": X, "y": outputs(here.model)[0]}, tmp_path / "expected.pt")
     code = (
         "import sys, torch; from models.quantize import checkpoint\n"
         "torch.set_num_threads(int(sys.argv[3]))\n"  # sums depend on how many threads share them
-        "e = torch.load(sys.argv[2]); m = checkpoint.load(sys.argv[1]).model\n"
+        "e = torch.load(sys.argv[2]); m = checkpoint.load_quantized(sys.argv[1]).model\n"
         "with torch.no_grad(): assert torch.equal(m(e['x'])[0], e['y'])\n"
     )
     command = [sys.executable, "-c", code, str(file), str(tmp_path / "expected.pt"), str(torch.get_num_threads())]
@@ -213,4 +213,4 @@ def test_checkpoint_of_another_version_or_not_whole_is_refused(tmp_path, change,
     change(content)
     torch.save(content, file)
     with pytest.raises(CheckpointError, match=message):
-        checkpoint.load(file)
+        checkpoint.load_quantized(file)

@@ -98,7 +98,7 @@ class TestFiles:
         assert len(moved & activations) > len(activations) / 2
         assert {"model.0.conv.weight", "model.0.conv.bias"} <= moved
         assert not any("dfl" in name or (name in before.keys() - activations and "amax" in name) for name in moved)
-        extra = checkpoint.load(next(weights.glob("qat_ep_0_*"))).extra
+        extra = checkpoint.load_quantized(next(weights.glob("qat_ep_0_*"))).extra
         assert (extra["stage"], extra["epoch"], extra["float_weights"]) == ("QAT", 0, str(demo_weights))
 
     def test_eval_gives_the_scores_of_the_run(self, finished, data, demo_weights, tmp_path):
@@ -246,7 +246,7 @@ class TestWhatIsKept:
         out = capsys.readouterr().out
         assert f"ptq_ap_0.6000_{NAME}.pt" in out.splitlines()[-1]
         assert "head: last-conv-float" in out
-        stored = checkpoint.load(weights / f"ptq_ap_0.6000_{NAME}.pt").recipe
+        stored = checkpoint.load_quantized(weights / f"ptq_ap_0.6000_{NAME}.pt").recipe
         assert (stored.calibration.method, stored.calibration.batches, stored.head) == ("max", 2, "last-conv-float")
 
     def test_augmentation_reaches_upstreams_data_set(self, run, scores, tmp_path, monkeypatch):

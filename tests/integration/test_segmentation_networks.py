@@ -53,7 +53,7 @@ def test_a_network_of_upstreams_goes_through(name: str, upstream_yaml, tmp_path:
     (epoch,) = report.history
     assert None not in (epoch.ap, epoch.mask_ap)
     (best,) = (done / "weights").glob("qat_best_*.pt")
-    model = checkpoint.load(best).model
+    model = checkpoint.load_quantized(best).model
     convolutions = model.quantization_plan.convolutions
     assert set(convolutions.values()) == {"int8"}
     prefixes = tuple(f"model.{len(model.model) - 1}.{part}." for part in ("proto", "cv4"))

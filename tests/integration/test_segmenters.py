@@ -98,7 +98,7 @@ def test_upstreams_own_training_ends_and_its_checkpoint_loads(start, tmp_path: P
     assert (found.nc, found.names, found.stride) == (2, {0: "a", 1: "b"}, 32)
     assert len(computed(found.model)) == 6
     save_quantized(tmp_path / "int8.pt", file)
-    assert checkpoint.load(tmp_path / "int8.pt").names == found.names
+    assert checkpoint.load_quantized(tmp_path / "int8.pt").names == found.names
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -135,7 +135,7 @@ def test_placed_saved_and_loaded_it_is_the_same_network(head, files, tmp_path):
     with placement.quantizers_off(quantized):
         for ours, theirs in zip(computed(quantized), computed(upstream.call_fused(network)), strict=True):
             assert torch.equal(ours, theirs)
-    stored = checkpoint.load(files[f"quantized {head}"])
+    stored = checkpoint.load_quantized(files[f"quantized {head}"])
     assert type(stored.model).__name__ == "SegmentationModel"
     assert set(stored.model.quantization_plan.convolutions.values()) == {"int8"}
     before, after = computed(network), computed(stored.model)
@@ -152,7 +152,7 @@ def test_placed_saved_and_loaded_it_is_the_same_network(head, files, tmp_path):
 def test_a_traced_network_has_its_prototypes_as_second_output(head, kind, dynamic, typing, files, tmp_path):
     source = files[f"{kind}{head}"]
     if kind:
-        model = checkpoint.load(source).model
+        model = checkpoint.load_quantized(source).model
     else:
         model = upstream.call_fused(upstream.fuse(upstream.load_float(source).model))
     before = vars(model.model[-1]).keys()
@@ -187,7 +187,7 @@ def test_a_traced_network_has_its_prototypes_as_second_output(head, kind, dynami
 @pytest.mark.parametrize("head", HEADS)
 def test_a_network_run_layer_by_layer_gives_prototypes(head, files):
     """Each state is a placement of its own: what `Layerwise` switches off, a recipe leaves in float."""
-    stored = checkpoint.load(files[f"quantized {head}"])
+    stored = checkpoint.load_quantized(files[f"quantized {head}"])
     model, index = stored.model, len(stored.model.model) - 1
     last = f"model.{index}.proto.cv3.conv" if head == "Segment" else f"model.{index}.proto.conv"
     with Layerwise(model) as network, torch.inference_mode():
@@ -322,7 +322,7 @@ def test_a_panoptic_network_is_refused_wherever_one_is_opened(files, tmp_path, c
     placement.apply(model, placement.plan(model, Recipe()))
     checkpoint.save(tmp_path / "a.pt", model, recipe=Recipe(), names=model.names, nc=10, stride=32, yaml=model.yaml)
     with pytest.raises(CheckpointError, match="ends in Panoptic; this version handles"):
-        checkpoint.load(tmp_path / "a.pt")
+        checkpoint.load_quantized(tmp_path / "a.pt")
     assert reparameterization.main(["--weights", str(files["Panoptic"])]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "ends in Panoptic; this version handles" in line

@@ -173,7 +173,7 @@ class TestAPlantedProblem:
         units = summary_of(mended)["recipe"]["units"]
         found = {row["stage"]: row["ap"] for row in report_of(requantized)["rows"]}
         weights = next((requantized / "weights").glob("ptq_ap_*.pt"))
-        loaded = checkpoint.load(weights)
+        loaded = checkpoint.load_quantized(weights)
         convolutions = loaded.model.quantization_plan.convolutions
         assert {path for path, state in convolutions.items() if state != "int8"} == {
             path for path in convolutions if path.startswith(tuple(f"{unit}." for unit in units))
@@ -334,7 +334,7 @@ class TestCalibrate:
         found = json.loads((swept / "calibration.json").read_text())
         assert any("calibration sweep" in note for note in report["notes"])
         assert report["rows"][0]["ap"] == pytest.approx(found["chosen_ap"], abs=1e-9)
-        stored = checkpoint.load(Path(report["rows"][0]["file"])).recipe
+        stored = checkpoint.load_quantized(Path(report["rows"][0]["file"])).recipe
         assert stored.calibration == Recipe.from_file(swept / "recipe.yaml").calibration
 
 

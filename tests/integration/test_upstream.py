@@ -56,7 +56,7 @@ def test_a_quantized_checkpoint_of_an_earlier_version_computes_the_same(tmp_path
     assert content["format_version"] == 1
     torch.save({**content, "version": "0.1.0", "library": "modelopt"}, tmp_path / "then.pt")
     x = torch.rand(1, 3, 64, 64)
-    found = [predicted(checkpoint.load(tmp_path / name).model(x))[0] for name in ("now.pt", "then.pt")]
+    found = [predicted(checkpoint.load_quantized(tmp_path / name).model(x))[0] for name in ("now.pt", "then.pt")]
     assert torch.equal(*found)
 
 
@@ -116,13 +116,13 @@ def test_truncated_and_foreign_files(tmp_path, network, keep):
     whole = save_float(tmp_path / "whole.pt", copy.deepcopy(network)).read_bytes()
     file = tmp_path / "part.pt"
     file.write_bytes(whole[:keep])
-    for read in (upstream.load_float, checkpoint.kind, checkpoint.load):
+    for read in (upstream.load_float, checkpoint.kind, checkpoint.load_quantized):
         with pytest.raises(CheckpointError, match="not a PyTorch checkpoint, or it is truncated"):
             read(file)
 
 
 def test_missing_file_and_a_pickle_that_is_no_network(tmp_path):
-    for read in (upstream.load_float, checkpoint.kind, checkpoint.load):
+    for read in (upstream.load_float, checkpoint.kind, checkpoint.load_quantized):
         with pytest.raises(CheckpointError, match="does not exist"):
             read(tmp_path / "none.pt")
     torch.save([1, 2], tmp_path / "list.pt")
@@ -148,7 +148,7 @@ def test_quantized_where_float_is_needed_and_the_reverse(tmp_path, network):
     with pytest.raises(CheckpointError, match="is a quantized checkpoint"):
         upstream.load_float(quantized)
     with pytest.raises(CheckpointError, match="is a float checkpoint"):
-        checkpoint.load(weights)
+        checkpoint.load_quantized(weights)
 
 
 def test_description_that_cannot_be_built(tmp_path):

@@ -117,11 +117,11 @@ def sweep(model: nn.Module, inputs: Inputs[Any], limit: int = IMAGES) -> Sweep:
     measurer = Measurer(inputs.data, inputs.device, config)
     results: dict[str, EvalResult] = {}
     for name, amax in ranges.items():
-        calibration.load(model, amax)
+        calibration.set_ranges(model, amax)
         results[name] = measurer.measure(model, f"calibration {name}")
     ap = {name: result.score.decides for name, result in results.items()}
     best = max(METHODS, key=ap.__getitem__)
     resampled = {name: one.statistics.score_resampled() if one.statistics else None for name, one in results.items()}
     errors = {name: difference_error(one, resampled[best]) for name, one in resampled.items() if name != best}
-    calibration.settle(model, statistics, settings[best])
+    calibration.apply_calibration(model, statistics, settings[best])
     return Sweep(settings[best], ap[best], results[best].images, ap, seconds, errors, results[best].score.what)

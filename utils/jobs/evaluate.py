@@ -79,7 +79,7 @@ def run(options: EvalOptions) -> Report:
     )  # fmt: skip
     source: checkpoint.QuantizedCheckpoint | upstream.FloatCheckpoint
     if checkpoint.kind(options.weights) == "quantized":
-        source = checkpoint.load(options.weights)
+        source = checkpoint.load_quantized(options.weights)
         model, stage = source.model, str(source.extra.get("stage", "quantized"))
         if source.imgsz not in (None, options.imgsz):
             logger.warning("%s was calibrated at --imgsz %d, and this is its AP at %d", options.weights, source.imgsz,

@@ -114,7 +114,7 @@ def load_network(weights: str | Path, device: torch.device) -> Network:
     from utils.upstream.description import TRAINING_HEAD
 
     if checkpoint.kind(weights) == "quantized":
-        quantized = checkpoint.load(weights)
+        quantized = checkpoint.load_quantized(weights)
         kind = "ptq" if quantized.extra.get("stage") == "PTQ" else "qat"
         task = task_of_head(quantized.model.model[-1])
         model = quantized.model.to(device)
@@ -163,7 +163,7 @@ def open_runner(path: str | Path, device: torch.device | str = "cpu") -> Runner:
     from utils.runners.pytorch import TorchRunner
 
     if checkpoint.kind(path) == "quantized":
-        quantized = checkpoint.load(path)
+        quantized = checkpoint.load_quantized(path)
         return TorchRunner(quantized.model, device, imgsz=quantized.imgsz)
     return TorchRunner(upstream.call_fused(upstream.fuse(upstream.load_float(path).model)), device)
 

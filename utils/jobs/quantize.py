@@ -61,7 +61,7 @@ def run(options: QuantizeOptions) -> Report:
             if not inputs.options.no_eval_origin and "float" not in state.rows:
                 session.evaluate_float()
             if state.checkpoint:
-                student = checkpoint.load(session.weights / state.checkpoint).model.to(inputs.device)
+                student = checkpoint.load_quantized(session.weights / state.checkpoint).model.to(inputs.device)
             else:
                 began = time.perf_counter()
                 student = session.place()
@@ -193,7 +193,7 @@ class Session:
             row = state.rows["PTQ" if best.epoch is None else "QAT"]
             seconds = sum(entry["seconds"] for entry in state.history)
             state.rows["QAT"] = {**row, "stage": "QAT", "file": str(final), "seconds": seconds}
-        return checkpoint.load(final).model
+        return checkpoint.load_quantized(final).model
 
     def write_results(self, model: nn.Module) -> None:
         """Write what the report shows of the final network, and then that the run is finished."""

@@ -35,7 +35,7 @@ from utils.onnx_graph.passes import run_passes
 from utils.onnx_graph.passes.take_bytes import attach_input
 from utils.onnx_graph.provenance import Provenance, provenance_of, without_provenance
 from utils.onnx_graph.qdq_view import FLOAT_MODULES
-from utils.onnx_graph.verify import Report, verify
+from utils.onnx_graph.verify import GraphReport, verify
 from utils.onnx_graph.view import DEQUANTIZE, QUANTIZE, opset_of, set_metadata
 
 
@@ -56,7 +56,7 @@ class ExportResult:
     outputs: dict[str, tuple[int | str, ...]]
     quantize_nodes: int
     dequantize_nodes: int
-    report: Report | None
+    report: GraphReport | None
     quantizers: Mapping[str, Provenance]
 
 

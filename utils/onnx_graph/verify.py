@@ -5,9 +5,9 @@
     report = verify(read_onnx("model.onnx"))
     report.ok, report.findings, table(report)
 
-Each property is data, a row of `RULES`: a name, a sentence why, and a function that yields one entry for each thing
-that it looks at: the node's name, and what is wrong, or None if nothing is. To add one, write a function and a row,
-and mutate a good graph for it in the tests. Sources: "Explicit Quantization" in TensorRT's developer guide, and
+Each property is data, a row of `PROPERTIES`: a name, a sentence why, and a function that yields one entry for each
+thing that it looks at: the node's name, and what is wrong, or None if nothing is. To add one, write a function and a
+row, and mutate a good graph for it in the tests. Sources: "Explicit Quantization" in TensorRT's developer guide, and
 measurements. What the file's metadata say that the recipe leaves in float is not held against it.
 """
 
@@ -40,7 +40,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Report:
+class GraphReport:
     """What the verifier saw.
 
     Attributes:
@@ -68,7 +68,7 @@ class Report:
         return f"{counts['quantizers']} QuantizeLinear, {counts['convolutions']} convolutions{left}: {verdict}"
 
 
-def verify(model: ModelProto) -> Report:
+def verify(model: ModelProto) -> GraphReport:
     """Check a graph.
 
     Raises:
@@ -87,7 +87,7 @@ def verify(model: ModelProto) -> Report:
     if not graph.nodes(DEQUANTIZE):
         raise InputError("there is nothing to verify: the network is float, without QuantizeLinear or DequantizeLinear")
     findings, checked = [], {}
-    for rule in RULES:
+    for rule in PROPERTIES:
         entries = list(rule.check(graph))
         checked[rule.name] = len(entries)
         findings += [Finding(rule.name, node, message) for node, message in entries if message]
@@ -97,10 +97,10 @@ def verify(model: ModelProto) -> Report:
         "convolutions": len(graph.convolutions),
         "float_convolutions": sum(graph.is_float(node) for node in graph.convolutions),
     }
-    return Report(tuple(findings), checked, counts)
+    return GraphReport(tuple(findings), checked, counts)
 
 
-def verify_file(path: str | Path) -> Report:
+def verify_file(path: str | Path) -> GraphReport:
     """Check an ONNX file.
 
     Raises:
@@ -109,10 +109,12 @@ def verify_file(path: str | Path) -> Report:
     return verify(read_onnx(path, check=True))
 
 
-def table(report: Report) -> str:
+def table(report: GraphReport) -> str:
     """The report as text: one line a property, then the breaches."""
-    breaches = {rule.name: sum(finding.rule == rule.name for finding in report.findings) for rule in RULES}
-    rows = [(rule.name, str(report.checked.get(rule.name, 0)), str(breaches[rule.name]), rule.why) for rule in RULES]
+    breaches = {rule.name: sum(finding.rule == rule.name for finding in report.findings) for rule in PROPERTIES}
+    rows = [
+        (rule.name, str(report.checked.get(rule.name, 0)), str(breaches[rule.name]), rule.why) for rule in PROPERTIES
+    ]
     lines = aligned(columns(("property", "checked", "breaches", "why"), left=("property", "why")), rows)
     for finding in report.findings[:SHOWN]:
         lines.append(f"{finding.rule}: {finding.node}: {finding.message}")
@@ -125,7 +127,7 @@ Check = Iterator[tuple[str, str | None]]
 
 
 @dataclass(frozen=True)
-class Rule:
+class Property:
     """A property: `check` yields (node, message or None) for each thing that it looked at."""
 
     name: str
@@ -376,19 +378,23 @@ def _behind_computation(graph: QdqGraph, node: NodeProto) -> bool:
     return source is not None and source.op_type in (*WEIGHTED, "Add")
 
 
-RULES: tuple[Rule, ...] = (
-    Rule("scales", "every scale is positive and finite, or TensorRT refuses the file", scales),
-    Rule("symmetric", "every zero point is INT8 0: TensorRT knows no other", symmetric),
-    Rule("granularity", "weights have a scale an output channel, activations one: what INT8 kernels take", granularity),
-    Rule("pairs", "a QuantizeLinear feeds DequantizeLinear of the same scale, or values change", pairs),
-    Rule("one quantizer", "two on one tensor are one kernel too many", one_quantizer),
-    Rule("convolutions", "input and weight of each convolution are quantized, or it runs in float", convolution_inputs),
-    Rule("activation", "nothing stands between a convolution and its activation: they fuse", before_activation),
-    Rule("concat", "inputs and result of a Concat have one scale, or they are requantized", concat),
-    Rule("moving", "what only moves values stands between equal scales: it runs in INT8 or vanishes", moving),
-    Rule("average pool", "an average over INT8 values gives INT8 values, or it runs in float", average_pool),
-    Rule("residual", "the residual input of an Add is quantized: convolution and Add fuse", residual),
-    Rule("decoding", "boxes and scores keep their precision: DFL and what follows is float", decoding),
-    Rule("types", "strongly typed: convolutions are FP16, or TensorRT runs them in FP32", types),
-    Rule("float island", "no float operator between quantized ones: it costs two conversions", float_islands),
+PROPERTIES: tuple[Property, ...] = (
+    Property("scales", "every scale is positive and finite, or TensorRT refuses the file", scales),
+    Property("symmetric", "every zero point is INT8 0: TensorRT knows no other", symmetric),
+    Property(
+        "granularity", "weights have a scale an output channel, activations one: what INT8 kernels take", granularity
+    ),
+    Property("pairs", "a QuantizeLinear feeds DequantizeLinear of the same scale, or values change", pairs),
+    Property("one quantizer", "two on one tensor are one kernel too many", one_quantizer),
+    Property(
+        "convolutions", "input and weight of each convolution are quantized, or it runs in float", convolution_inputs
+    ),
+    Property("activation", "nothing stands between a convolution and its activation: they fuse", before_activation),
+    Property("concat", "inputs and result of a Concat have one scale, or they are requantized", concat),
+    Property("moving", "what only moves values stands between equal scales: it runs in INT8 or vanishes", moving),
+    Property("average pool", "an average over INT8 values gives INT8 values, or it runs in float", average_pool),
+    Property("residual", "the residual input of an Add is quantized: convolution and Add fuse", residual),
+    Property("decoding", "boxes and scores keep their precision: DFL and what follows is float", decoding),
+    Property("types", "strongly typed: convolutions are FP16, or TensorRT runs them in FP32", types),
+    Property("float island", "no float operator between quantized ones: it costs two conversions", float_islands),
 )

@@ -139,12 +139,12 @@ class TestStates:
             members = frozenset(model.quantization_plan.scales.get(name, (name,)))
             with Layerwise(model) as layers, torch.inference_mode():
                 whole = layers.run(X, layers.everything)
-                calibration.load(model, {placement.scale_key(name): amax[next(iter(members))] / 3})
+                calibration.set_ranges(model, {placement.scale_key(name): amax[next(iter(members))] / 3})
                 found = layers.run(X, layers.everything, whole, members)
                 expected = placed(network, Recipe(), amax | {member: amax[member] / 3 for member in members})(X)
                 assert torch.equal(found.results[-1], expected), name
                 assert not torch.equal(found.results[-1], whole.results[-1])
-                calibration.load(model, {placement.scale_key(name): amax[next(iter(members))]})
+                calibration.set_ranges(model, {placement.scale_key(name): amax[next(iter(members))]})
 
 
 class TestUnits:

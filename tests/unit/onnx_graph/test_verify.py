@@ -12,7 +12,7 @@ import pytest
 
 from utils.onnx_graph.passes.store_int8_weights import store_int8_weights
 from utils.onnx_graph.passes.to_half import to_half
-from utils.onnx_graph.verify import RULES, table, verify
+from utils.onnx_graph.verify import PROPERTIES, table, verify
 from utils.onnx_graph.view import set_metadata
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "support"))
@@ -144,7 +144,7 @@ def test_good_graph_passes():
     report = verify(GOOD)
     assert report.findings == ()
     assert report.ok
-    assert {rule.name for rule in RULES if not report.checked[rule.name]} == {"types"}, "what looks at nothing"
+    assert {rule.name for rule in PROPERTIES if not report.checked[rule.name]} == {"types"}, "what looks at nothing"
     strong = verify(STRONG)
     assert strong.ok
     assert strong.checked == report.checked | {"types": 10}  # every convolution, DFL's too
@@ -287,7 +287,7 @@ def test_mutation_is_found_in_a_strongly_typed_graph_too(name: str):
 
 def test_every_property_has_a_mutation():
     mutations = [*MUTATIONS.values(), *TYPES.values()]
-    assert {rule.name for rule in RULES} == {rule for _, expected in mutations for rule, _ in expected}
+    assert {rule.name for rule in PROPERTIES} == {rule for _, expected in mutations for rule, _ in expected}
 
 
 def test_recipe_may_leave_convolutions_in_float():

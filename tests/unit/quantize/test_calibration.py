@@ -176,7 +176,7 @@ def test_tensor_of_zeros_gets_a_positive_scale():
     for method in ("max", "percentile", "mse", "entropy"):
         network = chain()
         placement.apply(network, placement.plan(network, Recipe()))
-        calibration.load(network, {"images": statistics(torch.zeros(100)).amax(method)["t"]})
+        calibration.set_ranges(network, {"images": statistics(torch.zeros(100)).amax(method)["t"]})
         assert 0 < float(backend.get_amax(network.activation_quantizers["images"])) < 1e-3
 
 

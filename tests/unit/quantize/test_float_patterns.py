@@ -15,7 +15,7 @@ from models.quantize import placement
 from models.quantize.placement import matches
 from models.quantize.recipe import Recipe
 from utils.core.errors import RecipeError
-from utils.onnx_graph.verify import Report, verify
+from utils.onnx_graph.verify import GraphReport, verify
 from utils.onnx_graph.view import set_metadata
 
 GOOD = good_graph()
@@ -104,7 +104,7 @@ def test_a_sum_of_float_convolutions_that_is_read_as_int8_has_quantized_inputs()
 
 
 def test_an_operator_is_in_float_with_the_convolutions_around_it():
-    def with_operator(modules: list[str]) -> Report:
+    def with_operator(modules: list[str]) -> GraphReport:
         editor = Editor(named(modules))
         editor.bypass("model.0.conv.weight")
         editor.insert_node("Exp", "/model.0/act/Mul_output_0")

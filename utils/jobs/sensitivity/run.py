@@ -64,7 +64,7 @@ def run(options: SensitiveOptions) -> dict[str, Any]:
         if chosen.names and name not in state.ap.setdefault("recipe", {}) and not clock.over():
             measure_recipe(recipe, name, inputs, state)
             state.save(folder)
-        summary = summarize(state, inputs, search, chosen, recipe)
+        summary = summarize_run(state, inputs, search, chosen, recipe)
         report.save_summary(summary, folder)
     logger.info("\n%s\nresult: %s", "\n".join(report.lines(summary, folder)), folder)
     return summary
@@ -73,7 +73,7 @@ def run(options: SensitiveOptions) -> dict[str, Any]:
 def calibrate_once(model: nn.Module, inputs: Inputs[SensitiveOptions], state: AnalysisState, folder: Path) -> None:
     """Find the ranges as `qat.py quantize` does, or take those that the state has."""
     if state.amax:
-        calibration.load_all(model, {name: torch.tensor(value) for name, value in state.amax.items()})
+        calibration.set_all_ranges(model, {name: torch.tensor(value) for name, value in state.amax.items()})
         return
     calibration.calibrate(model, inputs.calibration_images(), inputs.recipe.calibration)
     scales: Any = model.activation_quantizers
@@ -94,7 +94,7 @@ def measure_recipe(recipe: Recipe, name: str, inputs: Inputs[SensitiveOptions], 
     state.keep_ap("recipe", {name: result.score.decides}, {name: resampled})
 
 
-def summarize(
+def summarize_run(
     state: AnalysisState, inputs: Inputs[SensitiveOptions], search: Search, chosen: Selection, recipe: Recipe
 ) -> dict[str, Any]:
     """The result of a run, with notes on what limits it."""
