@@ -1,0 +1,71 @@
+"""How far the image size walks: functions of this project from a command line to where the work is done."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+WALK = Path(__file__).resolve().parents[1] / "walk.py"
+COMMON = ("--device", "cpu", "--workers", "0")
+
+
+def stops(goal: str, size: int, *words: object) -> list[str]:
+    """The stops of a command line of a program in the patched checkout."""
+    done = subprocess.run(
+        [sys.executable, WALK, goal, str(size), *map(str, words)], cwd=os.environ["YOLOV9_CHECKOUT"],
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    ours = json.loads(Path(os.environ["YOLOV9_CHECKOUT"], ".yolov9_overlay/manifest.json").read_text())["files"]
+    return [line for line in done.stdout.replace("\r", "\n").splitlines() if line.partition(": ")[0] in ours]
+
+
+@pytest.fixture(scope="module")
+def onnx_file(demo_weights: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("walks") / "demo.onnx"
+    words = [
+        "export_qat.py",
+        "--weights",
+        demo_weights,
+        "--imgsz",
+        160,
+        "--device",
+        "cpu",
+        "--check",
+        0,
+        "--output",
+        path,
+    ]
+    subprocess.run([sys.executable, *map(str, words)], cwd=os.environ["YOLOV9_CHECKOUT"], check=True, timeout=300)
+    return path
+
+
+def test_from_imgsz_of_quantize_to_the_training_step(demo_weights, demo_data, tmp_path):
+    found = stops(
+        "Finetuner._step", 160, "qat.py", "quantize", "--weights", demo_weights, "--data", demo_data, "--imgsz", 160,
+        "--batch-size", 2, "--epochs", 1, "--iters", 1, "--calib-batches", 1, "--no-eval-origin", "--no-eval-ptq",
+        "--project", tmp_path, *COMMON,
+    )  # fmt: skip
+    assert 10 < len(found) <= 40, found
+
+
+def test_from_export_to_the_written_file(demo_weights, tmp_path):
+    found = stops(
+        "ExportResult.__init__", 160, "export_qat.py", "--weights", demo_weights, "--imgsz", 160, "--device", "cpu",
+        "--output", tmp_path / "a.onnx",
+    )  # fmt: skip
+    assert 5 < len(found) <= 60, found
+
+
+def test_from_val_trt_to_ap(onnx_file, demo_data, tmp_path):
+    found = stops(
+        "EvalStatistics.scores", 160, "val_trt.py", "--engine-file", onnx_file, "--data", demo_data, "--limit", 4,
+        "--project", tmp_path, *COMMON,
+    )  # fmt: skip
+    assert 5 < len(found) <= 45, found
