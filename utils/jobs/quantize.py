@@ -56,6 +56,8 @@ def run(options: QuantizeOptions) -> Report:
         InputError: something given cannot be used, for which nothing was written; or the run cannot be resumed so.
     """
     with open_run(options, RunState) as (folder, state, inputs), without_tables():
+        if options.resume is not None:
+            logger.info("resuming %s: %s", folder, state.summary())
         session = Session(folder, state, inputs)
         if not state.finished:
             if not inputs.options.no_eval_origin and "float" not in state.rows:
