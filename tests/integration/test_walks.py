@@ -57,7 +57,7 @@ def test_from_imgsz_of_quantize_to_the_training_step(demo_weights, demo_data, tm
 
 def test_from_export_to_the_written_file(demo_weights, tmp_path):
     found = stops(
-        "ExportResult.__init__", 160, "export_qat.py", "--weights", demo_weights, "--imgsz", 160, "--device", "cpu",
+        "export_lines", 160, "export_qat.py", "--weights", demo_weights, "--imgsz", 160, "--device", "cpu",
         "--output", tmp_path / "a.onnx",
     )  # fmt: skip
     assert 5 < len(found) <= 60, found
