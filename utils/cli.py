@@ -18,6 +18,7 @@ if sys.version_info < (3, 10) or sys.platform == "win32":  # what follows would 
 import argparse
 import contextlib
 import difflib
+import errno
 import gc
 import os
 import re
@@ -177,6 +178,7 @@ def _described(error: Exception) -> tuple[int, str]:
         return error.exit_code, text
     if isinstance(error, OSError) and error.strerror:
         paths = (PermissionError, IsADirectoryError, NotADirectoryError, FileNotFoundError)
-        code = 2 if error.filename and isinstance(error, paths) else 1
+        named = (errno.ELOOP, errno.ENAMETOOLONG, errno.EROFS)
+        code = 2 if error.filename and (isinstance(error, paths) or error.errno in named) else 1
         return code, f"{os.fsdecode(error.filename)}: {error.strerror}" if error.filename else error.strerror
     return 1, f"{type(error).__name__}: {text[:500]} (--debug shows the traceback)"
