@@ -232,7 +232,7 @@ def save_torch(content: Any, path: str | Path) -> None:
 
 def copy_file(source: Path, target: Path) -> None:
     """Copy a file so that `target` is the old content or the whole new one."""
-    write_bytes(target, source.read_bytes())
+    distributed.from_main(lambda: write_bytes(target, source.read_bytes()))
 
 
 def file_hash(path: str | Path) -> str:

@@ -128,9 +128,11 @@ class Inputs(Generic[Kind]):
         placement.apply(model, plan or self.plan, library)
         return model.to(self.device).eval()
 
-    def teacher(self) -> nn.Module:
-        """The float network that supervises QAT, on the device."""
-        return upstream.call_fused(copy.deepcopy((self.other_teacher or self.source).model).to(self.device))
+    def teacher(self) -> nn.Module | None:
+        """The other float network that supervises QAT, on the device; None where the run's own does."""
+        if self.other_teacher is None:
+            return None
+        return upstream.call_fused(copy.deepcopy(self.other_teacher.model).to(self.device))
 
     def dataset_hash(self) -> str:
         """What a run reads, to be compared when it is resumed.

@@ -70,7 +70,8 @@ def run(options: QuantizeOptions) -> Report:
                 session.calibrate(student)
                 session.evaluate_ptq(student, began)
             if session.epochs_left():
-                training = Training(student, session.teacher(), inputs, session.recipe.finetune, state.trainer)
+                teacher = inputs.teacher() or session.float_model
+                training = Training(student, teacher, inputs, session.recipe.finetune, state.trainer)
                 session.measure_held_out(training)
                 for epoch in session.epochs_left():
                     session.train_epoch(epoch, student, training)
@@ -137,10 +138,6 @@ class Session:
         if self.options.ptq_only or self.state.stopped:
             return range(0)
         return range(len(self.state.history), self.recipe.finetune.epochs)
-
-    def teacher(self) -> nn.Module:
-        """The float network that supervises QAT, on the device."""
-        return self.inputs.teacher() if self.inputs.other_teacher else self.float_model
 
     def measure_held_out(self, training: Training) -> None:
         """Measure the loss of the PTQ state, which the epochs have to beat."""
