@@ -57,9 +57,14 @@ def imported(tree: ast.Module) -> set[str]:
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            names.add(node.module)
             names.update(f"{node.module}.{alias.name}" for alias in node.names)
     return names
+
+
+def imported_modules(tree: ast.Module) -> set[str]:
+    """The same, and what each name stands in: `from a.b import c` may be a name of `a.b`, or a module."""
+    names = imported(tree)
+    return names | {name.rpartition(".")[0] for name in names}
 
 
 def single_importers(trees: dict[Path, ast.Module]) -> list[str]:
@@ -67,7 +72,7 @@ def single_importers(trees: dict[Path, ast.Module]) -> list[str]:
     modules = {path.with_suffix("").as_posix().replace("/", "."): path for path in trees if path.name != "__init__.py"}
     importers: dict[str, set[Path]] = defaultdict(set)
     for path, tree in trees.items():
-        for name in imported(tree) & set(modules):
+        for name in imported_modules(tree) & set(modules):
             if path != modules[name] and path.name != "__init__.py":
                 importers[name].add(path)
     return [f"{modules[name]} ← {next(iter(by))}" for name, by in sorted(importers.items()) if len(by) == 1]
@@ -104,7 +109,7 @@ def defined_twice(trees: dict[Path, ast.Module]) -> list[str]:
 
 def knows_processes(tree: ast.Module) -> bool:
     """Whether a module has to do with training on several GPUs."""
-    return bool(imported(tree) & {"torch.distributed", "utils.core.distributed"})
+    return bool(imported_modules(tree) & {"torch.distributed", "utils.core.distributed"})
 
 
 def measure() -> list[Measure]:

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from house import imported
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = sorted([*ROOT.glob("models/**/*.py"), *ROOT.glob("utils/**/*.py")])
@@ -41,21 +42,10 @@ OURS = {module_of(path) for path in LIBRARY}
 OURS |= {name.rpartition(".")[0] for name in OURS}
 
 
-def imported(source: str) -> set[str]:
-    """Dotted names that a module imports, wherever the import stands."""
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            names.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names.update(f"{node.module}.{alias.name}" for alias in node.names)
-    return names
-
-
 def doors(source: str) -> set[str]:
     """Which of the guarded things a module imports."""
     found = set()
-    for name in imported(source):
+    for name in imported(ast.parse(source)):
         top = name.split(".")[0]
         if top == "pytorch_quantization":
             found.add("quantizer library")
@@ -133,7 +123,7 @@ def room(module: str) -> str:
 def arrows_up(module: str, source: str) -> list[str]:
     """Imports of a module that run upwards, or to another room on its own floor."""
     found = set()
-    for name in imported(source):
+    for name in imported(ast.parse(source)):
         target = name if name in OURS else name.rpartition(".")[0]
         if target in OURS - {"models", "utils"} and room(target) != room(module) and floor(target) >= floor(module):
             found.add(target)
