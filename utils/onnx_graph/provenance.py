@@ -1,7 +1,7 @@
 """Where each activation quantizer of a graph comes from: passes drop, rename, cut and widen them.
 
 `number_quantizers` writes into each QuantizeLinear which of torch's calls it is, as its doc_string; passes that cut or
-widen tensors add what they did, and `take_provenance` reads all of it, and leaves a graph without doc_strings.
+widen tensors add what they did. `provenance_of` reads all of it, and `without_provenance` removes it.
 """
 
 from __future__ import annotations

@@ -16,11 +16,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, numpy_helper
 
 from utils.onnx_graph.provenance import ChannelLayout, annotate
-from utils.onnx_graph.qdq_view import (
-    INT8_VECTOR,
-    PIECES,
-    own_quantizers,
-)
+from utils.onnx_graph.qdq_view import INT8_VECTOR, PIECES, own_quantizers
 from utils.onnx_graph.view import (
     DEQUANTIZE,
     QUANTIZE,
@@ -30,7 +26,6 @@ from utils.onnx_graph.view import (
     channel_counts,
     copied,
     drop_unused,
-    pure,
 )
 
 # Each result channel comes from the same channel of the input, whatever the others hold.
@@ -50,17 +45,17 @@ class _Link:
     count: int
 
 
-@pure
-def align_channels(model: ModelProto) -> None:
+def align_channels(model: ModelProto) -> ModelProto:
     """Widen parts of Concats and Splits to whole blocks, see above; only where quantized tensors are concerned."""
-    graph = _Graph(copied(model))
+    graph, result = _Graph(model), copied(model)
     layouts = graph.layouts()
-    for node in model.graph.node:
+    for node in result.graph.node:
         if node.op_type == QUANTIZE and node.input[0] in layouts:
             layout = layouts[node.input[0]]
             annotate(node, places=layout.places.tolist(), count=layout.count)
     if layouts:
-        _Rewriter(model, layouts, graph.channels).run()
+        _Rewriter(result, layouts, graph.channels).run()
+    return result
 
 
 class _Graph:

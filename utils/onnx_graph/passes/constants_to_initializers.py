@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from onnx import ModelProto
 
-from utils.onnx_graph.view import (
-    attribute,
-    pure,
-    set_nodes,
-)
+from utils.onnx_graph.view import attribute, pure, set_nodes
 
 
 @pure

@@ -5,18 +5,8 @@ from __future__ import annotations
 import numpy as np
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
-from utils.onnx_graph.qdq_view import (
-    QdqGraph,
-)
-from utils.onnx_graph.view import (
-    DEQUANTIZE,
-    QDQ,
-    QUANTIZE,
-    attribute,
-    channel_counts,
-    pure,
-    set_nodes,
-)
+from utils.onnx_graph.qdq_view import QdqGraph
+from utils.onnx_graph.view import DEQUANTIZE, QDQ, QUANTIZE, attribute, channel_counts, pure, set_nodes
 
 MEAN_OF_FOUR = {  # attributes of the average pools that upstream's ADown and AConv have
     "kernel_shape": [2, 2], "strides": [1, 1], "pads": [0, 0, 0, 0], "dilations": [1, 1], "auto_pad": b"NOTSET",

@@ -13,14 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import ModelProto, NodeProto
 
-from utils.onnx_graph.view import (
-    GraphAppender,
-    GraphView,
-    attribute,
-    drop_unused,
-    pure,
-    set_nodes,
-)
+from utils.onnx_graph.view import GraphAppender, GraphView, attribute, drop_unused, pure, set_nodes
 
 # cx, cy, w, h from the distances to left, top, right and bottom; cx and cy from the anchor's point
 BOX_OF_SIDES = np.array([[-0.5, 0, 0.5, 0], [0, -0.5, 0, 0.5], [1, 0, 1, 0], [0, 1, 0, 1]], np.float32)

@@ -5,15 +5,8 @@ from __future__ import annotations
 import numpy as np
 from onnx import ModelProto, numpy_helper
 
-from utils.onnx_graph.qdq_view import (
-    INT8_VECTOR,
-    weight_quantizers,
-)
-from utils.onnx_graph.view import (
-    GraphView,
-    attribute,
-    pure,
-)
+from utils.onnx_graph.qdq_view import INT8_VECTOR, weight_quantizers
+from utils.onnx_graph.view import GraphView, attribute, pure
 
 FEW_GROUPS = 8  # a dense convolution multiplies so many times as much, at most
 

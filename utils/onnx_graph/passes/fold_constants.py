@@ -7,13 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
-from utils.onnx_graph.view import (
-    GraphView,
-    opset_of,
-    pure,
-    set_nodes,
-    with_shapes,
-)
+from utils.onnx_graph.view import GraphView, opset_of, pure, set_nodes, with_shapes
 
 # Cheap operators without state; quantizers are not among them, so that weights keep theirs.
 FOLDABLE = frozenset({

@@ -4,20 +4,8 @@ from __future__ import annotations
 
 from onnx import ModelProto, NodeProto
 
-from utils.onnx_graph.qdq_view import (
-    WEIGHTED,
-    comparable,
-    quantizer_parameters,
-)
-from utils.onnx_graph.view import (
-    DEQUANTIZE,
-    QDQ,
-    QUANTIZE,
-    GraphView,
-    pure,
-    rename_inputs,
-    set_nodes,
-)
+from utils.onnx_graph.qdq_view import WEIGHTED, comparable, quantizer_parameters
+from utils.onnx_graph.view import DEQUANTIZE, QDQ, QUANTIZE, GraphView, pure, rename_inputs, set_nodes
 
 
 @pure

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from onnx import ModelProto, NodeProto
 
-from utils.onnx_graph.view import (
-    DEQUANTIZE,
-    QDQ,
-    QUANTIZE,
-    GraphView,
-    pure,
-    rename_inputs,
-)
+from utils.onnx_graph.view import DEQUANTIZE, QDQ, QUANTIZE, GraphView, pure, rename_inputs
 
 
 @pure

@@ -5,12 +5,8 @@ from __future__ import annotations
 from onnx import ModelProto
 
 from utils.onnx_graph.provenance import annotate
-from utils.onnx_graph.qdq_view import (
-    QdqGraph,
-)
-from utils.onnx_graph.view import (
-    pure,
-)
+from utils.onnx_graph.qdq_view import QdqGraph
+from utils.onnx_graph.view import pure
 
 
 @pure

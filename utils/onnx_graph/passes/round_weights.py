@@ -5,14 +5,8 @@ from __future__ import annotations
 import numpy as np
 from onnx import ModelProto, numpy_helper
 
-from utils.onnx_graph.qdq_view import (
-    along_axis,
-)
-from utils.onnx_graph.view import (
-    QUANTIZE,
-    GraphView,
-    pure,
-)
+from utils.onnx_graph.qdq_view import along_axis
+from utils.onnx_graph.view import QUANTIZE, GraphView, pure
 
 
 @pure

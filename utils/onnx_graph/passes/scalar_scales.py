@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from onnx import ModelProto, numpy_helper
 
-from utils.onnx_graph.view import (
-    QDQ,
-    GraphView,
-    attribute,
-    drop_unused,
-    pure,
-)
+from utils.onnx_graph.view import QDQ, GraphView, attribute, drop_unused, pure
 
 
 @pure

@@ -17,24 +17,15 @@ from onnx import ModelProto, NodeProto, helper
 from utils.onnx_graph.passes.convolve_pools import depthwise
 from utils.onnx_graph.passes.separate_parts import Cut, compute_parts, numbered, quantized_convolution, replace_nodes
 from utils.onnx_graph.provenance import annotate
-from utils.onnx_graph.qdq_view import (
-    INT8_VECTOR,
-    QdqGraph,
-)
-from utils.onnx_graph.view import (
-    QUANTIZE,
-    copied,
-    drop_unused,
-    pure,
-)
+from utils.onnx_graph.qdq_view import INT8_VECTOR, QdqGraph
+from utils.onnx_graph.view import QUANTIZE, copied, drop_unused
 
 ONE = np.array([[0, 0, 0], [0, 1, 0], [0, 0, 0]], np.float32)
 
 
-@pure
-def separate_first(model: ModelProto) -> None:
+def separate_first(model: ModelProto) -> ModelProto:
     """Compute the first convolution in parts of 32 channels, which are copied and joined in front of its quantizer."""
-    graph = QdqGraph(copied(model))
+    graph, result = QdqGraph(model), copied(model)
     view, cuts = graph.view, []
     for cut in filter(None, (quantized_convolution(quantizer, graph) for quantizer in graph.activations)):
         dequantizer = view.producer(cut.nodes[0].input[0])
@@ -47,17 +38,18 @@ def separate_first(model: ModelProto) -> None:
     for cut in cuts:
         whole = cut.nodes[-2].input[0]
         renamed[whole] = f"{whole}.joined"
-        nodes, joined = compute_parts(cut, model, view), []
+        nodes, joined = compute_parts(cut, result, view), []
         for index, bounds in enumerate(pairwise(cut.bounds)):
-            added = _copied(cut, index, model)
+            added = _copied(cut, index, result)
             annotate(added[-2], channels=bounds)
             nodes += added
             joined.append(added[-1].output[0])
         join = helper.make_node("Concat", joined, [renamed[whole]], f"{cut.nodes[0].name}/Concat", axis=1)
         made[cut.nodes[0].output[0]] = [*nodes, join]
     if cuts:
-        replace_nodes(model, made, renamed)
-        drop_unused(model)
+        replace_nodes(result, made, renamed)
+        drop_unused(result)
+    return result
 
 
 def _copied(cut: Cut, index: int, model: ModelProto) -> list[NodeProto]:

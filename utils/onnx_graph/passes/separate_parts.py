@@ -17,10 +17,7 @@ from onnx import ModelProto, NodeProto, numpy_helper
 
 from utils.onnx_graph.passes.merge_quantizers import merge_quantizers
 from utils.onnx_graph.provenance import annotate
-from utils.onnx_graph.qdq_view import (
-    QdqGraph,
-    own_quantizers,
-)
+from utils.onnx_graph.qdq_view import QdqGraph, own_quantizers
 from utils.onnx_graph.view import (
     QDQ,
     GraphView,
@@ -28,7 +25,6 @@ from utils.onnx_graph.view import (
     channel_bounds,
     copied,
     drop_unused,
-    pure,
     rename_inputs,
     set_nodes,
 )
@@ -56,22 +52,22 @@ class Cut:
         return str(self.nodes[-1].output[0])
 
 
-@pure
-def separate_parts(model: ModelProto) -> None:
+def separate_parts(model: ModelProto) -> ModelProto:
     """Compute the parts of quantized results that are cut one by one, see above."""
-    graph = QdqGraph(copied(model))
+    graph, result = QdqGraph(model), copied(model)
     cuts = [cut for quantizer in graph.activations if (cut := _find(quantizer, graph)) is not None]
     if not cuts:
-        return
-    made = {cut.nodes[0].output[0]: compute_parts(cut, model, graph.view) for cut in cuts}
+        return result
+    made = {cut.nodes[0].output[0]: compute_parts(cut, result, graph.view) for cut in cuts}
     renamed = {name: f"{cut.result}.{index}" for cut in cuts for name, index in cut.taken.items()}
     whole = {cut.result: [f"{cut.result}.{index}" for index in range(len(cut.bounds) - 1)] for cut in cuts}
-    for node in model.graph.node:
+    for node in result.graph.node:
         if node.op_type == "Concat":
             node.input[:] = [part for name in node.input for part in whole.get(name, [name])]
-    replace_nodes(model, made, renamed)
-    model.CopyFrom(merge_quantizers(model))  # a part that had a quantizer of its own
-    drop_unused(model)
+    replace_nodes(result, made, renamed)
+    result = merge_quantizers(result)  # a part that had a quantizer of its own
+    drop_unused(result)
+    return result
 
 
 def replace_nodes(model: ModelProto, made: Mapping[str, Sequence[NodeProto]], renamed: Mapping[str, str]) -> None:

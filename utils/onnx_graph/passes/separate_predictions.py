@@ -5,13 +5,7 @@ from __future__ import annotations
 import numpy as np
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
-from utils.onnx_graph.view import (
-    GraphView,
-    attribute,
-    drop_unused,
-    pure,
-    set_nodes,
-)
+from utils.onnx_graph.view import GraphView, attribute, drop_unused, pure, set_nodes
 
 
 @pure

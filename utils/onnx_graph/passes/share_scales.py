@@ -4,15 +4,8 @@ from __future__ import annotations
 
 from onnx import ModelProto
 
-from utils.onnx_graph.qdq_view import (
-    comparable,
-)
-from utils.onnx_graph.view import (
-    QDQ,
-    GraphView,
-    drop_unused,
-    pure,
-)
+from utils.onnx_graph.qdq_view import comparable
+from utils.onnx_graph.view import QDQ, GraphView, drop_unused, pure
 
 
 @pure

@@ -6,9 +6,7 @@ from onnx import ModelProto
 
 from utils.core.errors import DependencyError, QatError
 from utils.onnx_graph.provenance import without_provenance
-from utils.onnx_graph.view import (
-    QUANTIZE,
-)
+from utils.onnx_graph.view import QUANTIZE
 
 
 def simplify(model: ModelProto) -> ModelProto:

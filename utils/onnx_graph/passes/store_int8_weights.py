@@ -5,17 +5,8 @@ from __future__ import annotations
 import numpy as np
 from onnx import ModelProto, NodeProto, numpy_helper
 
-from utils.onnx_graph.qdq_view import (
-    along_axis,
-)
-from utils.onnx_graph.view import (
-    QUANTIZE,
-    GraphView,
-    drop_unused,
-    pure,
-    rename_inputs,
-    set_nodes,
-)
+from utils.onnx_graph.qdq_view import along_axis
+from utils.onnx_graph.view import QUANTIZE, GraphView, drop_unused, pure, rename_inputs, set_nodes
 
 
 @pure

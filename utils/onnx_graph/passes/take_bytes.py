@@ -15,14 +15,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from utils.core.input_spec import InputSpec
-from utils.onnx_graph.view import (
-    BRIGHTEST,
-    QUANTIZE,
-    GraphView,
-    pure,
-    rename_inputs,
-    set_nodes,
-)
+from utils.onnx_graph.view import BRIGHTEST, QUANTIZE, GraphView, pure, rename_inputs, set_nodes
 
 TO_NCHW = [0, 3, 1, 2]
 

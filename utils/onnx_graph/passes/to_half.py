@@ -17,17 +17,8 @@ from __future__ import annotations
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from utils.onnx_graph.qdq_view import (
-    WEIGHTED,
-    QdqGraph,
-)
-from utils.onnx_graph.view import (
-    drop_unused,
-    pure,
-    rename_inputs,
-    set_nodes,
-    with_shapes,
-)
+from utils.onnx_graph.qdq_view import WEIGHTED, QdqGraph
+from utils.onnx_graph.view import drop_unused, pure, rename_inputs, set_nodes, with_shapes
 
 KEPT_INPUTS = {"Resize": (1, 2)}  # float arguments that are not data: the operator wants FP32
 LARGEST = float(np.finfo(np.float16).max)
