@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from utils.core import distributed
-from utils.core.errors import InputError, QatError, no_file
+from utils.core.errors import DependencyError, InputError, QatError, no_file
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -87,11 +87,12 @@ def read_yaml(path: str | Path, expected: str, error: type[InputError] = InputEr
 
     class UniqueKeys(yaml.SafeLoader):
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-            keys = [(key.tag, str(key.value)) for key, _ in node.value]
-            for index, key in enumerate(keys):
-                if key in keys[:index]:
-                    line = node.value[index][0].start_mark.line + 1
-                    raise yaml.YAMLError(f"line {line}: the key {key[1][:80]} stands twice; leave one out")
+            seen = set()
+            for key, _ in node.value:
+                if (key.tag, str(key.value)) in seen:
+                    line = key.start_mark.line + 1
+                    raise yaml.YAMLError(f"line {line}: the key {str(key.value)[:80]} stands twice; leave one out")
+                seen.add((key.tag, str(key.value)))
             return dict(super().construct_mapping(node, deep))
 
     text = read_text(path, expected, error)
@@ -123,9 +124,12 @@ def read_onnx(path: str | Path, *, check: bool = False) -> ModelProto:
 
     Raises:
         InputError: the file is missing, or it is not a whole ONNX file.
+        DependencyError: onnx is not installed.
     """
-    import onnx
-
+    try:
+        import onnx
+    except ImportError as error:
+        raise DependencyError("reading ONNX files needs onnx; install it with: pip install onnx") from error
     path = check_file(path, "expected an ONNX file, as export_qat.py writes it")
     try:
         model = onnx.load(path)

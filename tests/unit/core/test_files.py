@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from functools import partial
 
 import pytest
 
 from utils import cli
-from utils.core.errors import DataError, InputError
-from utils.core.files import check_file, check_files, read_json, read_yaml
+from utils.core.errors import DataError, DependencyError, InputError
+from utils.core.files import check_file, check_files, read_json, read_onnx, read_yaml
 from utils.core.options import Options
 from utils.evaluation.data_yaml import load_data
 
@@ -91,3 +92,9 @@ def test_a_path_that_cannot_be_opened_is_bad_input(capsys, code):
 
     assert cli.run_program("p", (Options, work), []) == 2
     assert capsys.readouterr().err == "error: some/file: cannot be had\n"
+
+
+def test_a_missing_library_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(DependencyError, match="pip install onnx"):
+        read_onnx("a.onnx")
