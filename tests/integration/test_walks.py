@@ -29,19 +29,7 @@ def stops(goal: str, size: int, *words: object) -> list[str]:
 @pytest.fixture(scope="module")
 def onnx_file(demo_weights: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("walks") / "demo.onnx"
-    words = [
-        "export_qat.py",
-        "--weights",
-        demo_weights,
-        "--imgsz",
-        160,
-        "--device",
-        "cpu",
-        "--check",
-        0,
-        "--output",
-        path,
-    ]
+    words = ["export_qat.py", "--weights", demo_weights, "--imgsz", 160, *COMMON[:2], "--check", 0, "--output", path]
     subprocess.run([sys.executable, *map(str, words)], cwd=os.environ["YOLOV9_CHECKOUT"], check=True, timeout=300)
     return path
 
