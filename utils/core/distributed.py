@@ -94,6 +94,7 @@ def joined() -> Iterator[World]:
         yield _State.world
         return
     import torch
+    import torch.distributed.nn  # before the group: later, it would hold the group, and its threads, to the end
     from torch import distributed
 
     on_gpu = torch.cuda.is_available() and found.local_rank < torch.cuda.device_count()

@@ -6,6 +6,8 @@ What processes do together is in tests/unit/evaluation/test_shares.py and tests/
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from contextlib import nullcontext
 
 import pytest
@@ -39,6 +41,25 @@ def test_without_torchrun_there_is_one_process(monkeypatch):
         assert world == World()
     assert distributed.is_main()
     assert not torch.distributed.is_initialized()
+
+
+ENDING = """
+import os, torch
+from utils.core import distributed
+distributed.launched = lambda: distributed.World(0, 2)  # while WORLD_SIZE, which torch reads, says one
+distributed.wait = lambda: None
+with distributed.joined():
+    import torch.distributed.nn
+threads = [open(f"/proc/self/task/{task}/comm").read() for task in os.listdir("/proc/self/task")]
+print([name for name in threads if "gloo" in name])
+"""
+
+
+def test_no_thread_of_the_process_group_is_left(torchrun, monkeypatch):
+    torchrun(0, 1)
+    monkeypatch.setenv("MASTER_PORT", "0")
+    run = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, timeout=100)
+    assert (run.stdout.strip(), run.returncode) == ("[]", 0), run.stderr
 
 
 def test_torchrun_says_which_process_this_is(torchrun):
