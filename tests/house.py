@@ -132,7 +132,7 @@ def measure() -> list[Measure]:
         Measure("files that know several processes", len(parallel), 8, 8, parallel),
         Measure("files in utils/jobs", len(jobs), 24, 24, [path.as_posix() for path in jobs]),
         Measure("lines of tests", lines(tests), 31_300, 22_000),
-        Measure("lines of docs", lines(documents), 2_400, 1_500),
+        Measure("lines of docs", lines(documents), 1_980, 1_500),
     ]
 
 
