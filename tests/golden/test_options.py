@@ -21,7 +21,7 @@ PROGRAMS = (
     *("qat.py quantize", "qat.py sensitive", "qat.py calibrate", "qat.py eval"),
     *("export_qat.py", "export_yoloV9.py", "reparameterization.py", "val_trt.py"),
     *("scripts/build_engine.py", "scripts/benchmark_trt.py", "scripts/inspect_engine.py", "scripts/make_report.py"),
-    *("scripts/make_triton.py", "scripts/triton_client.py"),
+    *("scripts/make_triton.py", "scripts/triton_client.py", "scripts/to_yolo.py"),
 )
 SHELL = (
     *("scripts/generate_trt_engine.sh", "scripts/val_trt.sh", "scripts/benchmark_trt.sh"),

@@ -19,7 +19,7 @@ PROGRAMS = ["qat.py", "qat.py quantize", "qat.py sensitive", "qat.py calibrate",
             "reparameterization.py", "val_trt.py", "scripts/make_report.py", "scripts/run_upstream.py",
             "scripts/build_engine.py",
             "scripts/inspect_engine.py", "scripts/benchmark_trt.py", "scripts/make_triton.py",
-            "scripts/triton_client.py", "scripts/check_engine_setup.py",
+            "scripts/triton_client.py", "scripts/check_engine_setup.py", "scripts/to_yolo.py",
             "data/demo/make_digits.py"]  # fmt: skip
 ROOMS = sorted({path.parent.relative_to(ROOT).as_posix() for path in LIBRARY} - {"models", "utils"})
 FLOORS = (  # the first prefix that fits

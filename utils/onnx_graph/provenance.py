@@ -63,6 +63,15 @@ def annotate(quantizer: NodeProto, **entries: object) -> None:
     quantizer.doc_string = json.dumps({**known, **entries}, default=int)
 
 
+@pure
+def number_quantizers(model: ModelProto) -> None:
+    """Write into each activation quantizer which one it is: torch calls them in this order, and passes drop some."""
+    for node in model.graph.node:
+        node.ClearField("doc_string")  # torch's
+    for number, node in enumerate(QdqGraph(model).activations):
+        annotate(node, call=number)
+
+
 def provenance_of(model: ModelProto) -> dict[str, Provenance]:
     """The activation quantizers by name, and what passes wrote into them; empty for a float network."""
     result = {}

@@ -10,8 +10,7 @@ from onnx import ModelProto, helper, numpy_helper
 from qdq_graph import SIZE, good_graph
 
 from utils.onnx_graph.passes.align_channels import align_channels
-from utils.onnx_graph.passes.number_quantizers import number_quantizers
-from utils.onnx_graph.provenance import provenance_of, without_provenance
+from utils.onnx_graph.provenance import number_quantizers, provenance_of, without_provenance
 from utils.onnx_graph.verify import verify
 from utils.onnx_graph.view import GraphView, attribute, drop_unused
 

@@ -2,8 +2,8 @@
 
 Each is a pure function, ModelProto in and out, in a file of its name whose first line is the reason for it. None of
 them changes what the graph computes, except that `round_weights` settles how weights between two quantized values are
-rounded, and `to_half` computes in FP16. What follows for each file that is written is in `output_formats.py` (NMS,
-DeepStream) and `take_bytes.py` (images as bytes).
+rounded, and `to_half` computes in FP16. Beside them: `provenance.py` (`number_quantizers`); and for each file that is
+written `output_formats.py` (NMS, DeepStream) and `take_bytes.py` (images as bytes).
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from utils.onnx_graph.passes.dense_groups import dense_groups
 from utils.onnx_graph.passes.fold_constants import fold_constants
 from utils.onnx_graph.passes.merge_quantizers import merge_quantizers
 from utils.onnx_graph.passes.name_quantizers import name_quantizers
-from utils.onnx_graph.passes.number_quantizers import number_quantizers
 from utils.onnx_graph.passes.remove_identities import remove_identities
 from utils.onnx_graph.passes.round_weights import round_weights
 from utils.onnx_graph.passes.scalar_scales import scalar_scales
@@ -33,6 +32,7 @@ from utils.onnx_graph.passes.share_scales import share_scales
 from utils.onnx_graph.passes.simplify import simplify
 from utils.onnx_graph.passes.store_int8_weights import store_int8_weights
 from utils.onnx_graph.passes.to_half import to_half
+from utils.onnx_graph.provenance import number_quantizers
 from utils.onnx_graph.view import drop_unused, pure
 
 remove_unused = pure(drop_unused)
