@@ -118,7 +118,8 @@ def evaluated(folder: Path, samples: list[Any], cases: list[dict[str, Any]], out
     for place, case in enumerate(cases):
         config = EvalConfig(imgsz=64, workers=0, save_json=True, **case)
         with TorchRunner(model, CPU) as runner:
-            result = evaluate(runner, data, config, out_dir=out / str(place), progress=False)
+            reference = evaluate(runner, data, config, out_dir=out, progress=False, as_reference=True).reference
+            result = evaluate(runner, data, config, out_dir=out / str(place), progress=False, reference=reference)
         clocks = {"ms", "seconds", "parts", "statistics", "measured_on"}
         numbers = {name: value for name, value in vars(result).items() if name not in clocks}
         paths = result.statistics.paths if result.statistics else None

@@ -26,7 +26,7 @@ from utils.evaluation.input_plan import InputPlan, check_shapes, mask_stride
 from utils.evaluation.masks import Masks, mask_overlaps
 from utils.evaluation.metrics import EvalStatistics
 from utils.evaluation.nms import non_max_suppression
-from utils.evaluation.results import EvalResult, averages, per_class_results, result_table
+from utils.evaluation.results import Agreement, EvalResult, Reference, averages, per_class_results, result_table
 
 if TYPE_CHECKING:
     from utils.runners.base import Runner
@@ -53,6 +53,7 @@ class EvalConfig:
         limit: only so many images, evenly spread.
         upsample_masks: compare masks at the input's size, see `masks.py`.
         overlap: let the network compute the next batch during NMS and matching; on a GPU. Times of parts overlap too.
+        groups: which images are resampled together, see `metrics.group_images`; None: each by itself.
     """
 
     imgsz: int | None = None
@@ -72,6 +73,7 @@ class EvalConfig:
     limit: int | None = None
     upsample_masks: bool = False
     overlap: bool = False
+    groups: str | None = None
 
     def nms_iou(self, task: Task) -> float:
         """IoU of NMS for a network of this task."""
@@ -86,6 +88,8 @@ def evaluate(
     out_dir: Path | None = None,
     progress: bool = True,
     name: str = "model",
+    reference: Reference | None = None,
+    as_reference: bool = False,
 ) -> EvalResult:
     """Evaluate a network on a split of a dataset.
 
@@ -95,6 +99,8 @@ def evaluate(
         out_dir: where `save_txt` (`labels/`) and `save_json` (`{name}_predictions.json`) write.
         progress: show a progress bar.
         name: of the network, for file names.
+        reference: what the float network detects, which this one's agreement and scores are measured against.
+        as_reference: keep the detections, for `EvalResult.reference`.
 
     Raises:
         InputError: the network's inputs, outputs or classes do not fit the dataset or `config`.
@@ -118,7 +124,9 @@ def evaluate(
     if config.rect:
         check_shapes(runner, dataset.shapes)
 
-    statistics = EvalStatistics(correct_masks=None if stride is None else [])
+    statistics = EvalStatistics(correct_masks=None if stride is None else [], groups=config.groups)
+    agreement = None if reference is None else EvalStatistics(groups=config.groups)
+    kept: list[RaggedBatch] = []
     ends: list[tuple[int, int]] = []  # of the rows of each batch in `statistics` and in `files`
     matching = 0.0  # seconds
     bar = tqdm(total=sum(map(len, loader.batch_sampler)), desc="evaluating", unit="image",
@@ -128,11 +136,19 @@ def evaluate(
             clock = time.perf_counter()
             if detections is not None:
                 add_detections(statistics, detections, batch)
+                if agreement is not None and reference is not None:
+                    agreement.add(
+                        detections.rows, reference.labels(batch.paths, detections.rows.flat.device), batch.paths
+                    )
+                if as_reference:
+                    kept.append(detections.rows)
                 files.add(batch, detections)
                 bar.update(len(batch))
             ends.append((len(statistics.paths), len(files.coco.results) if files.coco else 0))
             matching += time.perf_counter() - clock
+    own_paths = list(statistics.paths)
     statistics = _of_all_processes(statistics, files, ends)
+    agreement = None if agreement is None else _of_all_processes(agreement, None, ends)
     processes = distributed.world().size
     not_finite = int(sum(number for (number,) in distributed.all_numbers([detector.not_finite])))
 
@@ -145,6 +161,7 @@ def evaluate(
         for line in undecodable:
             logger.warning("left out: %s", line)
         coco, mask_coco = files.finish(statistics.paths)
+        agreed = None if agreement is None else Agreement(agreement.scores().mean()[3], agreement.resampled())
         precision, recall, ap50, ap = scores.mean()
         result = EvalResult(
             ap=ap, ap50=ap50, precision=precision, recall=recall,
@@ -156,6 +173,8 @@ def evaluate(
             measured_on=f"{runner.description}, {plan.describe(config.rect)}"
             + (f", {processes} processes" if processes > 1 else ""),
             not_finite=not_finite, masks=averages(mask_scores) if mask_scores else None, mask_coco=mask_coco,
+            threshold=scores.threshold, f1=tuple(scores.f1.tolist()), agreement=agreed,
+            at=statistics.at(reference.threshold if reference else scores.threshold),
         )  # fmt: skip
         if result.mark:
             logger.warning("the network %s gives %s: its AP means nothing", name, result.mark)
@@ -164,22 +183,23 @@ def evaluate(
         return result
 
     whole = statistics if distributed.is_main() else None
-    return replace(
+    result = replace(
         distributed.from_main(summary), statistics=whole, task=runner.task, input_size=plan.size(config.rect)
     )
+    return replace(result, reference=Reference.of(own_paths, kept, result.threshold)) if as_reference else result
 
 
 def _of_all_processes(
-    statistics: EvalStatistics, files: PredictionFiles, ends: Sequence[tuple[int, int]]
+    statistics: EvalStatistics, files: PredictionFiles | None, ends: Sequence[tuple[int, int]]
 ) -> EvalStatistics:
     """What all processes have found, in the order of the images, in the main one; nothing elsewhere."""
     if distributed.world().size == 1:
         return statistics
     images, results = zip(*ends, strict=True)
-    whole = EvalStatistics()
+    whole = EvalStatistics(groups=statistics.groups)
     for rows, own in statistics.to_plain().items():
         whole.extend({rows: in_order(distributed.gather((own, images)))})
-    if files.coco:
+    if files and files.coco:
         files.coco.results = in_order(distributed.gather((files.coco.results, results)))
     return whole
 

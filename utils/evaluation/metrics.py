@@ -16,9 +16,10 @@ bootstrap; Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ import torch
 from torch import Tensor
 
 from utils.core.device import sent
-from utils.core.errors import DataError
+from utils.core.errors import DataError, InputError
 from utils.core.score import REPLICATES, Resampled, Score
 from utils.evaluation.batch import RaggedBatch
 
@@ -36,6 +37,12 @@ SEED = 0  # of the resamplings
 GRID = np.linspace(0, 1, 101)  # recalls that AP reads, as in `average_precision`
 SHARES = np.where((GRID == 0) | (GRID == 1), 0.5, 1.0) / 100  # of these in AP: trapezoids
 ROUNDED_UP: np.ndarray = np.append(np.arange(101) / 100 > GRID, False)  # recalls whose number in GRID is too small
+CONFIDENCES = np.linspace(0, 1, 1000)  # at which precision and recall are read
+SIZE_BOUNDS = {
+    "small": 0,
+    "medium": 32**2,
+    "large": 96**2,
+}  # areas of objects in pixels from which on, as COCO has them
 BLOCK = 1 << 20  # detections × resamplings at a time: 4 MiB a table
 
 
@@ -55,12 +62,19 @@ def match(
     Returns:
         For each image bool `[n, 10]`.
     """
+    return assign(detections, labels, overlaps)[0]
+
+
+def assign(
+    detections: Sequence[Tensor], labels: Sequence[Tensor], overlaps: Sequence[Tensor] | None = None
+) -> tuple[RaggedBatch, Tensor]:
+    """What `match` gives, and the area of the label's box that each detection stands for, float `[sum of n]`."""
     detections = RaggedBatch.of(detections)
     place, found = _padded(detections, -1.0)  # [B, N, 6]
     _, truth = _padded(RaggedBatch.of(labels), -2.0)  # [B, M, 5]; no class is -1 or -2
     if not found.shape[1] or not truth.shape[1]:
         wrong = found.new_zeros((len(place), len(IOU_THRESHOLDS)), dtype=torch.bool)
-        return RaggedBatch(wrong, detections.counts)
+        return RaggedBatch(wrong, detections.counts), found.new_zeros(len(place))
     if overlaps is None:
         overlap = pairwise_iou(truth[..., 1:], found[..., :4])  # [B, M, N]
     else:
@@ -69,13 +83,19 @@ def match(
             one[: given.shape[0], : given.shape[1]] = given
     overlap = overlap.where(truth[..., :1] == found[..., 5].unsqueeze(1), -1.0)
     best, label = overlap.max(1)  # [B, N]
+    areas = box_areas(truth[..., 1:]).gather(1, label)
     enough = best.unsqueeze(-1) >= sent(torch.tensor(IOU_THRESHOLDS, dtype=best.dtype), best.device)  # [B, N, 10]
     label = label.unsqueeze(-1).expand_as(enough)
     rank = torch.arange(found.shape[1], device=found.device).view(1, -1, 1)
     first = rank.new_full((len(found), truth.shape[1], len(IOU_THRESHOLDS)), found.shape[1])
     first = first.scatter_reduce(1, label, rank.where(enough, found.shape[1]), "amin")  # [B, M, 10]
     correct = enough & (first.gather(1, label) == rank)
-    return RaggedBatch(correct.flatten(0, 1)[place], detections.counts)
+    return RaggedBatch(correct.flatten(0, 1)[place], detections.counts), areas.flatten()[place]
+
+
+def box_areas(boxes: Tensor) -> Tensor:
+    """Areas of xyxy boxes: `[..., 4]` → `[...]`."""
+    return (boxes[..., 2:] - boxes[..., :2]).prod(-1)
 
 
 def _padded(rows: RaggedBatch, filling: float) -> tuple[Tensor, Tensor]:
@@ -98,8 +118,7 @@ def pairwise_iou(a: Tensor, b: Tensor) -> Tensor:
     low = torch.maximum(a[..., :, None, :2], b[..., None, :, :2])
     high = torch.minimum(a[..., :, None, 2:], b[..., None, :, 2:])
     shared = (high - low).clamp(min=0).prod(-1)
-    area_a, area_b = (a[..., 2:] - a[..., :2]).prod(-1), (b[..., 2:] - b[..., :2]).prod(-1)
-    return shared / (area_a[..., :, None] + area_b[..., None, :] - shared + 1e-7)
+    return shared / (box_areas(a)[..., :, None] + box_areas(b)[..., None, :] - shared + 1e-7)
 
 
 @dataclass(frozen=True)
@@ -112,6 +131,8 @@ class ClassScores:
         precision, recall: at the confidence where the mean F1 over classes is best.
         ap: `[classes, 10]`, one column per IoU threshold, by upstream's definition.
         ap_coco: the same by pycocotools' definition.
+        threshold: the confidence of `precision` and `recall`.
+        f1: mean over classes at each of CONFIDENCES, `[1000]`.
     """
 
     classes: np.ndarray
@@ -120,6 +141,8 @@ class ClassScores:
     recall: np.ndarray
     ap: np.ndarray
     ap_coco: np.ndarray
+    threshold: float
+    f1: np.ndarray
 
     def mean(self) -> tuple[float, float, float, float]:
         """(precision, recall, AP50, AP), means over classes; zeros when there is no label."""
@@ -145,8 +168,7 @@ def score(correct: np.ndarray, confidence: np.ndarray, classes: np.ndarray, labe
     hits_at = np.ascontiguousarray(correct.T)  # [10, n]
     ids, counts = np.unique(label_classes, return_counts=True)
     ap, ap_coco = np.zeros((2, len(ids), correct.shape[1]))
-    grid = np.linspace(0, 1, 1000)  # confidences at which precision and recall are read
-    precision, recall = np.zeros((2, len(ids), len(grid)))
+    precision, recall = np.zeros((2, len(ids), len(CONFIDENCES)))
     for row, (label, count) in enumerate(zip(ids, counts, strict=True)):
         start, end = np.searchsorted(classes, label), np.searchsorted(classes, label, side="right")
         if start == end:
@@ -155,14 +177,19 @@ def score(correct: np.ndarray, confidence: np.ndarray, classes: np.ndarray, labe
             curve = _curve(hits, count, _corners(hits))
             ap[row, column], ap_coco[row, column] = average_precision(*curve), coco_average_precision(*curve)
         recalls, precisions = _curve(hits_at[0, start:end], count)
-        recall[row] = np.interp(-grid, -confidence[start:end], recalls, left=0)
-        precision[row] = np.interp(-grid, -confidence[start:end], precisions, left=1)
+        recall[row] = np.interp(-CONFIDENCES, -confidence[start:end], recalls, left=0)
+        precision[row] = np.interp(-CONFIDENCES, -confidence[start:end], precisions, left=1)
     if not correct.any():
-        return ClassScores(ids.astype(int), counts, np.zeros(len(ids)), np.zeros(len(ids)), ap, ap_coco)
+        nothing = np.zeros(len(ids))
+        return ClassScores(ids.astype(int), counts, nothing, nothing, ap, ap_coco, 0.0, np.zeros(len(CONFIDENCES)))
     f1 = (2 * precision * recall / (precision + recall + _EPSILON)).mean(0)
-    tenth = len(grid) // 10 + 1  # upstream smooths by a running mean over a tenth of the curve, whose ends are repeated
+    tenth = (
+        len(CONFIDENCES) // 10 + 1
+    )  # upstream smooths by a running mean over a tenth of the curve, whose ends are repeated
     best = np.convolve(np.pad(f1, tenth // 2, mode="edge"), np.ones(tenth) / tenth, mode="valid").argmax()
-    return ClassScores(ids.astype(int), counts, precision[:, best], recall[:, best], ap, ap_coco)
+    return ClassScores(
+        ids.astype(int), counts, precision[:, best], recall[:, best], ap, ap_coco, float(CONFIDENCES[best]), f1
+    )
 
 
 def _curve(hits: np.ndarray, labels: int, rows: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -221,6 +248,7 @@ class Outcomes:
         image, correct, confidence, classes: of each detection its image's index `[n]`, whether it is correct at each
             IoU threshold bool `[n, 10]`, its score `[n]` and its class `[n]`.
         label_image, label_classes: of each label its image's index `[m]` and its class `[m]`.
+        groups: of each image the group that it is resampled with, see `group_images`; None: each by itself.
     """
 
     paths: Sequence[str]
@@ -230,22 +258,34 @@ class Outcomes:
     classes: np.ndarray
     label_image: np.ndarray
     label_classes: np.ndarray
+    groups: Sequence[str] | None = None
 
 
 def resample(outcomes: Outcomes, replicates: int = REPLICATES) -> Resampled | None:
-    """AP of an evaluation on resamplings of its images; None for a single image, which cannot be resampled.
+    """AP of an evaluation on resamplings of its images; None for a single image or group, which cannot be resampled."""
+    drawn = image_weights(outcomes, replicates)
+    return None if drawn is None else Resampled.of(drawn[0], weighted_ap(outcomes, drawn[1]))
+
+
+def image_weights(outcomes: Outcomes, replicates: int = REPLICATES) -> tuple[str, np.ndarray] | None:
+    """How often each image counts in each resampling, int32 `[images, replicates]`, and what two evaluations share.
 
     Images count in the order of their paths, so that evaluations in another order compare. They are known by their
-    names without folder and suffix, so that those of another machine do.
+    names without folder and suffix, so that those of another machine do. The images of a group are drawn together.
+
+    Returns:
+        A hash of the resamplings, the images' names, their groups, and the classes of their labels; and the weights.
+        None where there is only one image or group.
     """
     count = len(outcomes.paths)
-    if count < 2:
-        return None
     order = sorted(range(count), key=outcomes.paths.__getitem__)
-    drawn = draw_weights(count, replicates)
+    groups = [outcomes.groups[index] for index in order] if outcomes.groups else list(range(count))
+    units = {group: unit for unit, group in enumerate(dict.fromkeys(groups))}
+    if len(units) < 2:
+        return None
+    drawn = draw_weights(len(units), replicates)[[units[group] for group in groups]]
     weights = np.empty_like(drawn)
     weights[order] = drawn
-    # what two evaluations have in common if they compare: resamplings, images' names, and classes of labels
     digest = hashlib.sha256(np.ascontiguousarray(drawn, "<i4").tobytes())
     by_image = np.lexsort((outcomes.label_classes, outcomes.label_image))
     counts = np.bincount(outcomes.label_image, minlength=count)
@@ -253,7 +293,41 @@ def resample(outcomes: Outcomes, replicates: int = REPLICATES) -> Resampled | No
     for index in order:
         name = PurePath(outcomes.paths[index]).stem
         digest.update(repr((name, labels[index].tolist())).encode("utf-8", "surrogatepass"))
-    return Resampled.of(digest.hexdigest()[:32], weighted_ap(outcomes, weights))
+    return digest.hexdigest()[:32], weights
+
+
+def group_images(paths: Sequence[str], groups: str) -> list[str]:
+    """The group of each image: frames of a clip, or photographs of one scene, which are not independent of each other.
+
+    Args:
+        paths: of the images.
+        groups: a text file with a line `image group` for each image (the image's name, with or without folder and
+            suffix), or a regular expression: what it matches at the beginning of an image's name is its group.
+
+    Raises:
+        InputError: it is neither, or an image has no group.
+    """
+    names = [PurePath(path).stem for path in paths]
+    if Path(groups).is_file():
+        lines = [line.split() for line in Path(groups).read_text("utf-8").splitlines() if line.strip()]
+        if bad := next((line for line in lines if len(line) != 2), None):
+            raise InputError(f"--groups {groups}: a line is an image and its group; found {' '.join(bad)!r}")
+        of_name = {PurePath(image).stem: group for image, group in lines}
+        found = [of_name.get(name) for name in names]
+    else:
+        try:
+            matches = [re.match(groups, name) for name in names]
+        except re.error as error:
+            raise InputError(
+                f"--groups {groups} is neither a file nor a regular expression of image names ({error})"
+            ) from error
+        found = [match.group() if match else None for match in matches]
+    missing = [name for name, group in zip(names, found, strict=True) if not group]
+    if missing:
+        raise InputError(
+            f"--groups {groups} gives no group to {len(missing)} of {len(names)} images, first {missing[0]}"
+        )
+    return [str(group) for group in found]
 
 
 def draw_weights(images: int, replicates: int) -> np.ndarray:
@@ -340,16 +414,49 @@ def _areas(found: np.ndarray, ranks: np.ndarray, last: np.ndarray, labels: np.nd
     return np.einsum("ij,ij->j", shares, envelope) + slope * tail[below[-1]]
 
 
+@dataclass(frozen=True)
+class OperatingPoint:
+    """What a product with a confidence threshold finds and misses, over all classes, at IoU 0.5.
+
+    Attributes:
+        threshold: detections of less confidence are left out.
+        objects, found, detections: numbers of labels, of labels that are found, and of detections.
+        by_class: class → (objects, found).
+        by_size: 'small', 'medium' or 'large', where there are some → (objects, found).
+        precision_resampled, recall_resampled: on resamplings of the images; None where there is only one.
+    """
+
+    threshold: float
+    objects: int
+    found: int
+    detections: int
+    by_class: dict[int, tuple[int, int]]
+    by_size: dict[str, tuple[int, int]]
+    precision_resampled: Resampled | None
+    recall_resampled: Resampled | None
+
+    @property
+    def precision(self) -> float:
+        """Share of the detections that find an object; 0 without detections."""
+        return self.found / max(self.detections, 1)
+
+    @property
+    def recall(self) -> float:
+        """Share of the objects that are found; 0 without objects."""
+        return self.found / max(self.objects, 1)
+
+
 @dataclass
 class EvalStatistics:
     """What is kept of each batch of a network's detections, on the runner's device until the end.
 
     Attributes:
         correct: of each batch, for each image bool `[n, 10]`, see `match`.
-        detections: scores and classes, `[n, 2]`.
-        labels: their classes, `[m]`.
+        detections: scores, classes, and the area of the label that a detection stands for, `[n, 3]`.
+        labels: their classes and areas, `[m, 2]`.
         paths: of all images.
         correct_masks: as `correct`, by masks; None where there are none.
+        groups: see `group_images`; None: each image by itself.
     """
 
     correct: list[RaggedBatch] = field(default_factory=list)
@@ -358,6 +465,7 @@ class EvalStatistics:
     paths: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=lambda: {"images": 0.0, "metrics": 0.0})
     correct_masks: list[RaggedBatch] | None = None
+    groups: str | None = None
 
     def add(
         self, found: Sequence[Tensor], labels: Sequence[Tensor], paths: Sequence[str],
@@ -368,11 +476,14 @@ class EvalStatistics:
         `mask_overlaps` are IoU of their masks, `[m, n]`.
         """
         found, labels = RaggedBatch.of(found), RaggedBatch.of(labels)
-        self.correct.append(match(found, labels))
+        correct, areas = assign(found, labels)
+        self.correct.append(correct)
         if mask_overlaps is not None:
             self.correct_masks = [*(self.correct_masks or ()), match(found, labels, mask_overlaps)]
-        self.detections.append(RaggedBatch(found.flat[:, 4:6].contiguous(), found.counts))
-        self.labels.append(RaggedBatch(labels.flat[:, 0].contiguous(), labels.counts))
+        rows = torch.cat((found.flat[:, 4:6], areas.unsqueeze(1).to(found.flat.dtype)), 1)
+        self.detections.append(RaggedBatch(rows, found.counts))
+        rows = torch.stack((labels.flat[:, 0], box_areas(labels.flat[:, 1:])), 1)
+        self.labels.append(RaggedBatch(rows, labels.counts))
         self.paths += paths
 
     def extend(self, part: Mapping[str, list[Any]]) -> None:
@@ -405,11 +516,48 @@ class EvalStatistics:
         return Resampled.of(boxes.images, ((a + b) / 2 for a, b in zip(boxes.ap, masks.ap, strict=True)))
 
     def _resampled(self, correct: Sequence[RaggedBatch]) -> Resampled | None:
+        return resample(self.outcomes(correct))
+
+    def outcomes(self, correct: Sequence[RaggedBatch] | None = None) -> Outcomes:
+        """All detections and labels in arrays; `correct` is by boxes, unless it is that of masks."""
+        correct = self.correct if correct is None else correct
         counts = [[count for one in rows for count in one.counts] for rows in (correct, self.labels)]
         owners = [np.arange(len(self.paths)).repeat(count) for count in counts]
         hits, detections, labels = (_together(rows) for rows in (correct, self.detections, self.labels))
-        confidence, classes = detections.T
-        return resample(Outcomes(self.paths, owners[0], hits, confidence, classes, owners[1], labels))
+        confidence, classes, _ = detections.T
+        groups = group_images(self.paths, self.groups) if self.groups else None
+        return Outcomes(self.paths, owners[0], hits, confidence, classes, owners[1], labels[:, 0], groups)
+
+    def at(self, threshold: float) -> OperatingPoint:
+        """What a product with this confidence threshold finds and misses, at IoU 0.5 of boxes."""
+        outcomes = self.outcomes()
+        taken = outcomes.confidence >= threshold
+        hit = taken & outcomes.correct[:, 0]
+        bounds = list(SIZE_BOUNDS.values())
+        label_sizes = np.searchsorted(bounds, _together(self.labels)[:, 1], "right") - 1
+        hit_sizes = np.searchsorted(bounds, _together(self.detections)[hit, 2], "right") - 1
+        hit_classes = outcomes.classes[hit]
+        drawn, precision, recall = image_weights(outcomes), None, None
+        if drawn is not None:
+            images, weights = drawn
+            objects, found, detections = (
+                weights.T @ np.bincount(owners, minlength=len(outcomes.paths))
+                for owners in (outcomes.label_image, outcomes.image[hit], outcomes.image[taken])
+            )
+            precision = Resampled.of(images, found / np.maximum(detections, 1))
+            recall = Resampled.of(images, found / np.maximum(objects, 1))
+        return OperatingPoint(
+            threshold=threshold, objects=len(outcomes.label_image), found=int(hit.sum()), detections=int(taken.sum()),
+            by_class={
+                int(label): (int((outcomes.label_classes == label).sum()), int((hit_classes == label).sum()))
+                for label in np.unique(outcomes.label_classes)
+            },
+            by_size={
+                name: (int((label_sizes == i).sum()), int((hit_sizes == i).sum()))
+                for i, name in enumerate(SIZE_BOUNDS) if (label_sizes == i).any()
+            },
+            precision_resampled=precision, recall_resampled=recall,
+        )  # fmt: skip
 
     def score(self) -> Score:
         """AP, the mean over classes.
@@ -436,7 +584,7 @@ class EvalStatistics:
         if not self.paths:
             raise DataError("no image could be decoded")
         correct, detections, labels = (_together(rows) for rows in (hits, self.detections, self.labels))
-        return score(correct, detections[:, 0], detections[:, 1], labels)
+        return score(correct, detections[:, 0], detections[:, 1], labels[:, 0])
 
 
 def _together(batches: Iterable[RaggedBatch]) -> np.ndarray:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from utils.core.score import Score
-from utils.core.tasks import DETECT, Task
+from utils.core.device import sent
+from utils.core.score import Resampled, Score
+from utils.core.tasks import DETECT, DISPLAY_CONF, Task
 from utils.core.text import Column, aligned
+from utils.evaluation.batch import RaggedBatch
 
 if TYPE_CHECKING:
     from utils.evaluation.data_yaml import DataConfig
-    from utils.evaluation.metrics import ClassScores, EvalStatistics
+    from utils.evaluation.metrics import ClassScores, EvalStatistics, OperatingPoint
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,46 @@ class ClassResult:
 
 
 @dataclass(frozen=True)
+class Reference:
+    """What the float network detects, as labels that another network's detections are compared with.
+
+    Attributes:
+        threshold: the float network's confidence of best F1.
+        detections: of each image of this process by path: class and xyxy in the image's pixels, float `[m, 5]`, of
+            confidence DISPLAY_CONF at least.
+    """
+
+    threshold: float
+    detections: Mapping[str, Tensor]
+
+    @classmethod
+    def of(cls, paths: Sequence[str], batches: Sequence[RaggedBatch], threshold: float) -> Reference:
+        """From all detections of an evaluation, `[n, 6]` for each image: xyxy, score, class."""
+        detections = {}
+        for path, rows in zip(
+            paths,
+            itertools.chain.from_iterable(RaggedBatch(one.flat.cpu(), one.counts) for one in batches),
+            strict=True,
+        ):
+            confident = rows[rows[:, 4] >= DISPLAY_CONF]
+            detections[path] = torch.cat((confident[:, 5:6], confident[:, :4]), 1)
+        return cls(threshold, detections)
+
+    def labels(self, paths: Sequence[str], device: torch.device) -> RaggedBatch:
+        """The labels of these images, on `device`."""
+        rows = RaggedBatch.of([self.detections[path] for path in paths])
+        return RaggedBatch(sent(rows.flat, device), rows.counts)
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """AP with the float network's detections in place of labels, 1 at most, and on resamplings of the images."""
+
+    ap: float
+    resampled: Resampled | None
+
+
+@dataclass(frozen=True)
 class EvalResult:
     """What an evaluation found.
 
@@ -68,6 +114,11 @@ class EvalResult:
         masks: scores of masks; None for detection.
         mask_coco: as `coco`, of masks.
         task: of the network.
+        threshold: the confidence of best F1, which `precision` and `recall` belong to.
+        f1: mean over classes at each of metrics.CONFIDENCES, `[1000]`.
+        at: what is found and missed at the reference's threshold, or at its own where there is none.
+        agreement: with the reference; None where there is none.
+        reference: this network's detections, if they were asked for.
     """
 
     ap: float
@@ -91,6 +142,11 @@ class EvalResult:
     mask_coco: dict[str, float] | None = None
     task: Task = DETECT
     input_size: str = ""
+    threshold: float = 0.0
+    f1: tuple[float, ...] = ()
+    at: OperatingPoint | None = None
+    agreement: Agreement | None = None
+    reference: Reference | None = field(default=None, repr=False, compare=False)
 
     @property
     def score(self) -> Score:

@@ -15,6 +15,7 @@ from utils.evaluation.metrics import (
     EvalStatistics,
     Outcomes,
     draw_weights,
+    group_images,
     resample,
     score,
     weighted_ap,
@@ -182,8 +183,9 @@ def test_an_error_is_the_spread_over_sets_of_new_images():
 def test_statistics_of_an_evaluation_are_resampled_image_by_image():
     found = outcomes(np.random.default_rng(8), images=20)
     statistics = EvalStatistics()
-    detections = torch.from_numpy(np.column_stack([found.confidence, found.classes]))
+    detections = torch.from_numpy(np.column_stack([found.confidence, found.classes, found.classes]))
     correct, labels = torch.from_numpy(found.correct), torch.from_numpy(found.label_classes)
+    labels = torch.stack((labels, labels), 1)
     for index in range(20):
         rows, theirs = found.image == index, found.label_image == index
         one = {"correct": [correct[rows]], "detections": [detections[rows]], "labels": [labels[theirs]]}
@@ -191,3 +193,20 @@ def test_statistics_of_an_evaluation_are_resampled_image_by_image():
     assert statistics.resampled() == resample(found)
     assert len(resample(found).ap) == REPLICATES
     assert isinstance(resample(found), Resampled)
+
+
+def test_clustered_images_have_a_larger_standard_error():
+    """The control of groups: images that are copies of each other say nothing new, and only groups notice."""
+    once = outcomes(np.random.default_rng(3), images=30)
+    copies = 6
+    index = np.arange(30 * copies)
+    many = replace(
+        once, paths=[f"{i % 30:03}_{i // 30}" for i in index],
+        image=np.concatenate([once.image + 30 * k for k in range(copies)]), correct=np.tile(once.correct, (copies, 1)),
+        confidence=np.tile(once.confidence, copies), classes=np.tile(once.classes, copies),
+        label_image=np.concatenate([once.label_image + 30 * k for k in range(copies)]),
+        label_classes=np.tile(once.label_classes, copies),
+    )  # fmt: skip
+    by_image, by_group = resample(many), resample(replace(many, groups=group_images(many.paths, r"\d{3}_")))
+    assert by_group.error == pytest.approx(resample(once).error, rel=0.25)
+    assert by_image.error < 0.6 * by_group.error
