@@ -26,7 +26,7 @@ from utils.evaluation.input_plan import InputPlan, check_shapes, mask_stride
 from utils.evaluation.masks import Masks, mask_overlaps
 from utils.evaluation.metrics import EvalStatistics
 from utils.evaluation.nms import non_max_suppression
-from utils.evaluation.results import Agreement, EvalResult, Reference, averages, per_class_results, result_table
+from utils.evaluation.results import AgreementScore, EvalResult, Reference, averages, per_class_results, result_table
 
 if TYPE_CHECKING:
     from utils.runners.base import Runner
@@ -161,7 +161,7 @@ def evaluate(
         for line in undecodable:
             logger.warning("left out: %s", line)
         coco, mask_coco = files.finish(statistics.paths)
-        agreed = None if agreement is None else Agreement(agreement.scores().mean()[3], agreement.resampled())
+        agreed = None if agreement is None else AgreementScore(agreement.scores().mean()[3], agreement.resampled())
         precision, recall, ap50, ap = scores.mean()
         result = EvalResult(
             ap=ap, ap50=ap50, precision=precision, recall=recall,

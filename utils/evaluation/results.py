@@ -83,7 +83,7 @@ class Reference:
 
 
 @dataclass(frozen=True)
-class Agreement:
+class AgreementScore:
     """AP with the float network's detections in place of labels, 1 at most, and on resamplings of the images."""
 
     ap: float
@@ -145,7 +145,7 @@ class EvalResult:
     threshold: float = 0.0
     f1: tuple[float, ...] = ()
     at: OperatingPoint | None = None
-    agreement: Agreement | None = None
+    agreement: AgreementScore | None = None
     reference: Reference | None = field(default=None, repr=False, compare=False)
 
     @property
