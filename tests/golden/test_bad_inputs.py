@@ -153,7 +153,3 @@ def test_a_bad_input_is_named_in_one_line(
     assert line.startswith("error: ")
     assert named in line
     assert not list((tmp_path / "here").glob("runs/*/*/weights/*.pt"))
-
-
-def test_there_are_sixty() -> None:
-    assert len(CASES) >= 60

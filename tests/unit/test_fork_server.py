@@ -102,14 +102,6 @@ def test_another_environment_gets_a_real_start(server, tmp_path):
     assert server.run([file], tmp_path, env={**os.environ, "BATCH": "1"}).stdout == "True\n"
 
 
-def test_one_that_takes_too_long_is_ended_and_the_next_runs(server, tmp_path):
-    file = written(tmp_path, "import os, sys, time\nopen(sys.argv[1], 'w').write(str(os.getpid()))\ntime.sleep(60)")
-    with pytest.raises(subprocess.TimeoutExpired):
-        server.run([file, tmp_path / "pid"], tmp_path, timeout=2)
-    assert server.run([written(tmp_path, "print('next')")], tmp_path).stdout == "next\n"
-    assert not Path("/proc", (tmp_path / "pid").read_text()).exists()
-
-
 def test_what_it_executes_is_measured_where_coverage_asks_for_it(server, tmp_path):
     """Also of modules that the server has imported before."""
     code = f"import sys; sys.path.append({str(ROOT)!r})\nfrom utils.core.files import check_folder_name as name\n"

@@ -48,7 +48,3 @@ def test_files_that_are_named_exist(path):
 )
 def test_a_name_of_no_file_is_seen(source):
     assert len(missing(source, ROOT / "utils")) == 1
-
-
-def test_other_texts_are_not_looked_at():
-    assert missing('x = "gone.py"\n', ROOT) == []

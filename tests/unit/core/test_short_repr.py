@@ -1,4 +1,4 @@
-"""Values in messages: short, on one line, whatever they are; and YAML files that are read by the one reader."""
+"""Values in messages: short, on one line, whatever they are."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from utils import upstream
-from utils.core.errors import InputError
 from utils.core.text import short_repr
-from utils.jobs.inputs import read_hyp
 
 CYCLE: list = [1]
 CYCLE.append(CYCLE)
@@ -42,15 +39,3 @@ def test_a_value_in_a_few_words(value, text):
 def test_a_large_value_stays_short(value):
     assert len(short_repr(value)) < 450
     assert "\n" not in short_repr(value)
-
-
-@pytest.mark.parametrize(
-    ("read", "option"), [(read_hyp, "--hyp"), (upstream.read_description, "--cfg")], ids=["hyp", "cfg"]
-)
-def test_a_yaml_that_cannot_be_read_names_the_option(tmp_path, read, option):
-    file = tmp_path / "a.yaml"
-    with pytest.raises(InputError, match=f"is a folder; {option} takes a"):
-        read(tmp_path)
-    file.write_text("a: [")
-    with pytest.raises(InputError, match="is not valid YAML"):
-        read(file)

@@ -127,38 +127,6 @@ def test_a_path_that_cannot_be_written_is_bad_input(tmp_path):
         pass
 
 
-def test_run_folders_are_numbered_and_exist_ok_takes_the_first(tmp_path):
-    names = [files.make_run_dir(tmp_path / "runs", "exp").name for _ in range(3)]
-    assert names == ["exp", "exp2", "exp3"]
-    assert files.make_run_dir(tmp_path / "runs", "exp", exist_ok=True).name == "exp"
-
-
-@pytest.mark.parametrize("text", ["cpu", "CPU", ""])
-def test_device_cpu(text):
-    if text == "" and torch.cuda.is_available():
-        assert device.select_device(text).type == "cuda"
-    else:
-        assert device.select_device(text) == torch.device("cpu")
-
-
-def test_file_appears_whole_or_not_at_all(tmp_path):
-    target = tmp_path / "new" / "file.bin"
-    with files.atomic_path(target) as temporary:
-        temporary.write_bytes(b"whole")
-        assert not target.exists()
-    assert target.read_bytes() == b"whole"
-
-    def fail() -> None:
-        with files.atomic_path(target) as temporary:
-            temporary.write_bytes(b"half")
-            raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        fail()
-    assert target.read_bytes() == b"whole"
-    assert list(target.parent.iterdir()) == [target]
-
-
 def test_file_gets_the_users_usual_permissions(tmp_path):
     before = os.umask(0o022)
     try:
