@@ -38,10 +38,11 @@ def make(version: str = "8.6.0", gpu: str = "Fake GPU"):
     trt.extra_ms = lambda model: 0  # how much longer an engine takes than the one tick of an event
     trt.layer_ms = lambda node: 0.5  # that the profiler reports of a layer
     trt.ticks = lambda config: 0  # that a run of an engine takes beside its start, by how it was built
-    weak = {"FP16": 0, "INT8": 1, "PREFER_PRECISION_CONSTRAINTS": 11}
-    flags = {"TF32": 7, **(weak if major < 11 else {})}
+    weak = {"FP16": 0, "INT8": 1, "PREFER_PRECISION_CONSTRAINTS": 11 if major < 10 else 10}
+    flags = {"TF32": 7 if major < 10 else 6, **(weak if major < 11 else {})}
     trt.BuilderFlag = enum.IntEnum("BuilderFlag", flags)
-    creation = {8: {"EXPLICIT_BATCH": 0}, 10: {"EXPLICIT_BATCH": 0, "STRONGLY_TYPED": 1}, 11: {}}
+    creation = {8: {"EXPLICIT_BATCH": 0}, 10: {"EXPLICIT_BATCH": 0, "STRONGLY_TYPED": 1},
+                11: {"STRONGLY_TYPED": 0}}  # fmt: skip
     trt.NetworkDefinitionCreationFlag = enum.IntEnum("NetworkDefinitionCreationFlag", creation[major])
     trt.DataType = enum.Enum("DataType", ["FLOAT", "HALF", "INT32", "INT8", "INT64", "UINT8"])
     trt.TensorFormat = enum.IntEnum("TensorFormat", FORMATS)
@@ -50,8 +51,8 @@ def make(version: str = "8.6.0", gpu: str = "Fake GPU"):
     trt.MemoryPoolType = enum.Enum("MemoryPoolType", ["WORKSPACE"])
     trt.ProfilingVerbosity = enum.Enum("ProfilingVerbosity", ["LAYER_NAMES_ONLY", "DETAILED", "NONE"])
     trt.LayerInformationFormat = enum.Enum("LayerInformationFormat", ["ONELINE", "JSON"])
-    sources = {"CUBLAS": 0, "CUBLAS_LT": 1, "CUDNN": 2, "EDGE_MASK_CONVOLUTIONS": 3, "JIT_CONVOLUTIONS": 4}
-    trt.TacticSource = enum.IntEnum("TacticSource", sources)
+    libraries = ["CUBLAS", "CUBLAS_LT", "CUDNN"] if major < 11 else []
+    trt.TacticSource = enum.IntEnum("TacticSource", [*libraries, "EDGE_MASK_CONVOLUTIONS", "JIT_CONVOLUTIONS"], start=0)
     severities = {"INTERNAL_ERROR": 0, "ERROR": 1, "WARNING": 2, "INFO": 3, "VERBOSE": 4}
     trt.Severity = enum.IntEnum("Severity", severities)
     for name in ("ILogger", "IProfiler", *(("IProgressMonitor",) if major >= 10 else ())):
@@ -332,9 +333,10 @@ class _Inspector:
 class _Context:
     """As in 8.6, only the first context has a profile by itself, and two cannot have the same at a time."""
 
-    profiler, profiled, ran = None, False, False
+    profiler = None
 
     def __init__(self, engine):
+        self.profiled, self.ran = False, False
         self.engine, self.shapes, self.addresses, self.ready = engine, {}, {}, False
         self.beside = []
 
