@@ -19,7 +19,7 @@ def stops(goal: str, size: int, *words: object) -> list[str]:
     """The stops of a command line of a program in the patched checkout."""
     done = subprocess.run(
         [sys.executable, WALK, goal, str(size), *map(str, words)], cwd=os.environ["YOLOV9_CHECKOUT"],
-        capture_output=True, text=True, timeout=300,
+        capture_output=True, text=True, timeout=900,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     ours = json.loads(Path(os.environ["YOLOV9_CHECKOUT"], ".yolov9_overlay/manifest.json").read_text())["files"]
@@ -30,7 +30,7 @@ def stops(goal: str, size: int, *words: object) -> list[str]:
 def onnx_file(demo_weights: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("walks") / "demo.onnx"
     words = ["export_qat.py", "--weights", demo_weights, "--imgsz", 160, *COMMON[:2], "--check", 0, "--output", path]
-    subprocess.run([sys.executable, *map(str, words)], cwd=os.environ["YOLOV9_CHECKOUT"], check=True, timeout=300)
+    subprocess.run([sys.executable, *map(str, words)], cwd=os.environ["YOLOV9_CHECKOUT"], check=True, timeout=900)
     return path
 
 
