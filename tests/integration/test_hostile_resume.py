@@ -130,11 +130,11 @@ class TestNothingIsLeftOut:
     """Moments at which a kill cost something for good."""
 
     def test_plots_that_were_being_drawn(self, start, tmp_path):
-        killed(lambda: start("quantize", *QUICK), (figures, "ranges_per_layer"))
-        (tmp_path / "exp/.ranges-abcdefgh.part.png").touch()
+        killed(lambda: start("quantize", *QUICK), (figures, "save_figure"))
+        (tmp_path / "exp/.ap_per_epoch-abcdefgh.part.png").touch()
         (tmp_path / "exp/weights/.last-abcdefgh.part.pt").touch()
         assert resume("quantize", tmp_path / "exp") == 0
-        assert (tmp_path / "exp/ranges.png").stat().st_size > 10_000
+        assert (tmp_path / "exp/ap_per_epoch.png").stat().st_size > 10_000
         assert RunState.load(tmp_path / "exp").finished
         assert [path.name for path in (tmp_path / "exp").rglob(".*")] == [".lock"]
 

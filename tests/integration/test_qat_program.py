@@ -64,7 +64,7 @@ class TestFiles:
         assert len(names) == len(patterns)
         for name, pattern in zip(names, sorted(patterns), strict=True):
             assert re.fullmatch(pattern, name), name
-        assert {"ap_per_epoch.png", "ranges.png", "placement.txt"} <= set(os.listdir(finished))
+        assert {"ap_per_epoch.png", "placement.txt"} <= set(os.listdir(finished))
 
     def test_the_report_has_rows_history_ranges_and_samples(self, finished):
         report = report_of(finished)

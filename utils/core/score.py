@@ -119,6 +119,6 @@ class Difference:
         return f"{self.value:+.4f}" if self.error is None else f"{self.value:+.4f} ± {self.error:.4f}"
 
     @property
-    def beyond_error(self) -> bool:
-        """Whether the difference exceeds its standard error; an unknown standard error counts as 0."""
-        return abs(self.value) > (self.error or 0.0)
+    def significant(self) -> bool:
+        """Whether it is at least two standard errors; an unknown standard error counts as no difference."""
+        return self.error is not None and abs(self.value) >= max(2 * self.error, 5e-5)  # less is 0.0000

@@ -70,8 +70,8 @@ class Sweep:
         less = {name: Difference(ap[name] - ap[best], self.errors.get(name)) for name in others}
         text = ", ".join([f"{best} {ap[best]:.4f}", *(f"{name} {ap[name]:.4f} ({less[name]})" for name in others)])
         chosen = f"chosen: {best}, {self.measure} {self.chosen_ap:.4f}"
-        if equal := [name for name in others if not less[name].beyond_error]:
-            chosen += f"; within a standard error of {', '.join(equal)}, so not measurably better"
+        if equal := [name for name in others if not less[name].significant]:
+            chosen += f"; no measurable difference (two standard errors) to {', '.join(equal)}"
         return [f"calibration sweep, {self.measure} on {self.images} images: {text}", chosen]
 
 

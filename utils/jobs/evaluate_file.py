@@ -12,9 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from models.quantize import checkpoint
 from utils.core.device import device_name, select_device
 from utils.core.errors import InputError
-from utils.core.files import write_text
+from utils.core.files import read_onnx, write_text
 from utils.core.run_folder import new_run
 from utils.core.tasks import AP_CONFIDENCE, DISPLAY_CONF, DISPLAY_IOU
 from utils.evaluation.data_yaml import load_data
@@ -102,13 +103,18 @@ def make_configs(options: ValOptions, runner: Runner) -> list[EvalConfig]:
 
 
 def stage(file: Path) -> str:
-    """What a report calls a file: ONNX, PyTorch, or TensorRT with its precision.
+    """What a report calls a file: float, PTQ or QAT, ONNX, or TensorRT with its precision.
 
     Raises:
-        InputError: the note beside an engine is damaged.
+        InputError: it cannot be read, or the note beside an engine is damaged.
     """
-    name = {".onnx": "ONNX", ".pt": "PyTorch"}.get(file.suffix.lower())
-    return name or f"TensorRT {EngineNote.load(file).precision.upper()}".strip()
+    suffix = file.suffix.lower()
+    if suffix == ".pt":
+        quantized = checkpoint.summary(file)
+        return str(quantized["extra"].get("stage", "PyTorch")) if quantized else "float"
+    if suffix == ".onnx":
+        return "ONNX" if any(node.op_type == "QuantizeLinear" for node in read_onnx(file).graph.node) else "float"
+    return f"TensorRT {EngineNote.load(file).precision.upper()}".strip()
 
 
 def write_study(file: Path, results: Sequence[EvalResult]) -> None:
@@ -146,6 +152,7 @@ def make_row(
         "ms_per_image": result.ms["inference"],
         "measured_on": "; ".join(filter(None, (result.measured_on, marks))),
         "ap_with": marks,
+        "ap_by_class": {one.name: one.ap for one in result.per_class},
     }
     if result.masks:
         scores |= {f"mask_{name}": getattr(result.masks, name) for name in ("ap", "ap50", "precision", "recall")}
@@ -190,13 +197,13 @@ def warn_of_a_cut_curve(config: EvalConfig) -> None:
 
 
 def lost_by_qat(rows: Sequence[Row]) -> str:
-    """A sentence where QAT's AP is below PTQ's by more than the standard error of the difference; empty elsewhere.
+    """A sentence where QAT's AP is below PTQ's by two standard errors of the difference; empty elsewhere.
 
     The best state is chosen by the loss on training images, so that AP on validation images stays a fair score.
     """
     stages = {row.stage: row for row in rows}
     ptq, qat = stages.get("PTQ"), stages.get("QAT")
     less = qat.difference(ptq) if ptq and qat else None
-    if ptq and less and less.error is not None and less.value < -less.error:
+    if ptq and less and less.significant and less.value < 0:
         return f"PTQ has the higher AP on these validation images (QAT {less} against it): {ptq.file}"
     return ""

@@ -205,7 +205,6 @@ class Session:
         report.save(self.folder / "report.json")
         if report.history:
             figures.save_figure(figures.ap_per_epoch(report), self.folder / "ap_per_epoch.png")
-        figures.save_figure(figures.ranges_per_layer(report.ranges), self.folder / "ranges.png")
         self.state.finished = True  # after all else is written: what is not finished is done again
         self.state.save(self.folder)
 

@@ -1,4 +1,4 @@
-"""Charts of a report: AP per epoch, and ranges per layer; images with detections are in `detections.py`.
+"""The chart of a report, AP per epoch, and what other charts share; images with detections are in `detections.py`.
 
 Every function returns a Matplotlib `Figure` of its own (no pyplot, no global state, no display), and `save_figure`
 writes it. Matplotlib is imported when a figure is drawn. Colours are from Okabe and Ito's palette, which stays
@@ -8,14 +8,12 @@ distinguishable with every common colour vision; what colour says, shape or line
 from __future__ import annotations
 
 import io
-import itertools
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from utils.core.files import write_bytes
-from utils.reports.schema import Range, Report
+from utils.reports.schema import Report
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -117,80 +115,6 @@ def _chosen(report: Report) -> int | None:
     best = losses.index(min(losses)) if len(losses) == len(scores) else scores.index(max(scores))
     result = next((row.ap for row in report.rows if row.stage == "QAT"), None)
     return best if result is None or result == scores[best] else None
-
-
-def ranges_per_layer(ranges: Sequence[Range]) -> Figure:
-    """Dot plots of amax in the order of the network: activations above, weights (smallest to largest channel) below.
-
-    Top-level layers are bands with their numbers, so that some hundred tensors stay readable; the largest of each
-    kind and the smallest activation are named.
-
-    Raises:
-        ValueError: there are no ranges.
-    """
-    ordered = sorted(ranges, key=lambda row: int(layer_number(row.name) or -1))  # shared scales come out of order
-    kinds = [rows for kind in ("activation", "weight") if (rows := [row for row in ordered if row.kind == kind])]
-    if not kinds:
-        raise ValueError("the report has no ranges")
-    figure, panels = new_figure(11.0, 3.3 * len(kinds), len(kinds))
-    for axes, rows in zip(panels, kinds, strict=True):
-        _draw_ranges(axes, rows)
-    panels[-1].set_xlabel("top-level layer of the network (model.N), its tensors in order")
-    return figure
-
-
-def _draw_ranges(axes: Axes, rows: Sequence[Range]) -> None:
-    """The ranges of one kind."""
-    weights = rows[0].kind == "weight"
-    floor = min((row.amax for row in rows if row.amax), default=1e-6)  # what a logarithm shows for 0
-    amax = [max(row.amax or 0.0, floor) for row in rows]
-    axes.set_yscale("log")
-    if weights:
-        low = [min(max(row.min or 0.0, floor * 0.1), top) for row, top in zip(rows, amax, strict=True)]
-        axes.vlines(range(len(rows)), low, amax, color=ORANGE, linewidth=1.4, zorder=2)
-        axes.plot(amax, linestyle="", marker="_", color=VERMILLION, markersize=5, zorder=3)
-        axes.set_ylabel("amax (weight units)")
-        title(axes, "Weights: amax of the channels, smallest to largest")
-    else:
-        axes.plot(amax, linestyle="", marker="o", color=BLUE, markersize=4, zorder=3)
-        axes.set_ylabel("amax (activation units)")
-        title(axes, "Activations: amax of each tensor")
-    axes.margins(y=0.22)
-    axes.set_xlim(-0.7, len(rows) - 0.3)
-    _layer_bands(axes, [row.name for row in rows])
-    order = sorted(range(len(rows)), key=amax.__getitem__)
-    for index in {order[-1]} if weights else {order[0], order[-1]}:
-        up = 1 if index == order[-1] else -1
-        label = rows[index].name.removeprefix("model.").removesuffix("_quantizer")
-        axes.annotate(
-            f"{label}  {amax[index]:.3g}", (index, amax[index]), xytext=(0, 7 * up),
-            textcoords="offset points", ha="right" if index > len(rows) / 2 else "left",
-            va="bottom" if up > 0 else "top", fontsize=8, color=GREY, parse_math=False,
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.85},
-        )  # fmt: skip
-
-
-def _layer_bands(axes: Axes, names: Sequence[str]) -> None:
-    """Shade every second top-level layer and write the layer's number below it; narrow ones share a label."""
-    start, ticks, labels, last = 0, [], [], -1e9
-    for shade, (layer, group) in enumerate(itertools.groupby(names, key=layer_number)):
-        count = len(list(group))
-        if shade % 2:
-            axes.axvspan(start - 0.5, start + count - 0.5, color="#F1F4F8", zorder=0, linewidth=0)
-        middle = start + (count - 1) / 2
-        if middle - last >= len(names) / 55:
-            ticks.append(middle)
-            labels.append(layer)
-            last = middle
-        start += count
-    axes.set_xticks(ticks, labels, fontsize=8)
-    axes.tick_params(axis="x", length=0)
-    axes.grid(False, axis="x")
-
-
-def layer_number(name: str) -> str:
-    """The number of the top-level layer in a module path: `model.4.cv1.conv` → `4`; empty for the network's input."""
-    return next((part for part in str(name).split(".") if re.fullmatch("[0-9]{1,9}", part)), "")
 
 
 def title(axes: Axes, text: str) -> None:

@@ -7,7 +7,10 @@ come from users.
 from __future__ import annotations
 
 import base64
+import contextlib
+import re
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +20,7 @@ from utils.core.score import Difference
 from utils.reports import figures
 from utils.reports.detections import detection_sheet
 from utils.reports.schema import Report
-from utils.reports.tables import cells, headers, remarks
+from utils.reports.tables import cells, fraction, headers, labels, not_compared, remarks, verdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 TEMPLATE = Path(__file__).with_name("report.html.j2")
 MIME = {"png": "image/png", "jpg": "image/jpeg", "svg": "image/svg+xml"}
 JSON_NAME, PAGE_NAME = "report.json", "report.html"
-PLOTS = ("ap_per_epoch.png", "ranges.png", "detections.png")
+PLOTS = ("ap_per_epoch.png", "detections.png")
 
 
 def write_all(report: Report, folder: str | Path, json_name: str = JSON_NAME) -> list[Path]:
@@ -38,7 +41,6 @@ def write_all(report: Report, folder: str | Path, json_name: str = JSON_NAME) ->
     written = [report.save(folder / json_name)]
     drawings = [
         figures.ap_per_epoch(report) if report.scored_epochs else None,
-        figures.ranges_per_layer(report.ranges) if report.ranges else None,
         detection_sheet(report.samples) if report.samples else None,
     ]
     written += [
@@ -60,13 +62,10 @@ def page(report: Report) -> str:
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
+    environment.filters["shared"] = without_folders
     charts = {}
     if report.scored_epochs:
         charts["AP after each epoch of QAT"] = as_data_uri(figures.ap_per_epoch(report), "svg")
-    if report.ranges:
-        charts["Range of every scale, in the order of the network"] = as_data_uri(
-            figures.ranges_per_layer(report.ranges), "svg"
-        )
     versions: dict[str, set[str]] = {}
     for row in report.rows:
         for name, value in row.versions.items():
@@ -79,14 +78,27 @@ def page(report: Report) -> str:
         except InputError as error:  # an image that is gone is named on the page, and does not cost the whole report
             samples.append({"name": f"{name}: {error}", "image": ""})
     devices = {row.device for row in report.rows if row.device}
+    created = report.created
+    with contextlib.suppress(ValueError):
+        created = datetime.fromisoformat(created).astimezone().strftime("%Y-%m-%d %H:%M %Z")
+    sentence, command = verdict(report)
+    names = labels(report)
+    by_class = [(name, row.ap_by_class) for name, row in zip(names, report.rows, strict=True) if row.ap_by_class]
+    classes = dict.fromkeys(name for _, scores in by_class for name in scores)
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         report=report,
+        created=created,
+        verdict=sentence,
+        next_command=command,
         headers=headers(report),
         rows=[
-            (row, cells(report, row), {2: _tone(report.difference(row)), 5: _tone(report.difference(row, "mask_ap"))})
-            for row in report.rows
+            (row, (name, *cells(report, row)[1:]), not_compared(report, row),
+             {2: _tone(report.difference(row)), 5: _tone(report.difference(row, "mask_ap"))})
+            for name, row in zip(names, report.rows, strict=True)
         ],  # the styles of the differences by column: of boxes, and of masks
         remarks=remarks(report),
+        by_class=([name for name, _ in by_class],
+                  [(one, [fraction(scores.get(one)) for _, scores in by_class]) for one in classes]),
         charts=charts,
         samples=samples,
         masks=any(sample.has_masks for sample in report.samples),
@@ -96,12 +108,20 @@ def page(report: Report) -> str:
             **({"device": ", ".join(sorted(devices))} if devices else {}),
             **{name: ", ".join(sorted(values)) for name, values in versions.items()},
         },
-    )
+    )  # fmt: skip
+
+
+def without_folders(text: str, path: bool = False) -> str:
+    """A text (or a path) to be shared: of absolute paths the last part, or that in the working folder."""
+    text = text.replace(f"{Path.cwd()}/", "")
+    if path:
+        return text.rpartition("/")[2] if text.startswith("/") else text
+    return re.sub(r"'/[^'\n]*/|(?<![^\s=(\"])/(?:[^\s'\"]*/)?(?=[^\s/])", lambda m: "'" * m[0].startswith("'"), text)
 
 
 def _tone(difference: Difference | None) -> str:
     """The style of an AP difference: none for one that its standard error may explain."""
-    if difference is None or not difference.beyond_error or abs(difference.value) < 0.00005:
+    if difference is None or not difference.significant:
         return ""
     return "up" if difference.value > 0 else "down"
 

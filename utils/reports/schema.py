@@ -99,6 +99,7 @@ class Row(StrictModel):
         input_size: of the images that went in, e.g. `640x640`; rows compare where this is equal or not known.
         ap_resampled: AP on resamplings of the images, as `Resampled.to_text` gives it; empty where it is not known.
         mask_ap, ...: the same of masks, of a segmentation network.
+        ap_by_class: AP of boxes of each class that has labels, in the dataset's order.
         ap_by_size: AP by pycocotools of `small` (below 32² pixels), `medium` and `large` (from 96²) objects, of which
             there are some; empty where it did not run.
     """
@@ -122,6 +123,7 @@ class Row(StrictModel):
     mask_precision: Fraction | None = None
     mask_recall: Fraction | None = None
     mask_ap_resampled: ResampledText = ""
+    ap_by_class: dict[Text, Fraction] = Field(default_factory=dict)
     ap_by_size: dict[Annotated[str, Field(pattern="^(small|medium|large)$")], Fraction] = Field(default_factory=dict)
     input_size: Text = ""
 
@@ -131,24 +133,26 @@ class Row(StrictModel):
         return Resampled.from_text(text) if text else None
 
     def difference(self, other: Row, ap: AnyAp = "ap") -> Difference | None:
-        """AP of this row, of boxes or of masks, minus that of another; None where they do not compare.
+        """AP of this row, of boxes or of masks, minus that of another; None where they do not compare."""
+        score, base = getattr(self, ap), getattr(other, ap)
+        if score is None or base is None or self.incomparable(other, ap):
+            return None
+        return Difference(score - base, difference_error(self.resampled(ap), other.resampled(ap)))
 
-        They do if both are measured in the usual way, or in the same other one, and not known to be of different
+    def incomparable(self, other: Row, ap: AnyAp = "ap") -> str:
+        """Why this row's AP does not compare with that of another row; empty where it does.
+
+        It does if both are measured in the usual way, or in the same other one, and not known to be of different
         images, labels or sizes of the input. An image that only one of the two could read makes them different.
         """
-        score, base = getattr(self, ap), getattr(other, ap)
-        if score is None or base is None or self.ap_with != other.ap_with or not self.same_size(other):
-            return None
-        resampled, base_resampled = self.resampled(ap), other.resampled(ap)
-        if resampled is None or base_resampled is None:
-            return Difference(score - base, None)
-        if not resampled.same_images(base_resampled):
-            return None
-        return Difference(score - base, difference_error(resampled, base_resampled))
-
-    def same_size(self, other: Row) -> bool:
-        """Whether images went in at the same size, as far as that is known."""
-        return self.input_size == other.input_size or not (self.input_size and other.input_size)
+        if self.ap_with != other.ap_with:
+            return f"{self.ap_with or 'the usual AP'}, and {other.ap_with or 'the usual AP'} there"
+        if self.input_size and other.input_size and self.input_size != other.input_size:
+            return f"the input is {self.input_size}, and {other.input_size} there"
+        resampled, base = self.resampled(ap), other.resampled(ap)
+        if resampled and base and not resampled.same_images(base):
+            return "the images or labels are not those there"
+        return ""
 
 
 class Epoch(StrictModel):

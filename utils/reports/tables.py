@@ -1,13 +1,17 @@
-"""Results as tables: for the terminal, and as text cells for the HTML page.
+"""Results as tables: for the terminal, and as text cells for the HTML page; and what follows from them.
 
 A number is never shown without what it was measured on, and what was not measured is a dash.
 """
 
 from __future__ import annotations
 
+import re
+import shlex
 import string
 import textwrap
+from pathlib import Path
 
+from utils.core.files import distinct_names
 from utils.core.text import aligned, columns
 from utils.reports.schema import AP, Report, Row
 
@@ -15,6 +19,8 @@ HEADERS = ("stage", "AP", "vs float", "AP50", "P", "R", "size", "ms/image")
 MASK_HEADERS = ("stage", "AP", "vs float", "AP50", "mask AP", "vs float", "mask AP50", "size", "ms/image")
 DASH = "-"
 WIDTH = 80  # of the terminal
+LONGEST_NAME = 24  # of a row
+LITTLE = 0.002  # AP that INT8 may lose without advice against it, as the default of `qat.py sensitive --target-drop`
 
 
 def fraction(value: float | None) -> str:
@@ -57,12 +63,26 @@ def cells(report: Report, row: Row) -> tuple[str, ...]:
             milliseconds(row.ms_per_image))  # fmt: skip
 
 
+def labels(report: Report) -> list[str]:
+    """A name for each row: its stage, and for rows of one stage the words of their files that differ."""
+    names = [row.stage for row in report.rows]
+    for stage in dict.fromkeys(names):
+        words = {i: re.split(r"[-_/.]+", row.file) for i, row in enumerate(report.rows) if row.stage == stage}
+        common = set.intersection(*map(set, words.values()))
+        for i, own in words.items():
+            names[i] = " ".join([stage, *(word for word in own if word not in common)])[:LONGEST_NAME].strip()
+    return distinct_names(names)
+
+
 def terminal_table(report: Report) -> str:
-    """Aligned text, at most 80 columns wide, 92 with masks: what rows were measured on stands below, by letters."""
+    """Aligned text, at most 80 columns wide unless masks or long names need more: what rows were measured on, below."""
     if not report.rows:
         return "(no results)"
     places = list(dict.fromkeys(row.measured_on for row in report.rows))
-    rows = [(*cells(report, row), f"[{_mark(places.index(row.measured_on))}]") for row in report.rows]
+    rows = [
+        (name, *cells(report, row)[1:], f"[{_mark(places.index(row.measured_on))}]")
+        for name, row in zip(labels(report), report.rows, strict=True)
+    ]
     heads = columns((*headers(report), "on"), left=["stage"])
     lines = aligned(heads, rows, rule=True)
     if max(map(len, lines)) > WIDTH:
@@ -73,25 +93,74 @@ def terminal_table(report: Report) -> str:
     return "\n".join(lines)
 
 
+def not_compared(report: Report, row: Row) -> str:
+    """Why a row's AP has no difference to that of its float row, which was measured; else empty."""
+    base = report.baseline(row)
+    if base is None or row is base or None in (row.ap, base.ap):
+        return ""
+    reason = row.incomparable(base)
+    return reason and f"AP does not compare with that of the float row: {reason}"
+
+
 def remarks(report: Report) -> list[str]:
-    """What the standard errors of AP differences are, and which rows have none though others do."""
-    alike = [row for row in report.rows if (base := report.baseline(row)) and row is not base
-             and None not in (row.ap, base.ap) and row.ap_with == base.ap_with]  # fmt: skip
+    """What the standard errors of AP differences are, which rows do not compare and why, and which have no error."""
+    rows = list(zip(labels(report), report.rows, strict=True))
+    differences = {name: difference for name, row in rows if (difference := report.difference(row))}
     sentences = []
-    if any(difference and difference.error is not None for difference in map(report.difference, alike)):
+    if any(difference.error is not None for difference in differences.values()):
         sentences.append("±: the standard error of the difference, from resampling the images")
-    apart = [row for row in alike if report.difference(row) is None]
-    sizes = [row.stage for row in apart if not row.same_size(report.baseline(row) or row)]
-    if sizes:
-        sentences.append(f"not compared, since the input has another size than the float row's: {', '.join(sizes)}")
-    if other := [row.stage for row in apart if row.same_size(report.baseline(row) or row)]:
-        sentences.append(f"not compared, since the images or labels are not those of the float row: {', '.join(other)}")
-    bare = [row.stage for row in alike if (difference := report.difference(row)) and difference.error is None]
+    sentences += [f"{name}: {reason}" for name, row in rows if (reason := not_compared(report, row))]
+    bare = [name for name, difference in differences.items() if difference.error is None]
     if bare and any(row.ap_resampled for row in report.rows):
         sentences.append(
             f"without standard error, since an earlier version or a single image gave AP: {', '.join(bare)}"
         )
     return sentences
+
+
+def verdict(report: Report) -> tuple[str, str]:
+    """What the last INT8 row that compares with float says, in a sentence; and the command that comes next, or ''."""
+    int8 = [row for row in report.rows if row.stage.lower() != "float" and not row.stage.endswith(("FP16", "FP32"))]
+    if not (rows := [row for row in int8 if report.difference(row)]):
+        baseline = int8 and report.baseline(int8[0])
+        reason = "no row compares with the float row" if baseline else "there is no float row"
+        return (f"What INT8 costs is not known: {reason}.", "") if int8 else ("", "")
+    row = rows[-1]
+    kind, difference = min(
+        ((ap, difference) for ap in AP if (difference := report.difference(row, ap))),
+        key=lambda pair: pair[1].value / max(pair[1].error or 0, 1e-9),  # boxes or masks, whichever lose more
+    )
+    what, size = {"ap": "AP", "mask_ap": "mask AP"}[kind], row.input_size.partition("x")[0] or "640"
+    if difference.error is None:
+        sentence = f"INT8 is {difference} {what} from float ({row.stage}), and no standard error says if that is noise"
+    elif not difference.significant:
+        sentence = f"INT8 is within the noise of float ({row.stage}: {difference} {what})"
+    else:
+        verb = "gains" if difference.value > 0 else "loses"
+        sentence = f"INT8 {verb} {abs(difference.value):.4f} ± {difference.error:.4f} {what} ({row.stage})"
+    suffix = Path(row.file).suffix.lower()
+    floats = [one.file for one in report.rows if one.stage.lower() == "float" and one.file.endswith(".pt")]
+    of_float = ["--weights", *floats[-1:], "--data", report.data, "--imgsz", size]
+    export = ["python", "export_qat.py", "--weights", row.file, "--include", "onnx", "--simplify", "--dynamic", "batch"]
+    step, command = {
+        ".pt": ("export", export),
+        ".onnx": ("build the engine of", ["scripts/generate_trt_engine.sh", row.file, size]),
+        ".yaml": ("quantize with", ["python", "qat.py", "quantize", *of_float, "--recipe", row.file]),
+    }.get(suffix, ("deploy", []))
+    todo = f"{step} {row.file}"
+    if difference.significant and difference.value <= -LITTLE and suffix != ".yaml":
+        networks = [one for one in int8[: int8.index(row)] if one.file.endswith(".pt")]
+        more = row.difference(networks[-1], kind) if networks else None
+        if more and more.significant and more.value < 0:
+            todo = f"{networks[-1].stage} does not lose as much, so compare {row.file} with {networks[-1].file}"
+            command = ["python", "export_qat.py", "--verify", row.file] if suffix == ".onnx" else []
+        elif not report.history:
+            todo, command = "let QAT regain it", ["python", "qat.py", "quantize", *of_float]
+        else:
+            todo, command = "keep the layers that lose it in float", ["python", "qat.py", "sensitive", *of_float]
+    if "qat.py" in command and not (floats and report.data):
+        command = []  # a report of a file alone does not know the float checkpoint
+    return f"{sentence}: {todo}.", shlex.join(command)
 
 
 def _mark(index: int) -> str:

@@ -48,14 +48,15 @@ def test_other_images_or_another_number_of_resamplings_do_not_compare():
 
 
 @pytest.mark.parametrize(
-    ("value", "error", "text", "beyond"),
+    ("value", "error", "text", "significant"),
     [
-        (-0.00162, 0.00091, "-0.0016 ± 0.0009", True),
-        (0.0005, 0.0009, "+0.0005 ± 0.0009", False),
-        (0.0005, None, "+0.0005", True),
+        (-0.00182, 0.00091, "-0.0018 ± 0.0009", True),
+        (-0.00181, 0.00091, "-0.0018 ± 0.0009", False),
+        (0.0005, None, "+0.0005", False),
+        (0.0005, 0.0, "+0.0005 ± 0.0000", True),
         (0.0, 0.0, "+0.0000 ± 0.0000", False),
     ],
 )
-def test_a_difference_in_words(value, error, text, beyond):
+def test_a_difference_is_one_from_two_standard_errors_on(value, error, text, significant):
     assert str(Difference(value, error)) == text
-    assert Difference(value, error).beyond_error is beyond
+    assert Difference(value, error).significant is significant

@@ -57,7 +57,7 @@ def test_a_report_and_a_table(known, program, tmp_path):
     expected = evaluate(TorchRunner(model, "cpu"), load_data(folder / "data.yaml"), config, progress=False)
     report = Report.load(tmp_path / "exp/report.json")
     row = report.rows[0]
-    assert (row.stage, row.file, row.device) == ("ONNX", str(folder / "a.onnx"), "CPU")
+    assert (row.stage, row.file, row.device) == ("float", str(folder / "a.onnx"), "CPU")
     scores = (expected.ap, expected.ap50, expected.precision, expected.recall)
     assert (row.ap, row.ap50, row.precision, row.recall) == pytest.approx(scores, abs=1e-6)
     assert row.size_bytes == (folder / "a.onnx").stat().st_size

@@ -10,7 +10,7 @@ from PIL import Image
 from report_examples import make_row
 
 from utils.reports import figures
-from utils.reports.schema import Epoch, Range
+from utils.reports.schema import Epoch
 
 
 def test_ap_per_epoch_plots_the_history_and_the_lines(report):
@@ -47,22 +47,6 @@ def test_no_epoch_is_marked_where_ptq_is_the_result(report):
     assert "chosen 0.7365" in {text.get_text() for text in axes.texts}, "the loss chooses, and not AP"
 
 
-def test_ranges_plot_amax_on_a_log_axis_with_one_panel_per_kind(report):
-    activations, weights = figures.ranges_per_layer(report.ranges).axes
-    assert list(activations.lines[0].get_ydata()) == [2.5, 2.5], "a zero amax is drawn at the smallest one"
-    assert list(weights.lines[0].get_ydata()) == [0.75]
-    assert activations.get_yscale() == weights.get_yscale() == "log"
-    assert [text.get_text() for text in weights.get_xticklabels()] == ["0"]
-
-
-def test_ranges_stand_in_the_order_of_the_network():
-    names = ["model.12.conv", "images", "model.2.conv"]
-    rows = [Range(name=name, kind="activation", amax=1.0 + i) for i, name in enumerate(names)]
-    (axes,) = figures.ranges_per_layer(rows).axes
-    assert list(axes.lines[0].get_ydata()) == [2.0, 3.0, 1.0]
-    assert [text.get_text() for text in axes.get_xticklabels()] == ["", "2", "12"]
-
-
 @pytest.mark.parametrize(("kind", "format_"), [("png", "PNG"), ("jpg", "JPEG")])
 def test_images_have_the_expected_size(report, kind, format_, tmp_path):
     path = figures.save_figure(figures.ap_per_epoch(report), tmp_path / f"chart.{kind}", dpi=100)
@@ -75,10 +59,3 @@ def test_svg_is_valid_keeps_its_text_and_is_reproducible(report):
     one, two = (figures.render(figures.ap_per_epoch(report), "svg") for _ in range(2))
     assert one == two
     assert "chosen 0.7399" in "".join(ElementTree.fromstring(one).itertext())
-
-
-@pytest.mark.parametrize("name", ["model.².x", f"model.{'1' * 5000}.x", "model.0.$a_$"])
-def test_names_of_ranges_are_only_names(report, name):
-    """Digits that are no numbers, numbers that are none of layers, and what matplotlib would take for mathematics."""
-    report.ranges = [Range(name=name, kind="activation", amax=amax) for amax in (1.0, 2.0)]
-    assert figures.render(figures.ranges_per_layer(report.ranges), "svg")

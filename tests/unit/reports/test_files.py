@@ -102,7 +102,7 @@ def test_all_files_of_a_report_are_written(data, tmp_path):
     report.ranges = [Range(name="model.0", kind="weight", amax=1.0, min=0.5, max=1.0, channels=4)]
     report.samples = collect_samples({"float": OneBox(0.5), "INT8": OneBox(0.75)}, data, imgsz=64, count=1)
     written = write_all(report, tmp_path / "run")
-    names = ["report.json", "ap_per_epoch.png", "ranges.png", "detections.png", "report.html"]
+    names = ["report.json", "ap_per_epoch.png", "detections.png", "report.html"]
     assert [path.name for path in written] == names
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == sorted(names)
     assert [path.name for path in write_all(Report(command="nothing"), tmp_path / "empty")] == [

@@ -6,11 +6,12 @@ import base64
 import html.parser
 import io
 import re
+import time
 import xml.etree.ElementTree as ElementTree
 
 import pytest
 from PIL import Image
-from report_examples import NASTY, make_row
+from report_examples import NASTY, make_row, resampled
 
 from utils.reports.page import page, write_html
 from utils.reports.schema import Box, Range, Report, Sample
@@ -51,17 +52,20 @@ def test_differences_within_their_error_have_no_colour(compared):
     compared.rows.append(make_row("better", ap=0.78, ap_resampled=compared.rows[1].ap_resampled))
     compared.rows.append(make_row("worse", ap=0.70, ap_resampled=compared.rows[1].ap_resampled))
     text = page(compared)
-    assert re.findall(r'<td class="(up|down)">(.*?)</td>', text) == [
-        ("up", "+0.0088"), ("up", "+0.0388 ± 0.0058"), ("down", "-0.0412 ± 0.0058"),
+    assert re.findall(r'<td[^>]* class="(up|down)">(.*?)</td>', text) == [
+        ("up", "+0.0388 ± 0.0058"), ("down", "-0.0412 ± 0.0058"),
     ]  # fmt: skip
     assert "±: the standard error of the difference" in text
-    assert "Not compared, since" in text
+    cards = re.findall(r"<tr>.*?</tr>", text)
+    reasons = [re.findall("<b>(AP does not compare .*?)</b>", card) for card in cards]
+    assert [bool(reason) for reason in reasons] == [False, False, False, False, True, False, True, False, False]
+    assert "30 images" in reasons[6][0]
 
 
 def test_the_page_fetches_nothing_and_runs_nothing(report):
     text = page(report)
     parsed = _Page(text)
-    assert len(parsed.links) == 3, "two charts and an image with its columns"
+    assert len(parsed.links) == 2, "a chart and an image with its columns"
     assert all(link.startswith("data:image/") for link in parsed.links)
     assert not {"script", "link", "iframe", "object", "embed"} & set(parsed.tags)
     written = re.sub(r"base64,[A-Za-z0-9+/=]+", "", text)
@@ -94,6 +98,44 @@ def test_a_missing_image_costs_its_drawing_only(report, image):
     text = page(report)
     assert "cannot read the image" in text
     assert "0.7412" in text
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_a_reader_is_told_what_to_do_in_local_time_and_nothing_of_folders(report, monkeypatch, tmp_path):
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    report.created, report.data = "2026-11-25T20:05:00+00:00", "/home/someone/my sets/data.yaml"
+    report.command = (
+        "python qat.py quantize --weights '/home/someone/a b/f.pt' --data=/home/someone/d.yaml --project out/x"
+    )
+    report.notes = [f"left out: /home/someone/1.jpg: damaged; {tmp_path}/runs/a.pt", "AP50 / AP, 1/2, a//b"]
+    error = resampled(0.74, 0.75, 0.73)
+    report.rows = [make_row(file="/home/someone/f.pt", ap_resampled=error, ap_by_class={"cat": 0.25, "dog": 0.5}),
+                   make_row("QAT", file=f"{tmp_path}/runs/q.pt", ap_resampled=error, ap_by_class={"dog": 0.625})]  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    text = page(report)
+    monkeypatch.undo()
+    time.tzset()
+    parsed = _Page(text)
+    words = " ".join(parsed.words)
+    assert "someone" not in text
+    assert str(tmp_path) not in text
+    for part in ("2026-11-26 05:05 JST", "data.yaml", "--weights 'f.pt' --data=d.yaml --project out/x", "1.jpg: damaged",
+                 "runs/a.pt", "AP50 / AP, 1/2, a//b"):  # fmt: skip
+        assert part in words
+    assert (
+        words.index("within the noise of float")
+        < words.index("export_qat.py --weights runs/q.pt")
+        < words.index("vs float")
+    )
+    assert re.findall(r"<td[^>]*>([^<]*)</td>", text.split("<summary>")[1]) == [
+        "cat",
+        "0.2500",
+        "-",
+        "dog",
+        "0.5000",
+        "0.6250",
+    ]
 
 
 def test_an_empty_report_is_a_page(tmp_path):

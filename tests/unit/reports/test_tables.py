@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 
-from report_examples import NASTY, make_row
+import pytest
+from report_examples import NASTY, make_row, resampled
 
 from utils.core.text import code, columns, markdown_table
 from utils.reports.schema import Report
-from utils.reports.tables import remarks, terminal_table
+from utils.reports.tables import labels, remarks, terminal_table, verdict
 
 
 def test_ap_of_another_set_of_images_is_not_compared():
@@ -33,9 +34,27 @@ def test_each_networks_rows_are_compared_with_its_own_float_row():
     """Runs of two networks on one dataset, on one page; what stands before any float row belongs to the first."""
     first = [make_row(ap=0.68, file="t.pt"), make_row("PTQ", ap=0.67, file="t8.pt")]
     second = [make_row(ap=0.81, file="s.pt"), make_row("PTQ", ap=0.80, file="s8.pt")]
-    rows = [make_row("ONNX", ap=0.66), *first, *second]
-    lines = terminal_table(Report(command="x", rows=rows)).splitlines()[2:7]
-    assert [line.split()[2] for line in lines] == ["-0.0200", "0.9521", "-0.0100", "0.9521", "-0.0100"]
+    report = Report(command="x", rows=[make_row("ONNX", ap=0.66), *first, *second])
+    assert [str(report.difference(row) or "") for row in report.rows] == ["-0.0200", "", "-0.0100", "", "-0.0100"]
+    assert labels(report) == ["ONNX", "float t", "PTQ t8", "float s", "PTQ s8"]
+
+
+@pytest.mark.parametrize(
+    ("files", "names"),
+    [
+        (("w/best.onnx", "w/best-strong.onnx"), ["ONNX", "ONNX strong"]),
+        (("runs/a/x.onnx", "runs/b/x.onnx"), ["ONNX a", "ONNX b"]),
+        (("x.onnx", "x.onnx"), ["ONNX", "ONNX-2"]),
+        (("x.onnx",), ["ONNX"]),
+    ],
+)
+def test_rows_of_one_stage_have_names_that_tell_them_apart(files, names):
+    report = Report(command="x", rows=[make_row("ONNX", file=file, measured_on=str(i)) for i, file in enumerate(files)])
+    assert labels(report) == names
+    assert [
+        line[: len(name) + 1].rstrip()
+        for line, name in zip(terminal_table(report).splitlines()[2:], names, strict=False)
+    ] == names
 
 
 def test_ap_at_another_size_of_the_input_is_not_compared(compared):
@@ -45,7 +64,9 @@ def test_ap_at_another_size_of_the_input_is_not_compared(compared):
     rows += [make_row("ONNX", input_size="640x640", ap_resampled=known), make_row("older", ap_resampled=known)]
     report = Report(command="x", rows=rows)
     assert [line.split()[2] for line in terminal_table(report).splitlines()[3:6]] == ["-0.0051", "-", "+0.0000"]
-    assert remarks(report)[1:] == ["not compared, since the input has another size than the float row's: ONNX"]
+    (reason,) = remarks(report)[1:]
+    assert reason.startswith("ONNX: ")
+    assert {"640x640", "320x320"} <= set(re.findall(r"\d+x\d+", reason))
 
 
 def test_masks_have_their_columns(segmented):
@@ -65,7 +86,8 @@ def test_differences_have_standard_errors_where_the_images_are_the_same(compared
     assert max(map(len, lines)) <= 80
     words = " ".join(lines[8:])
     assert "±: the standard error of the difference" in words
-    assert "not those of the float row: ONNX" in words
+    assert re.search(r"ONNX: AP does not compare [^:]*: the images or labels", words)
+    assert re.search(r"TensorRT INT8: AP does not compare [^:]*: 30 images", words)
     assert words.endswith("or a single image gave AP: old")
 
 
@@ -78,3 +100,42 @@ def test_a_markdown_table_escapes_markup():
 
 def test_no_rows():
     assert "no results" in terminal_table(Report(command="x"))
+
+
+NOISE, LOSS, GAIN = (0.74, 0.76, 0.72), (0.71, 0.721, 0.699), (0.76, 0.771, 0.749)
+
+
+@pytest.mark.parametrize(
+    ("rows", "words", "command"),
+    [
+        ([("QAT", "q.pt", 0.7420, NOISE)], "within the noise .* export q.pt", "python export_qat.py --weights q"),
+        ([("QAT", "q.pt", 0.7612, GAIN)], "gains 0.0200 ± 0.0010 .* export q.pt", "python export_qat.py"),
+        ([("PTQ", "p.pt", 0.7112, LOSS)], "loses 0.0300 ± 0.0010 AP .*QAT", "python qat.py quantize --weights 'f 1"),
+        ([("QAT", "q.pt", 0.7420, NOISE), ("ONNX", "q 8.onnx", 0.7420, NOISE)], "build the engine",
+         "scripts/generate_trt_engine.sh 'q 8.onnx' 320"),
+        ([("QAT", "q.pt", 0.7420, NOISE), ("ONNX", "q.onnx", 0.7112, LOSS)], "QAT does not lose as much",
+         "python export_qat.py --verify q.onnx"),
+        ([("ONNX", "q.onnx", 0.7420, NOISE), ("TensorRT FP16", "f.engine", 0.5, LOSS),
+          ("TensorRT INT8", "q.engine", 0.7420, NOISE)], "noise .* deploy q.engine", ""),
+        ([("QAT", "q.pt", 0.7, ())], "no standard error", "python export_qat.py"),
+        ([("QAT", "q.pt", None, ())], "not known", ""),
+        ([], "", ""),
+    ],
+)  # fmt: skip
+def test_a_verdict_and_the_next_command(rows, words, command):
+    float_row = make_row(file="f 1.pt", input_size="320x320", ap_resampled=resampled(0.74, 0.75, 0.73))
+    others = [make_row(stage, file=file, ap=ap, input_size="320x320", ap_resampled=resampled(*of) if of else "")
+              for stage, file, ap, of in rows]  # fmt: skip
+    sentence, following = verdict(Report(command="x", data="d.yaml", rows=[float_row, *others]))
+    assert re.search(words, sentence)
+    assert following.startswith(command)
+    assert bool(following) == bool(command)
+
+
+def test_masks_that_lose_more_than_boxes_decide_and_a_missing_float_row_is_said(segmented):
+    del segmented.rows[2]
+    segmented.rows[1] = segmented.rows[1].model_copy(
+        update={"mask_ap": 0.40, "mask_ap_resampled": resampled(0.40, 0.411, 0.389)}
+    )
+    assert "0.0412 ± 0.0010 mask AP" in verdict(segmented)[0]
+    assert "no float row" in verdict(Report(command="x", rows=[make_row("QAT")]))[0]

@@ -179,9 +179,9 @@ def lines(content: Mapping[str, Any], folder: Path) -> list[str]:
         gain = Difference(ap["recipe"] - ap["INT8"], errors["recipe to INT8"])
         chosen += f", ap = {ap['recipe']:.5f} ({gain}) when placed and calibrated anew"
     found.append(f"in float: {chosen}")
-    if gain and not gain.beyond_error:
+    if gain and not gain.significant:
         found.append("that is no gain over INT8: the difference is within its standard error")
-    if unsure := [name for name, one in gains.items() if name in recipe["units"] and not one.beyond_error]:
+    if unsure := [name for name, one in gains.items() if name in recipe["units"] and not one.significant]:
         found.append(f"by themselves these gain no AP beyond its standard error: {', '.join(unsure)}")
     file = shlex.quote(str(folder / RECIPE_FILE))
     found.append(f"because {recipe['why']}; python qat.py quantize --recipe {file} applies it")
