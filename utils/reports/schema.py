@@ -146,12 +146,12 @@ class Row(StrictModel):
         images, labels or sizes of the input. An image that only one of the two could read makes them different.
         """
         if self.ap_with != other.ap_with:
-            return f"{self.ap_with or 'the usual AP'}, and {other.ap_with or 'the usual AP'} there"
+            return f"{self.ap_with or 'the usual AP'} here, {other.ap_with or 'the usual AP'} there"
         if self.input_size and other.input_size and self.input_size != other.input_size:
-            return f"the input is {self.input_size}, and {other.input_size} there"
+            return f"input {self.input_size} here, {other.input_size} there"
         resampled, base = self.resampled(ap), other.resampled(ap)
         if resampled and base and not resampled.same_images(base):
-            return "the images or labels are not those there"
+            return "other images or labels"
         return ""
 
 

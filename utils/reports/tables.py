@@ -64,10 +64,11 @@ def cells(report: Report, row: Row) -> tuple[str, ...]:
 
 
 def labels(report: Report) -> list[str]:
-    """A name for each row: its stage, and for rows of one stage the words of their files that differ."""
+    """A name for each row: its stage, and of rows of one stage what differs: words of the file, input size, images."""
     names = [row.stage for row in report.rows]
     for stage in dict.fromkeys(names):
-        words = {i: re.split(r"[-_/.]+", row.file) for i, row in enumerate(report.rows) if row.stage == stage}
+        alike = {i: row for i, row in enumerate(report.rows) if row.stage == stage}
+        words = {i: re.split(r"[-_/., ]+", f"{r.file} {r.input_size} {r.ap_with}") for i, r in alike.items()}
         common = set.intersection(*map(set, words.values()))
         for i, own in words.items():
             names[i] = " ".join([stage, *(word for word in own if word not in common)])[:LONGEST_NAME].strip()
@@ -88,7 +89,8 @@ def terminal_table(report: Report) -> str:
     if max(map(len, lines)) > WIDTH:
         lines = aligned(heads, rows, rule=True, gap=" ")
     lines += [f"[{_mark(index)}] {place or 'not recorded'}" for index, place in enumerate(places)]
-    for remark in remarks(report):
+    reasons = zip(labels(report), (not_compared(report, row) for row in report.rows), strict=True)
+    for remark in [*(f"{name}: {reason}" for name, reason in reasons if reason), *remarks(report)]:
         lines += textwrap.wrap(remark, WIDTH)
     return "\n".join(lines)
 
@@ -103,13 +105,12 @@ def not_compared(report: Report, row: Row) -> str:
 
 
 def remarks(report: Report) -> list[str]:
-    """What the standard errors of AP differences are, which rows do not compare and why, and which have no error."""
-    rows = list(zip(labels(report), report.rows, strict=True))
+    """What the standard errors of AP differences are, and which rows have none though others do."""
+    rows = zip(labels(report), report.rows, strict=True)
     differences = {name: difference for name, row in rows if (difference := report.difference(row))}
     sentences = []
     if any(difference.error is not None for difference in differences.values()):
         sentences.append("±: the standard error of the difference, from resampling the images")
-    sentences += [f"{name}: {reason}" for name, row in rows if (reason := not_compared(report, row))]
     bare = [name for name, difference in differences.items() if difference.error is None]
     if bare and any(row.ap_resampled for row in report.rows):
         sentences.append(
@@ -130,14 +131,15 @@ def verdict(report: Report) -> tuple[str, str]:
         ((ap, difference) for ap in AP if (difference := report.difference(row, ap))),
         key=lambda pair: pair[1].value / max(pair[1].error or 0, 1e-9),  # boxes or masks, whichever lose more
     )
+    name = labels(report)[report.rows.index(row)]
     what, size = {"ap": "AP", "mask_ap": "mask AP"}[kind], row.input_size.partition("x")[0] or "640"
     if difference.error is None:
-        sentence = f"INT8 is {difference} {what} from float ({row.stage}), and no standard error says if that is noise"
+        sentence = f"INT8 is {difference} {what} from float ({name}), and no standard error says if that is noise"
     elif not difference.significant:
-        sentence = f"INT8 is within the noise of float ({row.stage}: {difference} {what})"
+        sentence = f"INT8 is within the noise of float ({name}: {difference} {what})"
     else:
         verb = "gains" if difference.value > 0 else "loses"
-        sentence = f"INT8 {verb} {abs(difference.value):.4f} ± {difference.error:.4f} {what} ({row.stage})"
+        sentence = f"INT8 {verb} {abs(difference.value):.4f} ± {difference.error:.4f} {what} ({name})"
     suffix = Path(row.file).suffix.lower()
     floats = [one.file for one in report.rows if one.stage.lower() == "float" and one.file.endswith(".pt")]
     of_float = ["--weights", *floats[-1:], "--data", report.data, "--imgsz", size]
