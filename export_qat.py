@@ -29,6 +29,8 @@ from utils.core.options import (
 from utils.jobs.open import need
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from utils.jobs.open import Network
 
 FORMATS = ("onnx", "onnx_end2end")
@@ -89,8 +91,9 @@ class ExportOptions(NmsOptions, InputOptions):
         metavar="N",
     )  # fmt: skip
     output: str | None = option(
-        None, "the file to write (default: beside the weights, NAME.onnx and NAME-end2end.onnx)", metavar="FILE"
-    )
+        None, "the file to write (default: beside the weights, NAME.onnx, NAME-fp16.onnx, NAME-int8.onnx or "
+        "NAME-int8-strong.onnx, and NAME-int8-end2end.onnx with NMS)", metavar="FILE",
+    )  # fmt: skip
     verify: str | None = option(None, "check an exported Q/DQ ONNX instead of exporting", metavar="FILE")
 
 
@@ -108,7 +111,7 @@ def export_qat(options: ExportOptions) -> int:
     names = list(dict.fromkeys(name.lower() for name in options.include))
     check_options(options, names)
     from utils.core.input_spec import InputSpec
-    from utils.jobs.export import export_checkpoint, output_files, refuse_flags_of_masks
+    from utils.jobs.export import export_checkpoint, refuse_flags_of_masks
     from utils.onnx_graph import output_formats
     from utils.onnx_graph.export_config import ExportConfig
 
@@ -121,16 +124,16 @@ def export_qat(options: ExportOptions) -> int:
     nms = output_formats.NmsSettings(**options.nms_settings(), agnostic=options.class_agnostic)
     resolution = output_formats.RESOLUTION if options.mask_resolution is None else options.mask_resolution
     known = {"onnx": output_formats.plain(), "onnx_end2end": output_formats.end2end(nms, resolution)}
-    files = output_files(options.weights, options.output, [known[name] for name in names])
+    weights = options.weights or ""
 
-    def check(network: Network) -> None:
-        refuse_flags_of_masks(network, options.weights or "", options.given(*OF_MASKS))
+    def check(network: Network, files: list[Path]) -> None:
+        refuse_flags_of_masks(network, weights, options.given(*OF_MASKS))
         if not network.quantized:
             options.reject_unused(OF_QUANTIZERS, f"to a float network, and {options.weights} is one")
 
     export_checkpoint(
-        options.weights or "", config, files, check, device=options.device, data=options.data, check=options.check,
-        own_size=options.imgsz is None,
+        weights, options.output, [known[name] for name in names], config, check, device=options.device,
+        data=options.data, check=options.check, own_size=options.imgsz is None,
     )  # fmt: skip
     return 0
 
@@ -151,6 +154,8 @@ def check_options(options: ExportOptions, names: Sequence[str]) -> None:
         raise InputError("--half asks for FP16 and --typing weak for FP32; give one of them")
     if options.input_layout == "nhwc" and options.input != "uint8":
         raise InputError("--input-layout nhwc is for --input uint8; float has nchw")
+    if not options.weights:
+        raise InputError("--weights is missing; give the checkpoint to export, or --verify an ONNX file")
     check_files(weights=options.weights, data=options.data)
     need("torch", "onnx", *["onnxruntime"] * (options.check > 0), *["onnxslim"] * options.simplify)
 

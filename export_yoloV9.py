@@ -8,8 +8,10 @@ Run it in a patched YOLOv9 checkout (patch_yolov9.sh).
 
 from __future__ import annotations
 
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from utils.cli import run_program
@@ -20,6 +22,7 @@ from utils.jobs.open import need
 
 if TYPE_CHECKING:
     from utils.jobs.open import Network
+    from utils.onnx_graph.export import ExportResult
 
 
 class DeepStreamOptions(NmsOptions, InputOptions):
@@ -44,8 +47,13 @@ class DeepStreamOptions(NmsOptions, InputOptions):
         4, "compare with PyTorch on N images in ONNX Runtime (default: 4; 0: do not)", metavar="N"
     )
     output: str | None = option(
-        None, "the file to write (default: beside the weights, NAME-deepstream.onnx)", metavar="FILE"
-    )
+        None, "the file to write (default: beside the weights, NAME-deepstream.onnx, of a quantized network "
+        "NAME-int8-deepstream.onnx or NAME-int8-strong-deepstream.onnx)", metavar="FILE",
+    )  # fmt: skip
+    engine: str | None = option(
+        None, "the engine that the configuration names, which trtexec builds beside the file (default: of a quantized "
+        "network the file's name with .engine; a float one is built by nvinfer)", metavar="FILE",
+    )  # fmt: skip
 
 
 def export_deepstream(options: DeepStreamOptions) -> None:
@@ -57,7 +65,7 @@ def export_deepstream(options: DeepStreamOptions) -> None:
     check_files(weights=options.weights)
     need("torch", "onnx", *["onnxruntime"] * (options.check > 0), *["onnxslim"] * options.simplify)
     from utils.core.input_spec import InputSpec
-    from utils.jobs.export import export_checkpoint, output_files, refuse_flags_of_masks
+    from utils.jobs.export import export_checkpoint, refuse_flags_of_masks
     from utils.onnx_graph import deepstream, output_formats
     from utils.onnx_graph.export_config import ExportConfig
 
@@ -67,28 +75,36 @@ def export_deepstream(options: DeepStreamOptions) -> None:
         simplify=options.simplify, typing="auto", opset=options.opset, input=InputSpec(options.input),
     )  # fmt: skip
     nms = output_formats.NmsSettings(**options.nms_settings())
-    files = output_files(options.weights, options.output, [output_formats.deepstream(nms)])
-    (path,) = files
-    refuse_overwrite([path, *deepstream.paths(path)], [options.weights])
-    deepstream.check_name(path)
-    deepstream.check_config(path)
+    beside = Path(options.output or options.weights)  # the file gets a name of its own in that folder
+    refuse_overwrite(deepstream.paths(beside), [options.weights])
+    deepstream.check_name(beside.name)
+    deepstream.check_name(options.engine or "", "--engine")
+    deepstream.check_config(beside)
 
-    def check(network: Network) -> None:
+    def check(network: Network, files: list[Path]) -> None:
         refuse_flags_of_masks(network, options.weights, options.given(*NmsOptions.model_fields))
-        deepstream.check_labels(path, deepstream.labels(network.names))
+        refuse_overwrite([*files, *deepstream.paths(files[0])], [options.weights])
+        deepstream.check_labels(files[0], deepstream.labels(network.names))
 
-    network, (result,) = export_checkpoint(
-        options.weights, config, files, check, device=options.device, check=options.check,
-        own_size=options.imgsz is None,
+    def write_config(network: Network, config: ExportConfig, results: Sequence[ExportResult]) -> Iterator[str]:
+        path, typing = results[0].path, config.typing if network.quantized else ""
+        engine = options.engine or (path.with_suffix(".engine").name if typing else "")
+        text = deepstream.infer_config(
+            path, config.imgsz, batch, len(network.names), typing=typing, dynamic=options.dynamic, engine=engine,
+            nms=nms if network.task.prototypes else None, takes_bytes=options.input == "uint8",
+        )  # fmt: skip
+        yield from map(str, deepstream.write(path, deepstream.labels(network.names), text))
+        command = "deepstream-app -c app.txt"  # of docs/deepstream.md
+        if engine:
+            command = deepstream.trtexec_command(
+                path.name, engine, config.imgsz, typing=typing, dynamic=options.dynamic
+            )
+        yield f"next: cd {shlex.quote(str(path.parent))} && {command}"
+
+    export_checkpoint(
+        options.weights, options.output, [output_formats.deepstream(nms)], config, check, write_config,
+        device=options.device, check=options.check, own_size=options.imgsz is None,
     )  # fmt: skip
-    height, width = result.inputs["images"][2:]
-    text = deepstream.infer_config(
-        path, (int(height), int(width)), batch, len(network.names), dynamic=options.dynamic,
-        typing=config.resolved(True).typing if network.quantized else "", nms=nms if network.task.prototypes else None,
-        takes_bytes=options.input == "uint8",
-    )  # fmt: skip
-    for written in deepstream.write(path, deepstream.labels(network.names), text):
-        print(written)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -33,6 +33,7 @@ class ReparameterizationOptions(DeviceOptions):
     classes_num: Annotated[int, Field(ge=1, le=10_000)] | None = option(
         None, "classes (default: found from the weights)", "--classes_num", "--classes-num", metavar="N"
     )
+    if_needed: bool = option(False, "a network without an auxiliary branch is no error, and nothing is written")
     save: str | None = option(None, "file to write (default: beside the weights, NAME-converted.pt)", metavar="FILE")
 
 
@@ -47,8 +48,14 @@ def convert_checkpoint(options: ReparameterizationOptions) -> None:
     need("torch")
     from models import reparam
     from utils import upstream
+    from utils.upstream.description import HEADS
 
     device = select_device(options.device)
+    if options.if_needed:
+        head = type(upstream.load_float(weights, auxiliary=True).model.model[-1]).__name__
+        if head in HEADS:
+            print(f"{weights} ends in {head}, without an auxiliary branch: there is nothing to convert")
+            return
     training = upstream.load_training(weights)
     variant = reparam.choose_variant(training.model, options.model, weights)
     if options.classes_num is not None and options.classes_num != training.nc:

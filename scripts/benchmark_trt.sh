@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Time engines over batch sizes 1, 4, 8 and 12, INT8 against FP16, in one run.
 #
-#   ./scripts/benchmark_trt.sh ONNX IMGSZ [--baseline FLOAT_ONNX] [other arguments of scripts/benchmark_trt.py]
+#   ./scripts/benchmark_trt.sh ONNX [IMGSZ] [--baseline FLOAT_ONNX] [other arguments of scripts/benchmark_trt.py]
 #
 #   ONNX        the quantized model, exported with --dynamic; engines are built beside it
-#   IMGSZ       input size in pixels
+#   IMGSZ       input size in pixels (default: that of the file)
 #   --baseline  the float model, exported the same way: its FP16 engines are what is compared with
 #
 # Figures are those of trtexec: CUDA graph, spin wait, no data transfers. PYTHON=/path/to/python3 chooses the interpreter.
@@ -15,11 +15,12 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"; }
 
 case "${1:-}" in -h | --help) usage; exit 0 ;; esac
-if [ $# -lt 2 ]; then
-  echo "error: expected ONNX and IMGSZ; benchmark_trt.sh --help says more" >&2
+if [ $# -lt 1 ]; then
+  echo "error: expected ONNX; benchmark_trt.sh --help says more" >&2
   exit 2
 fi
-onnx=$1 imgsz=$2
-shift 2
-exec "${PYTHON:-python3}" "$here/benchmark_trt.py" "$onnx" --imgsz "$imgsz" \
+onnx=$1 size=()
+shift
+case "${1:-}" in '' | -*) ;; *) size=(--imgsz "$1") && shift ;; esac
+exec "${PYTHON:-python3}" "$here/benchmark_trt.py" "$onnx" ${size[@]+"${size[@]}"} \
   --useCudaGraph --useSpinWait --noDataTransfers "$@"

@@ -93,6 +93,8 @@ def main(options: EngineOptions) -> None:
         timing_cache="" if options.no_timing_cache else options.timing_cache,
         targets=tuple(options.target), allow_fp32=options.allow_fp32,
     )  # fmt: skip
+    if engine.exists():
+        logger.info("replaces %s", engine)
     if options.trtexec:
         from utils.trt import trtexec
 

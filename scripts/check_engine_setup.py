@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Check what evaluating an engine needs before export and build, which take minutes: data, TensorRT, a GPU.
 
-Prints how this TensorRT wants a file to be typed: weak or strong.
+Prints the ONNX file that is exported of --weights, and how this TensorRT wants it to be typed: weak or strong.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ class CheckOptions(DeviceOptions):
     """Check what evaluating an engine needs before export and build."""
 
     data: str = option(..., "dataset's YAML", positional=True, metavar="DATA")
+    weights: str | None = option(None, "checkpoint that is to be exported", metavar="FILE")
     generate_graph: bool = option(False, "is graphviz there too?")
 
 
@@ -38,6 +39,14 @@ def main(options: CheckOptions) -> None:
     tensorrt_api.use_device(options.device, for_engines=False)
     api = tensorrt_api.load_tensorrt()
     check_target(api, tensorrt_api.gpu(), ())
+    if options.weights:
+        from models.quantize import checkpoint
+        from utils.jobs.export import output_files
+        from utils.onnx_graph.export_config import ExportConfig
+        from utils.onnx_graph.output_formats import plain
+
+        quantized = checkpoint.kind(options.weights) == "quantized"
+        print(*output_files(options.weights, None, [plain()], ExportConfig(typing=api.typing), quantized))
     print(api.typing)
 
 

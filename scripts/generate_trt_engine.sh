@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Build a TensorRT engine from an ONNX file, beside it.
 #
-#   ./scripts/generate_trt_engine.sh ONNX IMGSZ [--generate-graph] [--tune MINUTES] [others of scripts/build_engine.py]
+#   ./scripts/generate_trt_engine.sh ONNX [IMGSZ] [--generate-graph] [--tune MINUTES] [others of scripts/build_engine.py]
 #
 #   ONNX              as export_qat.py writes it
-#   IMGSZ             input size in pixels
+#   IMGSZ             input size in pixels (default: that of the file)
 #   --generate-graph  also report on the engine's layers, and draw them as SVG with graphviz
 #   --tune MINUTES    build with several options, time the engines in turns, and keep the fastest
 #
@@ -15,10 +15,11 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"; }
 
 case "${1:-}" in -h | --help) usage; exit 0 ;; esac
-if [ $# -lt 2 ]; then
-  echo "error: expected ONNX and IMGSZ; generate_trt_engine.sh --help says more" >&2
+if [ $# -lt 1 ]; then
+  echo "error: expected ONNX; generate_trt_engine.sh --help says more" >&2
   exit 2
 fi
-onnx=$1 imgsz=$2
-shift 2
-exec "${PYTHON:-python3}" "$here/build_engine.py" "$onnx" --imgsz "$imgsz" "$@"
+onnx=$1 size=()
+shift
+case "${1:-}" in '' | -*) ;; *) size=(--imgsz "$1") && shift ;; esac
+exec "${PYTHON:-python3}" "$here/build_engine.py" "$onnx" ${size[@]+"${size[@]}"} "$@"

@@ -4,12 +4,12 @@
 #
 #   ./scripts/quickstart.sh                                     the demo: handwritten digits on photographs
 #   ./scripts/quickstart.sh --segments                          the same with masks: instance segmentation
-#   ./scripts/quickstart.sh --weights my.pt --data my.yaml --imgsz 640
+#   ./scripts/quickstart.sh --weights my.pt --data my.yaml
 #
-#   --weights FILE  float checkpoint, as upstream's train.py writes it (default: the demo model)
+#   --weights FILE  float checkpoint, as upstream's train.py or train_dual.py writes it (default: the demo model)
 #   --data FILE     dataset's YAML with train and val (default: the demo set, which is drawn in build/digits)
 #   --segments      the demo model and the demo set with masks; the set is drawn in build/digits-segments
-#   --imgsz PX      input size (default: 320 for the demo, else 640)
+#   --imgsz PX      input size (default: 320 for the demo, else that of the training)
 #   --batch-size N  images a batch (default: 10)
 #   --epochs N      epochs of QAT (default: 5)
 #   --iters N       iterations an epoch, at most (default: 30, with --segments 60; it takes minutes on two CPU cores)
@@ -47,6 +47,7 @@ main() {
   say "set up in $((SECONDS - started)) s; the run starts"
   started=$SECONDS
   make_run_folder
+  convert
   quantize
   export_network
   evaluate_network "$onnx" onnx || exit $?
@@ -58,6 +59,7 @@ main() {
     say "quickstart: the engines failed, see above; the rest is in $run/report.html"
     return "$status"
   fi
+  [ "$own" = no ] || show_five_commands
   say "quickstart: done in $((SECONDS - started)) s after setting up; open $run/report.html"
 }
 
@@ -89,10 +91,11 @@ parse_arguments() {
   done
   [ "$segments" = no ] || [ -z "$weights$data" ] || die 2 "--segments is the demo with masks; leave --weights and --data out"
   [ -z "$weights" ] || [ -n "$data" ] || die 2 "--weights needs --data, the dataset that the model was trained on"
-  [ -n "$imgsz" ] || { [ -n "$weights" ] && imgsz=640 || imgsz=320; }
+  if [ -n "$weights" ]; then own=yes; else own=no imgsz=${imgsz:-320}; fi
   if [ "$segments" = yes ]; then weights=data/demo/gelan-digits-seg.pt iters=${iters:-60}; fi
   iters=${iters:-30}
   weights=${weights:-data/demo/gelan-digits.pt}
+  size=(${imgsz:+--imgsz "$imgsz"})
   cd "$OVERLAY_ROOT"
 }
 
@@ -141,8 +144,22 @@ program() { # NAME ARGUMENTS...: one of the overlay's programs, in the patched c
   "$PYTHON" "$YOLOV9_CHECKOUT/$1" "${@:2}" --device "$device"
 }
 
+# What train_dual.py writes has an auxiliary branch, which is for training only.
+convert() {
+  trained=$weights
+  [ "$own" = yes ] || return 0
+  local converted
+  converted=$run/weights/$(basename "$weights" .pt)-converted.pt
+  if [ "$resume" = no ]; then
+    mkdir -p "$run/weights"
+    run_part "convert, if it has an auxiliary branch" program reparameterization.py --weights "$weights" \
+      --save "$converted" --if-needed || exit $?
+  fi
+  [ ! -f "$converted" ] || weights=$converted
+}
+
 quantize() {
-  local arguments=(--weights "$weights" --data "$data" --imgsz "$imgsz" --batch-size "$batch_size" --epochs "$epochs"
+  local arguments=(--weights "$weights" --data "$data" ${size[@]+"${size[@]}"} --batch-size "$batch_size" --epochs "$epochs"
     --iters "$iters" --project "$(dirname "$run")" --name "$(basename "$run")" --exist-ok)
   [ "$resume" = no ] || arguments+=(--resume "$run")
   run_part "1/4 quantize: float, PTQ, QAT" program qat.py quantize "${arguments[@]}" || exit $?
@@ -152,16 +169,15 @@ quantize() {
 
 # Two files: ONNX Runtime and TensorRT to 10.11 take the weakly typed one, TensorRT from 10.12 and RTX the strongly typed.
 export_network() {
-  onnx=${best%.pt}.onnx
-  local arguments=(--weights "$best" --data "$data" --imgsz "$imgsz" --batch-size "$batch_size" --include onnx --simplify)
-  run_part "2/4 export to ONNX, strongly typed" program export_qat.py "${arguments[@]}" --typing strong \
-    --output "${best%.pt}-strong.onnx" || exit $?
+  onnx=${best%.pt}-int8.onnx
+  local arguments=(--weights "$best" --data "$data" ${size[@]+"${size[@]}"} --include onnx --simplify --dynamic batch)
+  run_part "2/4 export to ONNX, strongly typed" program export_qat.py "${arguments[@]}" --typing strong || exit $?
   run_part "2/4 export to ONNX, weakly typed" program export_qat.py "${arguments[@]}" --typing weak || exit $?
 }
 
 evaluate_network() { # FILE NAME: its row goes to $run/NAME/report.json
   run_part "3/4 evaluate $(basename "$1")" program val_trt.py --engine-file "$1" --data "$data" \
-    --project "$run" --name "$2" --exist-ok || return $?
+    --batch-size "$batch_size" --project "$run" --name "$2" --exist-ok || return $?
   evaluated+=("$run/$2")
 }
 
@@ -183,9 +199,9 @@ build_engines() {
   fi
   rm "$reason"
   typing=${typing##*$'\n'}
-  if [ "$typing" = strong ]; then int8=${best%.pt}-strong.onnx; fi
-  run_part "3/4 export the float model, to compare with" program export_qat.py --weights "$weights" --imgsz "$imgsz" \
-    --batch-size "$batch_size" --include onnx --simplify --typing "$typing" --output "$float" || return $?
+  if [ "$typing" = strong ]; then int8=${best%.pt}-int8-strong.onnx; fi
+  run_part "3/4 export the float model, to compare with" program export_qat.py --weights "$weights" \
+    ${size[@]+"${size[@]}"} --include onnx --simplify --dynamic batch --typing "$typing" --output "$float" || return $?
   evaluate_engine "$float" fp16 || return $?
   evaluate_engine "$int8" int8
 }
@@ -194,16 +210,40 @@ evaluate_engine() { # ONNX NAME
   local engine=$run/weights/$2.engine PYTHON=${ENGINE_PYTHON:-$PYTHON}
   # level 2 measures the kernels that promise most: engines as fast within some percent, in less than half the time
   run_part "3/4 build the $2 engine" program scripts/build_engine.py "$1" --output "$engine" --optimization-level 2 \
-    --check 0 || return $?
+    --batch-size 1 "$batch_size" "$batch_size" --check 0 || return $?
   evaluate_network "$engine" "$2"
 }
 
 write_report() {
   local note="PTQ and QAT simulate INT8 in PyTorch, and ONNX Runtime convolves in FP32 on a CPU:"
   run_part "4/4 report" program scripts/make_report.py "$run" "${evaluated[@]}" --title "YOLOv9 quickstart" \
-    --compare "$weights" "$onnx" --data "$data" --imgsz "$imgsz" \
+    --compare "$weights" "$onnx" --data "$data" ${size[@]+"${size[@]}"} \
     --note "$note their ms/image say nothing about the speed of INT8." ||
     exit $?
+}
+
+# README's five, for this model: QAT in full, with the defaults of qat.py.
+show_five_commands() {
+  local float name best_of_all line
+  float=$(realpath -- "$weights") name=$(basename "$trained" .pt)
+  best_of_all=runs/qat/$name/weights/$(basename "$best")
+  say "to go on with a whole QAT of this model:"
+  line=$(printf '%q ' cd "$YOLOV9_CHECKOUT")
+  printf '%s&& . %q\n' "$line" "$OVERLAY_VENV/bin/activate"
+  if [ "$weights" != "$trained" ]; then
+    float=$(realpath -m -- "${trained%.pt}-converted.pt")
+    show_command python reparameterization.py --weights "$(realpath -- "$trained")" --save "$float"
+  fi
+  show_command python qat.py quantize --weights "$float" --data "$(realpath -- "$data")" ${size[@]+"${size[@]}"} --name "$name"
+  show_command python export_qat.py --weights "$best_of_all" --include onnx --simplify --dynamic batch --output "$name-int8.onnx"
+  show_command scripts/generate_trt_engine.sh "$name-int8.onnx"
+  show_command python val_trt.py --engine-file "$name-int8.engine" --data "$(realpath -- "$data")"
+}
+
+show_command() { # WORDS...: as they are typed
+  local line
+  line=$(printf '%q ' "$@")
+  printf '%s\n' "${line% }"
 }
 
 main "$@"

@@ -8,7 +8,8 @@
 #   IMGSZ             input size in pixels
 #   --generate-graph  also report on the engine's layers, and draw them as SVG with graphviz
 #
-# Run it in the patched checkout. ONNX file and engine lie beside WEIGHTS; the result goes to runs/val_trt/.
+# Run it in the patched checkout. ONNX file and engine lie beside WEIGHTS, such as WEIGHTS-int8.onnx; the result goes
+# to runs/val_trt/.
 # BATCH (default: '1 8 16') is the engine's range of batches; EXPORT_ARGS, BUILD_ARGS and VAL_ARGS are passed on.
 # PYTHON=/path/to/python3 chooses the interpreter. Exit code: 0 done, 1 failed, 2 the input cannot be used.
 set -euo pipefail
@@ -37,9 +38,13 @@ done
 case $imgsz in '' | *[!0-9]*) refuse "IMGSZ is $imgsz; expected pixels, such as 640" ;; esac
 case $weights in *.pt | *.onnx | *.engine | *.plan) ;; *) refuse "$weights is neither .pt, .onnx nor .engine" ;; esac
 # What would only be noticed after the export and the build, which take minutes
-typing=$("$python" "$here/check_engine_setup.py" "$data" ${graph[@]+"${graph[@]}"})
+checked=("$data")
+case $weights in *.pt) checked+=(--weights "$weights") ;; esac
+setup=$("$python" "$here/check_engine_setup.py" "${checked[@]}" ${graph[@]+"${graph[@]}"})
 
-onnx=${weights%.*}.onnx engine=${weights%.*}.engine
+onnx=$weights typing=${setup##*$'\n'} # the last line; the one before it names the ONNX file
+case $weights in *.pt) setup=${setup%$'\n'*} onnx=${setup##*$'\n'} ;; esac
+engine=${onnx%.*}.engine
 case $weights in *.plan) engine=$weights ;; esac
 batch=()
 if [ -n "${BATCH:-}" ]; then read -r -a batch <<<"--batch-size $BATCH"; fi

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import resource
+import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -304,8 +306,9 @@ def test_program_exports(kind: str, weights: dict[str, Path], tmp_path: Path, ca
     opset, typing = {"float": ("17", "weak"), "quantized": ("19", "strong")}[kind]
     size = path.stat().st_size / 1e6
     assert out[0] == f"{path}: {name}, opset {opset}, images [2, 3, 64, 96] -> output0 [2, 14, 126], {size:.1f} MB"
-    assert out[-1].startswith("ONNX Runtime beside PyTorch, 4 images: boxes differ by up to ")
-    assert [line.endswith("all 14 properties hold") for line in out[1:-1]] == ([True] if kind == "quantized" else [])
+    assert out[-1] == "matches PyTorch (rounding only)"
+    assert out[-2].endswith(f"scripts/generate_trt_engine.sh {path}")
+    assert [line.endswith("all 14 properties hold") for line in out[1:-2]] == ([True] if kind == "quantized" else [])
     entries = metadata_of(onnx.load(path))
     expected = {"stride": "32", "task": "detect", "batch": "2", "opset": opset, "typing": typing, "dynamic": "none"}
     assert expected.items() <= entries.items()
@@ -340,8 +343,37 @@ def test_program_writes_beside_the_weights_and_rounds_the_size_up(
     assert (code, err) == (0, [])
     assert out[0] == "image size 50 is no multiple of the stride 32; using 64" == out[1]
     assert out[2].startswith(
-        f"{tmp_path / 'mine.onnx'}: standard, DDetect, FP16, opset 17, images [batch, 3, height, width]"
+        f"{tmp_path / 'mine-fp16.onnx'}: standard, DDetect, FP16, opset 17, images [batch, 3, height, width]"
     )
+
+
+def test_names_say_what_is_in_a_file_and_what_is_replaced_is_said(
+    weights: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    quick, folder = ("--imgsz", SIDE, "--check", 0, "--device", "cpu"), tmp_path / "a folder's"
+    folder.mkdir()
+    for kind in weights:
+        (folder / f"{kind}.pt").write_bytes(weights[kind].read_bytes())
+    (folder / "quantized-int8.onnx").write_bytes(b"somebody's")
+    cases = [  # the words, the file, and what is said of the file that it replaces
+        ("float", (), "float.onnx", None),
+        ("float", ("--half",), "float-fp16.onnx", None),
+        ("quantized", ("--typing", "weak"), "quantized-int8.onnx", "no ONNX file"),
+        ("quantized", ("--typing", "strong"), "quantized-int8-strong.onnx", None),
+        ("quantized", ("--typing", "strong"), "quantized-int8-strong.onnx", None),  # the same file once more
+        ("quantized", ("--typing", "strong", "--dynamic", "batch"), "quantized-int8-strong.onnx", "dynamic none"),
+        ("float", ("--include", "onnx_end2end", "--half"), "float-fp16-end2end.onnx", None),
+    ]
+    for kind, words, name, replaced in cases:
+        code, out, err = program(capsys, "--weights", folder / f"{kind}.pt", *quick, *words)
+        assert (code, err) == (0, [])
+        assert out[0].startswith(f"{folder / name}: ")
+        said = [line for line in out if line.startswith("replaces")]
+        assert [str(replaced) in line for line in said] == [True] * (replaced is not None)
+        assert shlex.split(out[-2])[-1] == str(folder / name)
+    shutil.copy(weights["quantized"], folder / "some-int8.pt")
+    assert program(capsys, "--weights", folder / "some-int8.pt", *quick, "--typing", "weak")[0] == 0
+    assert {path.name for path in folder.glob("*.onnx")} == {name for *_, name, _ in cases} | {"some-int8.onnx"}
 
 
 def test_program_verifies(weights: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -221,11 +221,11 @@ def test_a_file_that_differs_is_a_failure(
     words = ["--weights", weights["float"], "--output", tmp_path / "net.onnx", "--imgsz", SIDE]
     code, out, err = program(export_qat.main, *words)
     assert (code, len(err)) == (1, 1)
-    assert err[0].startswith("error: what was exported does not compute what ")
+    assert err[0].startswith("error: differs from PyTorch, see --debug: ")
     assert f"{tmp_path / 'net.onnx'}: box: " in err[0]
-    assert "boxes differ by up to" in out[-1]
+    assert (len(out), out[0].startswith(f"{tmp_path / 'net.onnx'}: ")) == (1, True)  # and no next command
     code, out, err = program(export_qat.main, *words, "--check", 0)
-    assert (code, len(out), err) == (0, 1, [])
+    assert (code, out[-1], err) == (0, "not compared with PyTorch (--check 0)", [])
 
 
 def test_check_takes_the_data_sets_images(demo_data: Path):
@@ -255,7 +255,9 @@ def test_deepstream_export(kind: str, weights: dict[str, Path], tmp_path: Path, 
     }[kind]
     start = f"{path}: {model}, {head}, {types}, opset 17, images [{batch}, 3, 64, 96] -> output [{batch}, 126, 6], "
     assert out[0].startswith(start)
-    assert out[-2:] == [str(tmp_path / "labels.txt"), str(tmp_path / "config_infer_primary_yoloV9.txt")]
+    assert out[-4:-2] == [str(tmp_path / "labels.txt"), str(tmp_path / "config_infer_primary_yoloV9.txt")]
+    assert out[-2].startswith(f"next: cd {tmp_path} && ")
+    assert out[-1] == "matches PyTorch (rounding only)"
 
     images = torch.rand(2, 3, 64, 96, generator=torch.Generator().manual_seed(1))
     results = run(with_outputs(path, tmp_path / "both.onnx", DETECT.outputs), images)
@@ -275,14 +277,17 @@ def test_deepstream_export(kind: str, weights: dict[str, Path], tmp_path: Path, 
     text = (tmp_path / "config_infer_primary_yoloV9.txt").read_text()
     config.read_string(text)
     wanted = {
-        "onnx-file": "net.onnx", "labelfile-path": "labels.txt", "infer-dims": "3;64;96", "num-detected-classes": "10",
+        "labelfile-path": "labels.txt", "infer-dims": "3;64;96", "num-detected-classes": "10",
         "network-mode": "1" if kind == "quantized" else "2", "batch-size": "2" if kind == "dual" else "1",
         "parse-bbox-func-name": "NvDsInferParseYolo", "network-type": "0", "maintain-aspect-ratio": "1",
     }  # fmt: skip
     assert wanted.items() <= dict(config["property"]).items()
     assert float(config["property"]["net-scale-factor"]) == 1 / 255
     assert "int8-calib-file" not in config["property"]
-    assert ("no calibration file: leave" in text) == (kind == "quantized")
+    assert config["property"].get("onnx-file") == (None if kind == "quantized" else "net.onnx")
+    command = "trtexec --onnx=net.onnx --int8 --fp16 --minShapes=images:1x3x64x96 --optShapes=images:8x3x64x96 "
+    command += "--maxShapes=images:16x3x64x96 --saveEngine=net.engine"
+    assert (command in text) == out[-2].endswith(command) == (kind == "quantized")
 
 
 def test_a_training_network_exports_its_main_branch_only(weights: dict[str, Path], tmp_path: Path, program: Program):

@@ -51,7 +51,7 @@ def best(tmp_path_factory, start, demo_data, upstream_yaml):
                "--include", "onnx", "onnx_end2end", "--nms", "onnx")  # fmt: skip
     # Whether PTQ or QAT is best is chance here: with random weights there is nothing to learn.
     assert said.count(", DDetect, INT8 and FP16 (strongly typed), opset 19, images [2, 3, 128, 128] -> ") == 2
-    for name in ("qat_best_gelan-c.onnx", "qat_best_gelan-c-end2end.onnx"):
+    for name in ("qat_best_gelan-c-int8-strong.onnx", "qat_best_gelan-c-int8-strong-end2end.onnx"):
         assert "hold" in run("export_qat.py", "--verify", best.with_name(name))
     report = json.loads((folder / "eval/report.json").read_text())
     assert report["rows"][0]["ap"] is not None
@@ -60,7 +60,7 @@ def best(tmp_path_factory, start, demo_data, upstream_yaml):
 
 @pytest.fixture(scope="module")
 def exported(best):
-    return onnx.load(best.with_suffix(".onnx"))
+    return onnx.load(best.with_name(f"{best.stem}-int8-strong.onnx"))
 
 
 def test_every_other_form_verifies_and_computes_what_torch_computes(best, tmp_path, monkeypatch):
@@ -89,7 +89,7 @@ def test_every_other_form_verifies_and_computes_what_torch_computes(best, tmp_pa
         assert build(tmp_path / f"{name}.onnx", tmp_path / f"{name}.engine", build_config, rtx).note.precision == "int8"
     suppressed = {
         "no plugins here; export without NMS": tmp_path / "efficient.onnx",
-        "NonMaxSuppression": best.with_name("qat_best_gelan-c-end2end.onnx"),
+        "NonMaxSuppression": best.with_name("qat_best_gelan-c-int8-strong-end2end.onnx"),
     }
     for words, file in suppressed.items():
         with pytest.raises(QatError, match=words):

@@ -178,9 +178,10 @@ class TestAPlantedProblem:
         assert {path for path, state in convolutions.items() if state != "int8"} == {
             path for path in convolutions if path.startswith(tuple(f"{unit}." for unit in units))
         }
-        file = weights.with_suffix(".onnx")
+        file = weights.with_name(f"{weights.stem}-int8.onnx")
         common = ["--data", str(data), "--device", "cpu"]
-        export = ["--weights", str(weights), "--include", "onnx", "--imgsz", SIDE, "--batch-size", "10", *common]
+        export = ["--weights", str(weights), "--include", "onnx", "--imgsz", SIDE, "--batch-size", "10", *common,
+                  "--typing", "weak"]  # fmt: skip
         assert export_qat.main(export) == 0
         assert export_qat.main(["--verify", str(file)]) == 0
         producers = {output: node for node in onnx.load(file).graph.node for output in node.output}

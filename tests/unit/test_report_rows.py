@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -91,7 +92,9 @@ def test_nms_in_the_file_and_what_is_not_evaluated(known):
     with TorchRunner(model, "cpu") as runner:
         result = evaluate(runner, data, CONFIG, progress=False)
         runner.outputs = tuple(TensorSpec(name, (None,), "float32") for name in DETECT.detections)
-        assert make_row(runner, CONFIG, result, folder / "a.onnx", "ONNX", 1.0).ap_with == "NMS in the file"
+        for kind, words in {"onnx": "NMS in the file", "none": "top-k without NMS in the file"}.items():
+            runner.metadata["nms"] = json.dumps({"kind": kind, "iou_thres": 0.7, "conf_thres": 0.001})
+            assert make_row(runner, CONFIG, result, folder / "a.onnx", "ONNX", 1.0).ap_with == words
     row = make_row(torch.device("cpu"), replace(CONFIG, limit=3), None, folder / "a.onnx", "PTQ", 1.0)
     assert (row.ap, row.ap_with, row.measured_on, row.device) == (None, "", "not evaluated", "CPU")
 

@@ -16,7 +16,15 @@ from torch import Tensor
 from utils.core.errors import InputError
 from utils.core.tasks import DISPLAY_CONF, DISPLAY_IOU, Layout, Prediction
 from utils.evaluation.batch import Batch, RaggedBatch
-from utils.evaluation.input_plan import batch_range, gives_masks, has_nms, image_input, output_names
+from utils.evaluation.input_plan import (
+    batch_range,
+    gives_masks,
+    has_nms,
+    image_input,
+    nms_thresholds,
+    nms_words,
+    output_names,
+)
 from utils.evaluation.letterbox import boxes_to_image
 from utils.evaluation.masks import AnyMasks, Masks, MasksFromModel
 from utils.evaluation.nms import non_max_suppression, packed_detections
@@ -92,11 +100,11 @@ class Detector:
         self._masks = self._task.masks if self._suppressed and gives_masks(runner) else ""
         self._outputs = {} if self._suppressed else output_names(runner)
         if self._suppressed and data is not None:
-            settings = runner.metadata.get("nms", "unknown thresholds").strip("{}").replace('"', "")
+            settings = ", ".join(f"{name} {value:g}" for name, value in nms_thresholds(runner).items())
             logger.warning(
-                "NMS is inside the network (%s); the loop's is conf_thres %g, iou_thres %g, at most %d. With others "
+                "%s is inside the network (%s); the loop has conf_thres %g, iou_thres %g, at most %d. With others "
                 "AP does not compare with that of other files: it can even be higher, since the curve is cut off",
-                settings, conf_thres, iou_thres, max_det,
+                nms_words(runner), settings or "unknown thresholds", conf_thres, iou_thres, max_det,
             )  # fmt: skip
             if self._task.masks and not gives_masks(runner):
                 logger.warning("this network with NMS inside gives no masks (%s); its boxes are evaluated",

@@ -153,6 +153,11 @@ def has_nms(runner: Runner) -> bool:
     return set(DETECTIONS) <= {spec.name for spec in runner.outputs}
 
 
+def nms_words(runner: Runner) -> str:
+    """What stands in a network that gives detections: 'NMS', or 'top-k without NMS' (`--nms none`)."""
+    return "top-k without NMS" if list(nms_thresholds(runner)) == ["conf_thres"] else "NMS"
+
+
 def gives_masks(runner: Runner) -> bool:
     """Whether a network with NMS inside gives masks too."""
     return runner.task.masks in {spec.name for spec in runner.outputs}

@@ -19,7 +19,7 @@ from utils.core.files import read_onnx, write_text
 from utils.core.run_folder import new_run
 from utils.core.tasks import AP_CONFIDENCE, DISPLAY_CONF, DISPLAY_IOU
 from utils.evaluation.data_yaml import load_data
-from utils.evaluation.input_plan import fixed_sizes, has_nms, image_input, mask_frame, takes_size
+from utils.evaluation.input_plan import fixed_sizes, has_nms, image_input, mask_frame, nms_words, takes_size
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.evaluation.results import EvalResult
 from utils.jobs.open import open_runner
@@ -172,13 +172,14 @@ def ap_with(config: EvalConfig, result: EvalResult, runner: Runner | None = None
     """
     usual = EvalConfig()
     side = mask_frame(runner) if runner is not None and result.masks is not None else None
+    inside = f"{nms_words(runner)} in the file" if runner is not None and has_nms(runner) else ""
     marks = {
         f"{result.images} images": config.limit is not None,
         f"split {config.split}": config.split != usual.split,
         f"confidence {config.conf_thres:g}": config.conf_thres != AP_CONFIDENCE,
         f"NMS IoU {config.nms_iou(result.task):g}": config.nms_iou(result.task) != result.task.nms_iou,
         f"at most {config.max_det} detections": config.max_det != usual.max_det,
-        "NMS in the file": runner is not None and has_nms(runner),
+        inside: bool(inside),
         f"masks {side}×{side}": bool(side),
         "one class": config.single_cls,
         "upsampled masks": config.upsample_masks and result.masks is not None,

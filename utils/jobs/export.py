@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import os
+import shlex
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError
 
 from utils.core.device import select_device
 from utils.core.errors import InputError, QatError
@@ -18,19 +24,35 @@ from utils.onnx_graph.export import ExportResult, export_forms
 from utils.onnx_graph.export_config import ExportConfig
 from utils.onnx_graph.output_formats import OutputFormat
 from utils.onnx_graph.verify import table
+from utils.onnx_graph.view import metadata_of
 
 logger = logging.getLogger(__name__)
 
 
-def output_files(weights: str | None, output: str | None, forms: Sequence[OutputFormat]) -> dict[Path, OutputFormat]:
+def engine_commands(_network: Network, _config: ExportConfig, results: Sequence[ExportResult]) -> Iterator[str]:
+    """The commands that build engines of exported files, for the folder in which the program runs."""
+    script = os.path.relpath(Path(__file__).resolve().parents[2] / "scripts/generate_trt_engine.sh")
+    yield from (f"next: {shlex.join([script, str(result.path)])}" for result in results)
+
+
+def output_files(
+    weights: str, output: str | None, forms: Sequence[OutputFormat], config: ExportConfig | None = None,
+    quantized: bool = False,
+) -> dict[Path, OutputFormat]:  # fmt: skip
     """Where each form goes: `output`, or beside the weights; several get their forms' suffixes.
 
+    The name beside the weights says what is in the file: NAME.onnx (FP32), NAME-fp16.onnx, NAME-int8.onnx (weakly
+    typed), NAME-int8-strong.onnx.
+
     Raises:
-        InputError: `weights` is missing, or `output` is not the name of an ONNX file.
+        InputError: `output` is not the name of an ONNX file.
     """
-    if not weights:
-        raise InputError("--weights is missing; give the checkpoint to export, or --verify an ONNX file")
-    path = Path(output) if output else Path(weights).with_suffix(".onnx")
+    stem = Path(weights).stem
+    if quantized:
+        stem = f"{stem.removesuffix('-int8')}-int8"
+    if config is not None and config.half:
+        stem += "-strong" if quantized else "-fp16"
+    path = Path(output) if output else Path(weights).with_name(f"{stem}.onnx")
     if path.suffix != ".onnx" or path.is_dir():
         raise InputError(f"--output {path} is not the name of an .onnx file")
     if output and len(forms) == 1:
@@ -39,16 +61,20 @@ def output_files(weights: str | None, output: str | None, forms: Sequence[Output
 
 
 def export_checkpoint(
-    weights: str, config: ExportConfig, files: Mapping[Path, OutputFormat], check_network: Callable[[Network], None], *,
+    weights: str, output: str | None, forms: Sequence[OutputFormat], config: ExportConfig,
+    check_network: Callable[[Network, list[Path]], None],
+    then: Callable[[Network, ExportConfig, Sequence[ExportResult]], Iterator[str]] = engine_commands, *,
     device: str = "", data: str | None = None, check: int = 4, own_size: bool = False,
-) -> tuple[Network, list[ExportResult]]:  # fmt: skip
-    """Load, export, verify, compare with PyTorch; and log a few lines for each file.
+) -> None:  # fmt: skip
+    """Load, export, verify, compare with PyTorch; and log a few lines for each file, what comes next, and a verdict.
 
     Args:
         weights: checkpoint, quantized or float.
+        output: the file to write; None: beside the weights.
+        forms: what to write.
         config: how; image sizes that are no multiples of the network's stride are rounded up.
-        files: what to write, and in which form.
-        check_network: gets the network before the long part, and may refuse it.
+        check_network: gets the network and the files before the long part, and may refuse them.
+        then: gets the network, how it was exported and what was written; gives the lines in front of the verdict.
         data: dataset's YAML: its classes must fit, and its images are used to check the files.
         check: run the files on so many images beside PyTorch; 0: do not.
         own_size: a quantized network is exported for the size that it was calibrated at, not for that of `config`.
@@ -57,29 +83,46 @@ def export_checkpoint(
         InputError: or one of its kinds, for what cannot be used.
         QatError: a file does not compute what the network computes.
     """
-    refuse_overwrite(files, [weights, data])
+    refuse_overwrite(output_files(weights, output, forms), [weights, data])
     dataset = load_data(data) if data else None
     network = load_network(weights, select_device(device))
     if dataset is not None:
         check_classes(weights, network.names, dataset)
-    check_network(network)
     own = (network.imgsz, network.imgsz) if own_size and network.imgsz else config.imgsz
     sides = {side: fitting_size(side, network.stride) for side in own}
     config = config.with_size([sides[side] for side in own]).resolved(network.quantized)
+    files = output_files(weights, output, forms, config, network.quantized)
+    refuse_overwrite(files, [weights, data])
+    check_network(network, list(files))
     images = check_images(check, config.imgsz, dataset) if check else None
+    before = {path: path.read_bytes() for path in files if path.is_file()}
     problems = []
     results = export_forms(network.model, config, files, network.metadata())
     model = network.model.cpu()
     for result in results:
         logger.info("%s", "\n".join(export_lines(network, config, result)))
+        if before.get(result.path, content := result.path.read_bytes()) != content:
+            logger.info("%s", replaced(before[result.path], content))
         if images is not None:
             limits = compare_outputs.HALF if config.half else compare_outputs.FULL
             parity = compare_outputs.check_onnx(result.path, model, images, result.quantizers, limits)
-            logger.info("%s", parity)
+            logger.debug("%s", parity)
             problems += [f"{result.path}: {problem}" for problem in parity.problems]
     if problems:
-        raise QatError(f"what was exported does not compute what {weights} computes: {'; '.join(problems)}")
-    return network, results
+        raise QatError(f"differs from PyTorch, see --debug: {'; '.join(problems)}")
+    for line in then(network, config, results):
+        logger.info("%s", line)
+    logger.info("matches PyTorch (rounding only)" if check else "not compared with PyTorch (--check 0)")
+
+
+def replaced(before: bytes, after: bytes) -> str:
+    """What was in a file that an export has replaced: the metadata that it had and the new one does not have."""
+    with contextlib.suppress(DecodeError):
+        old, new = (metadata_of(onnx.load_from_string(content)) for content in (before, after))
+        options = ("kind", "typing", "imgsz", "batch", "dynamic", "input_form", "input_layout", "nms", "task")
+        changed = [f"{key} {old[key]}" for key in options if key in old and old[key] != new.get(key)]
+        return f"replaces a file of that name: {', '.join(changed) or 'other weights or options'}"
+    return "replaces a file of that name, which was no ONNX file"
 
 
 def refuse_flags_of_masks(network: Network, weights: str, flags: Sequence[str]) -> None:

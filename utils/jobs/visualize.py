@@ -24,7 +24,7 @@ from utils.evaluation.dataset import make_loader
 from utils.evaluation.detector import BatchDetections, Detector
 from utils.evaluation.gt_masks import filled
 from utils.evaluation.images import check_source, decode, frames, is_video, open_video, target_names
-from utils.evaluation.input_plan import InputPlan, gives_masks, has_nms, nms_thresholds
+from utils.evaluation.input_plan import InputPlan, gives_masks, has_nms, nms_thresholds, nms_words
 from utils.evaluation.letterbox import letterbox_on, letterboxed_planes
 from utils.evaluation.loop import labels_in_images
 from utils.evaluation.masks import Patch, patches
@@ -91,8 +91,8 @@ class Artist:
                 )  # fmt: skip
             elif conf_thres < lowest:
                 logger.warning(
-                    "NMS is inside the network, and leaves out what scores less than %g: --conf-thres %g finds no "
-                    "more than that; export the network with a lower --conf-thres for more", lowest, conf_thres,
+                    "%s is inside the network, and leaves out what scores less than %g: --conf-thres %g finds no "
+                    "more than that; export with a lower --conf-thres for more", nms_words(runner), lowest, conf_thres,
                 )  # fmt: skip
             if overlap not in (None, iou_thres):
                 logger.warning(

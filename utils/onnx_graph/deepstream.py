@@ -1,9 +1,10 @@
 """The two files that DeepStream wants beside a network: class names, and nvinfer's configuration.
 
-The configuration assumes the parser and the engine builder of DeepStream-Yolo since its version for DeepStream 7.1
+The configuration assumes the parser of DeepStream-Yolo since its version for DeepStream 7.1
 (https://github.com/marcoslucianops/DeepStream-Yolo), which reads rows of x1, y1, x2, y2, score, class. That of a
 segmentation network assumes the parser of DeepStream-Yolo-Seg (https://github.com/marcoslucianops/DeepStream-Yolo-Seg),
-whose rows have a mask behind these six, and nvinfer's own engine builder.
+whose rows have a mask behind these six. It names an engine that trtexec has built: nvinfer would build a quantized
+network in FP16. Of a float network nvinfer may build one, by DeepStream-Yolo's builder or its own.
 Keys: https://docs.nvidia.com/metropolis/deepstream/dev-guide/text/DS_plugin_gst-nvinfer.html
 
 Nothing that someone else wrote is lost: the configuration's last line is a record, the hashes of the rest of it and of
@@ -16,37 +17,34 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
 from utils.core.errors import InputError, no_file
 from utils.core.files import write_text
-from utils.core.tasks import DISPLAY_CONF, DISPLAY_IOU
+from utils.core.tasks import DISPLAY_CONF, DISPLAY_IOU, IMAGES
 from utils.onnx_graph.output_formats import NmsSettings
 
 LABELS, CONFIG = "labels.txt", "config_infer_primary_yoloV9.txt"
 SCALE = repr(1 / 255)
 INT8, FP16 = 1, 2  # of nvinfer's network-mode
-QUANTIZED = """\
-# The ranges are in the ONNX file (QuantizeLinear and DequantizeLinear), so there is no calibration file: leave
-# int8-calib-file out. The builder named by engine-create-func-name then sets INT8 without calibrating; nvinfer's own
-# builder would fall back to FP16. An engine by `trtexec --onnx={onnx} --int8 --fp16` (TensorRT up to 10.11)
-# also lets the float layers run in FP16; name it in model-engine-file."""
-STRONG = """\
-# The types and ranges are in the ONNX file, so there is no calibration file. It wants TensorRT's strongly typed mode,
-# which DeepStream-Yolo's builder does not ask for: build it with `trtexec --onnx={onnx} --stronglyTyped`
-# (TensorRT 10.12 and later; 11 needs no flag) and name the engine in model-engine-file."""
+DYNAMIC_BATCH = (1, 8, 16)  # min, opt and max of an engine for any batch size
+TRTEXEC_FLAGS = {  # by typing; '' for a float network
+    "": (["--fp16"], "TensorRT up to 10"),
+    "weak": (["--int8", "--fp16"], "TensorRT up to 10.11"),
+    "strong": (["--stronglyTyped"], "TensorRT 10.12 and later; 11 needs no --stronglyTyped"),
+}
+PREBUILT = """\
+# An engine that is built here, in the folder of this file, by the TensorRT of this DeepStream ({which}):
+#   {trtexec}
+# There is no onnx-file: where nvinfer cannot use the engine (other TensorRT or GPU, smaller batch) it then stops, and
+# does not build one in FP16 or FP32 by itself.
+"""
+QUANTIZED = "# 1: INT8. The ranges are in the ONNX file, so there is no calibration file."
 FLOAT = """\
 # Of the engine, whatever the types in the ONNX file. 0: FP32, 2: FP16. 1 (INT8) needs a calibration file for this
 # network, which is not quantized."""
-TRTEXEC = """\
-# The types and ranges are in the ONNX file, so there is no calibration file, without which nvinfer's own builder
-# makes no INT8 engine. Build it with `trtexec --onnx={onnx} {flags} --saveEngine={engine}`
-# ({which}); model-engine-file names it."""
-TRTEXEC_FLAGS = {
-    "weak": ("--int8 --fp16", "TensorRT up to 10.11"),
-    "strong": ("--stronglyTyped", "TensorRT 10.12 and later; 11 needs no flag"),
-}
 TEMPLATE = """\
 # {onnx} in DeepStream. Written by export_yoloV9.py; what it assumes:
 #   the {parser}, compiled in the folder named below
@@ -55,8 +53,7 @@ TEMPLATE = """\
 gpu-id=0
 {bytes_note}net-scale-factor={scale}
 model-color-format=0
-{onnx_note}onnx-file={onnx}
-model-engine-file={engine}
+{network}model-engine-file={engine}
 labelfile-path={labels}
 infer-dims=3;{height};{width}
 {batch_note}
@@ -75,10 +72,6 @@ symmetric-padding=1
 [class-attrs-all]
 {overlap}pre-cluster-threshold={confidence}
 topk={topk}
-"""
-PREBUILT = """\
-# With an engine of yours in model-engine-file, remove the next line: where nvinfer cannot use that engine (other
-# TensorRT or GPU, smaller batch) it then stops, and does not build one that may not be INT8.
 """
 BYTES = """\
 # The file takes the bytes of images (UINT8).
@@ -109,8 +102,7 @@ BOXES = {
     "clustering": "network-type=0\n# 2: nvinfer's NMS, with the thresholds at the end\ncluster-mode=2",
     "functions": """\
 parse-bbox-func-name=NvDsInferParseYolo
-custom-lib-path=nvdsinfer_custom_impl_Yolo/libnvdsinfer_custom_impl_Yolo.so
-engine-create-func-name=NvDsInferYoloCudaEngineGet""",
+custom-lib-path=nvdsinfer_custom_impl_Yolo/libnvdsinfer_custom_impl_Yolo.so""",
     "overlap": f"nms-iou-threshold={DISPLAY_IOU}\n",
     "confidence": DISPLAY_CONF,
     "topk": 300,
@@ -120,7 +112,7 @@ MASKS = {
     "clustering": """\
 # 3: instance segmentation
 network-type=3
-# 4: no clustering, since NMS is in the file
+# 4: no clustering: the file gives detections
 cluster-mode=4""",
     "functions": """\
 output-instance-mask=1
@@ -143,9 +135,18 @@ def labels(names: Mapping[int, str]) -> str:
     return "".join(f"{names[index]}\n" for index in sorted(names))
 
 
+def trtexec_command(onnx: str, engine: str, size: tuple[int, int], *, typing: str, dynamic: bool) -> str:
+    """The command that builds the engine which the configuration names; for the arguments see `infer_config`."""
+    height, width = size
+    shapes = zip(("min", "opt", "max"), DYNAMIC_BATCH, strict=True) if dynamic else ()
+    profile = [f"--{end}Shapes={IMAGES}:{batch}x3x{height}x{width}" for end, batch in shapes]
+    flags, _ = TRTEXEC_FLAGS[typing]
+    return shlex.join(["trtexec", f"--onnx={onnx}", *flags, *profile, f"--saveEngine={engine}"])
+
+
 def infer_config(
     onnx: str | Path, size: tuple[int, int], batch: int, classes: int, *, typing: str, dynamic: bool,
-    nms: NmsSettings | None = None, takes_bytes: bool = False,
+    engine: str = "", nms: NmsSettings | None = None, takes_bytes: bool = False,
 ) -> str:  # fmt: skip
     """Write nvinfer's configuration for a file, as a text.
 
@@ -155,40 +156,38 @@ def infer_config(
         batch: images a batch.
         typing: weak or strong, of a quantized network; '' for a float one.
         dynamic: whether the file takes any batch.
+        engine: built by trtexec, which the configuration names; '': nvinfer builds one, of a float network.
         nms: in the file of a segmentation network; None for a detector.
         takes_bytes: whether the file takes bytes, which another plugin then has to give.
     """
     name = Path(onnx).name
-    note = BYTES.format(batch=batch, height=size[0], width=size[1]) if takes_bytes else ""
-    entries = {
-        "onnx": name, "scale": SCALE, "labels": LABELS, "height": size[0], "width": size[1], "batch": batch,
-        "classes": classes, "mode": INT8 if typing else FP16,
-        "batch_note": "# any number: the number of streams is a good one" if dynamic else "# fixed in the ONNX file",
-        "onnx_note": PREBUILT if typing else "", "bytes_note": note,
-        "values": "bytes in 0..255" if takes_bytes else "scaled to 0..1",
-    }  # fmt: skip
-    own = _of_boxes(name, batch, typing) if nms is None else _of_masks(name, batch, typing, nms)
-    return TEMPLATE.format(**entries, **own)
-
-
-def _of_boxes(name: str, batch: int, typing: str) -> dict[str, object]:
-    """What only the configuration of a detector says."""
-    notes = {"": FLOAT, "weak": QUANTIZED.format(onnx=name), "strong": STRONG.format(onnx=name)}
-    engine = f"model_b{batch}_gpu0_{'int8' if typing else 'fp16'}.engine"
-    return {**BOXES, "engine": engine, "mode_note": notes[typing]}
-
-
-def _of_masks(name: str, batch: int, typing: str, nms: NmsSettings) -> dict[str, object]:
-    """What only the configuration of a segmentation network says; nvinfer names an engine after its file."""
-    kinds = {"efficient": "TensorRT's plugin", "onnx": "the standard operator", "none": "top-k, no suppression"}
-    engine, note = f"{name}_b{batch}_gpu0_fp16.engine", FLOAT
-    if typing:
-        engine = f"{Path(name).stem}.engine"
-        flags, which = TRTEXEC_FLAGS[typing]
-        note = TRTEXEC.format(onnx=name, flags=flags, engine=engine, which=which)
-    told = f"{kinds[nms.kind]}, confidence {nms.conf_thres:g}, overlap {nms.iou_thres:g}, {nms.topk} detections"
-    return {**MASKS, "nms_note": f"#   NMS is in the ONNX file: {told}\n", "engine": engine, "mode_note": note,
-            "confidence": nms.conf_thres, "topk": nms.topk}  # fmt: skip
+    form: dict[str, object] = BOXES
+    network = f"onnx-file={name}\n"
+    if engine:
+        command = trtexec_command(name, engine, size, typing=typing, dynamic=dynamic)
+        network = PREBUILT.format(which=TRTEXEC_FLAGS[typing][1], trtexec=command)
+    elif nms is None:  # the file name under which DeepStream-Yolo's builder saves an engine
+        network += "engine-create-func-name=NvDsInferYoloCudaEngineGet\n"
+        engine = f"model_b{batch}_gpu0_fp16.engine"
+    else:  # nvinfer's own builder
+        engine = f"{name}_b{batch}_gpu0_fp16.engine"
+    if nms is not None:
+        kinds = {
+            "efficient": "NMS (TensorRT's plugin)",
+            "onnx": "NMS (ONNX's operator)",
+            "none": "Top-k, no NMS,",
+        }
+        overlap = "" if nms.kind == "none" else f", overlap {nms.iou_thres:g}"
+        told = f"{kinds[nms.kind]} is in the ONNX file: confidence {nms.conf_thres:g}{overlap}, {nms.topk} detections"
+        form = {**MASKS, "nms_note": f"#   {told}\n", "confidence": nms.conf_thres, "topk": nms.topk}
+    any_batch = f"# {DYNAMIC_BATCH[0]} to {DYNAMIC_BATCH[-1]}: the number of streams is a good one"
+    return TEMPLATE.format(
+        **form, onnx=name, scale=SCALE, network=network, engine=engine, labels=LABELS, height=size[0], width=size[1],
+        batch=batch, classes=classes, mode=INT8 if typing else FP16, mode_note=QUANTIZED if typing else FLOAT,
+        batch_note=any_batch if dynamic else "# fixed in the ONNX file",
+        bytes_note=BYTES.format(batch=batch, height=size[0], width=size[1]) if takes_bytes else "",
+        values="bytes in 0..255" if takes_bytes else "scaled to 0..1",
+    )  # fmt: skip
 
 
 RECORD = "# export_yoloV9.py wrote this file (sha256 {config}) and {name} (sha256 {labels})\n"
@@ -201,10 +200,10 @@ def paths(onnx: Path) -> tuple[Path, Path]:
     return onnx.with_name(LABELS), onnx.with_name(CONFIG)
 
 
-def check_name(onnx: Path) -> None:
-    """Raise `InputError` if the name of the ONNX file does not fit on a line of the configuration."""
-    if not onnx.name.isprintable():
-        raise InputError(f"{onnx.name!r} cannot be written on a line of {CONFIG}; choose another --output")
+def check_name(name: str, flag: str = "--output") -> None:
+    """Raise `InputError` if the name of the ONNX file or the engine does not fit on a line of the configuration."""
+    if not name.isprintable():
+        raise InputError(f"{name!r} cannot be written on a line of {CONFIG}; choose another {flag}")
 
 
 def check_config(onnx: Path) -> None:

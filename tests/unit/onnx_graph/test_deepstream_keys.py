@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import shlex
 
 import nvinfer_keys
 import pytest
@@ -18,10 +19,11 @@ FORMS = list(
 )  # typing, dynamic, masks, bytes
 
 
-def config(typing="weak", dynamic=True, nms=None, takes_bytes=False) -> str:
+def config(typing="weak", dynamic=True, nms=None, takes_bytes=False, engine="") -> str:
     return deepstream.infer_config(
-        "some/net.onnx", (64, 96), 3, 5, typing=typing, dynamic=dynamic, nms=nms, takes_bytes=takes_bytes
-    )
+        "some/net.onnx", (64, 96), 3, 5, typing=typing, dynamic=dynamic, nms=nms, takes_bytes=takes_bytes,
+        engine=engine or "net.engine" * bool(typing),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(("typing", "dynamic", "nms", "takes_bytes"), FORMS)
@@ -37,11 +39,36 @@ def test_values_are_those_of_the_network(typing):
     boxes = nvinfer_keys.entries(config(typing))["property"]
     masks, attributes = nvinfer_keys.entries(config(typing, nms=NmsSettings("efficient", 50, 0.6, 0.3))).values()
     for one in (boxes, masks):
-        assert (one["onnx-file"], one["infer-dims"], one["batch-size"]) == ("net.onnx", "3;64;96", "3")
+        assert (one["infer-dims"], one["batch-size"]) == ("3;64;96", "3")
+        assert one.get("onnx-file") == (None if typing else "net.onnx")
         assert (one["num-detected-classes"], one["network-mode"]) == ("5", "1" if typing else "2")
     assert (masks["network-type"], masks["cluster-mode"], masks["segmentation-threshold"]) == ("3", "4", "0.5")
     assert masks["parse-bbox-instance-mask-func-name"] == "NvDsInferParseYoloSeg"
     assert (attributes["topk"], attributes["pre-cluster-threshold"]) == ("50", "0.3")
+
+
+@pytest.mark.parametrize(
+    ("typing", "flags"), [("", ["--fp16"]), ("weak", ["--int8", "--fp16"]), ("strong", ["--stronglyTyped"])]
+)
+def test_the_command_builds_the_engine_that_the_configuration_names(typing, flags):
+    """A static file has its own shapes."""
+    for dynamic in (True, False):
+        text = config(typing, dynamic, engine="engines/my own.engine")
+        assert nvinfer_keys.complaints(text) == []
+        values = nvinfer_keys.entries(text)["property"]
+        assert (values["model-engine-file"], "onnx-file" in values) == ("engines/my own.engine", False)
+        (command,) = re.findall(r"^#   (trtexec .*)$", text, re.MULTILINE)
+        first, *middle, last = shlex.split(command)[1:]
+        assert (first, last) == ("--onnx=net.onnx", "--saveEngine=engines/my own.engine")
+        shapes = [f"--{end}Shapes=images:{batch}x3x64x96" for end, batch in (("min", 1), ("opt", 8), ("max", 16))]
+        assert middle == [*flags, *shapes * dynamic]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"), [(NmsSettings("onnx"), "#   NMS (ONNX"), (NmsSettings("none"), "#   Top-k, no NMS")]
+)
+def test_a_file_without_nms_is_not_said_to_have_it(settings, words):
+    assert words in config(nms=settings)
 
 
 @pytest.mark.parametrize("nms", [None, NmsSettings("onnx", 50)], ids=["boxes", "masks"])

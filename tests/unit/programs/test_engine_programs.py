@@ -145,6 +145,8 @@ def test_build_and_evaluate_an_onnx_file(known):
     assert "TensorRT 8.6.0" in row["measured_on"]
     assert "batch 4, 64x64" in row["measured_on"]  # the profile's largest
     assert (known / "runs/val_trt/exp/labels").is_dir()
+    again = shell("generate_trt_engine.sh", "answers.onnx", "--check", 0, folder=known)  # at the file's own size
+    assert (again.returncode, "replaces answers.engine" in again.stdout) == (0, True)
 
 
 def test_an_engine_of_another_version(known):

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import documentation
 import pytest
 
 from utils.core.run_folder import held
 
 ROOT = Path(__file__).resolve().parents[3]
-LEVEL = ("--optimization-level", "2", "--check", "0")
+LEVEL = ("--optimization-level", "2", "--batch-size", "1", "10", "10", "--check", "0")
 LIBRARY = """
 . {root}/scripts/lib.sh
 OVERLAY_ROOT=$(cd "$(dirname "${{BASH_SOURCE[0]}}")/.." && pwd)
@@ -33,6 +35,8 @@ if name == os.environ.get("SLEEPING"):
         sys.exit(130)
 if name == os.environ.get("FAILING"):
     sys.exit(int(os.environ["STATUS"]))
+if name == "reparameterization.py" and "DUAL" in os.environ:
+    Path(arguments[arguments.index("--save") + 1]).touch()
 if name == "qat.py":
     run = Path(arguments[arguments.index("--project") + 1]) / arguments[arguments.index("--name") + 1]
     (run / "weights").mkdir(parents=True, exist_ok=True)
@@ -48,7 +52,7 @@ def folder(tmp_path):
     shutil.copy(ROOT / "scripts/quickstart.sh", root / "scripts")
     (root / "scripts/lib.sh").write_text(LIBRARY.format(root=ROOT, python=sys.executable))
     (root / "build/yolov9/scripts").mkdir(parents=True)
-    for name in ("qat.py", "export_qat.py", "val_trt.py", "scripts/make_report.py"):
+    for name in ("reparameterization.py", "qat.py", "export_qat.py", "val_trt.py", "scripts/make_report.py"):
         (root / "build/yolov9" / name).write_text(PROGRAM)
     return root
 
@@ -90,11 +94,11 @@ def test_the_demo_goes_through_all_programs(folder):
     quantize, strong, weak, evaluate, report = called
     assert value(quantize, "--weights") == "data/demo/gelan-digits.pt"
     assert value(quantize, "--imgsz") == value(weak, "--imgsz") == "320"
+    assert value(weak, "--dynamic") == value(strong, "--dynamic") == "batch"
     assert {value(words, "--data") for words in called} == {"build/digits/data.yaml"}
     assert (value(strong, "--typing"), value(weak, "--typing")) == ("strong", "weak")
-    assert value(strong, "--output") == "runs/quickstart/weights/qat_best_model-strong.onnx"
-    assert "--output" not in weak  # beside the weights: the file that is evaluated
-    assert value(evaluate, "--engine-file") == "runs/quickstart/weights/qat_best_model.onnx"
+    assert "--output" not in strong + weak  # beside the weights: the weakly typed file is evaluated
+    assert value(evaluate, "--engine-file") == "runs/quickstart/weights/qat_best_model-int8.onnx"
     assert report[1:3] == ["runs/quickstart", "runs/quickstart/onnx"]
 
 
@@ -121,7 +125,7 @@ def with_tensorrt(folder):
     return typed
 
 
-@pytest.mark.parametrize(("typing", "ending"), [("weak", ""), ("strong", "-strong")])
+@pytest.mark.parametrize(("typing", "ending"), [("weak", "-int8"), ("strong", "-int8-strong")])
 def test_engines_are_built_and_evaluated_where_tensorrt_is(with_tensorrt, typing, ending):
     called = calls(quickstart(with_tensorrt(typing), "--device", "1"))
     weights = "runs/quickstart/weights"
@@ -131,9 +135,9 @@ def test_engines_are_built_and_evaluated_where_tensorrt_is(with_tensorrt, typing
     ]
     exports = [words for name, *words in called if name == "export_qat.py"]
     float_export = next(words for words in exports if value(words, "--weights") == "data/demo/gelan-digits.pt")
-    assert (value(float_export, "--typing"), value(float_export, "--batch-size")) == (typing, "10")
+    assert (value(float_export, "--typing"), value(float_export, "--dynamic")) == (typing, "batch")
     evaluated = [Path(value(words, "--engine-file")).name for name, *words in called if name == "val_trt.py"]
-    assert evaluated == ["qat_best_model.onnx", "fp16.engine", "int8.engine"]
+    assert evaluated == ["qat_best_model-int8.onnx", "fp16.engine", "int8.engine"]
     assert called[-1][1:5] == [f"runs/quickstart{part}" for part in ("", "/onnx", "/fp16", "/int8")]
 
 
@@ -144,20 +148,48 @@ def test_the_report_is_written_though_an_engine_fails(with_tensorrt):
     assert quickstart(with_tensorrt("weak"), FAILING="build_engine.py", STATUS="130").returncode == 130
 
 
-def test_own_models_options_and_folders_are_passed_on(folder, tmp_path):
-    for name in ("my.pt", "my.yaml"):
+def commands_for_going_on(done) -> list[list[str]]:
+    """The words of each command that is printed at the end; nothing is, of the demo."""
+    lines = done.stdout.partition("to go on with")[2].splitlines()
+    return [shlex.split(line) for line in lines[1:-1]]
+
+
+@pytest.mark.parametrize("dual", [False, True])
+def test_own_models_options_and_folders_are_passed_on(folder, tmp_path, dual):
+    """What train_dual.py wrote is converted first; the programs know the image size of the training."""
+    for name in ("my own.pt", "my.yaml"):
         (tmp_path / name).touch()
-    words = "--weights my.pt --data=my.yaml --device cpu --epochs=3 --iters 7 --batch-size 4 --output out"
-    called = calls(quickstart(folder, *words.split(), cwd=tmp_path))
-    assert value(called[0], "--weights") == str(tmp_path / "my.pt")
-    assert [value(called[0], f"--{name}") for name in ("imgsz", "epochs", "iters", "batch-size")] == [
-        "640",
-        "3",
-        "7",
-        "4",
-    ]
-    assert {value(words, "--device") for words in called} == {"cpu"}
-    assert called[-1][1] == str(tmp_path / "out")
+    words = "--data=my.yaml --device cpu --epochs=3 --iters 7 --batch-size 4 --output out"
+    done = quickstart(folder, "--weights", "my own.pt", *words.split(), cwd=tmp_path, **({"DUAL": "1"} if dual else {}))
+    convert, quantize, *_, report = calls(done)
+    assert (convert[0], convert[2:4]) == ("reparameterization.py", [str(tmp_path / "my"), "own.pt"])
+    used = "out/weights/my own-converted.pt" if dual else "my own.pt"
+    assert f"qat.py quantize --weights {tmp_path / used} --data " in done.stdout
+    assert [value(quantize, f"--{name}") for name in ("epochs", "iters", "batch-size")] == ["3", "7", "4"]
+    assert not [words for words in calls(done) if "--imgsz" in words]
+    assert {value(words, "--device") for words in calls(done)} == {"cpu"}
+    assert report[1] == str(tmp_path / "out")
+    assert value(call(quickstart(folder, "--imgsz", 96), "qat.py"), "--imgsz") == "96"
+
+
+def test_it_ends_with_readmes_commands_for_this_model(folder, tmp_path):
+    """Each runs as it is printed, in the checkout: what one writes is what the next one reads."""
+    assert commands_for_going_on(quickstart(folder)) == []
+    weights, data = tmp_path / "my own.pt", tmp_path / "data.yaml"
+    weights.touch(), data.touch()
+    enter, *five = commands_for_going_on(quickstart(folder, "--weights", weights, "--data", data, DUAL="1"))
+    assert enter[:3] == ["cd", str(folder / "build/yolov9"), "&&"]
+    convert, quantize, export, build, evaluate = five
+    readme = [words for words in documentation.commands((ROOT / "README.md").read_text("utf-8")) if words[0] != "git"]
+    programs = [[word for word in words[:2] if ".onnx" not in word] for words in (*readme, *five)]
+    start = programs.index(["python", "reparameterization.py"])
+    assert programs[-5:] == programs[start : start + 5]
+    assert value(convert, "--save") == value(quantize, "--weights") == str(tmp_path / "my own-converted.pt")
+    assert value(export, "--weights") == f"runs/qat/{value(quantize, '--name')}/weights/qat_best_model.pt"
+    assert build[1] == value(export, "--output")
+    assert value(evaluate, "--engine-file") == str(Path(build[1]).with_suffix(".engine"))
+    assert {value(words, "--data") for words in (quantize, evaluate)} == {str(data)}
+    assert [documentation._refusal(words[1], words[2:]) for words in five if words[0] == "python"] == [None] * 4
 
 
 def test_an_earlier_run_is_replaced_or_resumed(folder):
