@@ -317,23 +317,6 @@ def test_an_engine_with_results_of_unknown_size_is_not_captured(tmp_path, monkey
     assert enqueued == (3 if operator == "Identity" else 4)  # captured at the second run, and replayed from then on
 
 
-def test_shapes_outside_the_profile(tmp_path, monkeypatch):
-    with stand_in_runner(tmp_path, stand_in(monkeypatch)) as runner:
-        with pytest.raises(
-            InputError, match=r"takes images from \[1, 3, 1, 1\] to \[4, 3, 64, 64\], not \[5, 3, 4, 4\]"
-        ):
-            runner.infer({"images": images(5, 3, 4, 4)})
-        assert runner.infer({"images": images(4, 3, 4, 4)})["output0"].shape == (4, 6, 16)
-
-
-def test_an_engine_without_its_note(tmp_path, monkeypatch):
-    api = stand_in(monkeypatch)
-    stand_in_runner(tmp_path, api).close()
-    (tmp_path / "a.engine.json").unlink()
-    with TensorRTRunner(tmp_path / "a.engine", "cpu", api=api) as runner:
-        assert (runner.names, runner.metadata, runner.stride) == (None, {}, 32)
-
-
 # open_runner
 
 

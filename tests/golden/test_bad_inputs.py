@@ -1,4 +1,4 @@
-"""Sixty bad inputs: the exit code, one line on standard error, and the option, key or file that the line names."""
+"""Bad inputs: the exit code, one line on standard error, and the option, key or file that the line names."""
 
 from __future__ import annotations
 
@@ -58,7 +58,9 @@ CASES = [  # program, arguments, what the line names
     (Q, f"{FEW} --project text.pt", "text.pt"),
     (S, f"{FEW} --granularity atom", "--granularity"),
     (S, f"{FEW} --target-drop 2", "--target-drop"),
+    (S, f"{FEW} --recipe all-float.yaml", "float"),
     (C, f"{FEW} --num-image 0", "--num-image"),
+    (C, f"{FEW} --recipe pattern.yaml", "model.77"),
     (E, f"{FEW} --conf-thres 1.5", "--conf-thres"),
     (E, "--weights float.pt --data three.yaml --imgsz 64 --device cpu", "three.yaml"),
     ("qat.py", "quantise", "quantise"),

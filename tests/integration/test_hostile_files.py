@@ -16,14 +16,9 @@ import torch
 import yaml
 from hostile_canary import program, watched
 from hostile_files import call, mapping, torch_file, value
-from qat_runs import write_small_set
 from random_networks import TINY, random_network, save_float, save_quantized, tiny_with
 from torch import nn
 
-import export_qat
-import export_yoloV9
-import qat
-import reparameterization
 from models.quantize import checkpoint, placement
 from models.quantize.recipe import Recipe
 from utils import upstream
@@ -235,19 +230,6 @@ def test_a_field_of_a_float_checkpoint(tmp_path, good, change, message):
     one_line(caught.value, tmp_path / "changed.pt")
 
 
-@pytest.mark.parametrize(
-    "content",
-    [{"model": torch.ones(5)}, {"model": nn.Conv2d(1, 1, 1)}, {"model": {"yaml": 1}}, {}, [1], "text"],
-    ids=str,
-)
-def test_what_holds_no_network(tmp_path, content):
-    torch.save(content, tmp_path / "a.pt")
-    for load in (upstream.load_float, upstream.load_training, checkpoint.load_quantized):
-        with pytest.raises(CheckpointError) as caught:
-            load(tmp_path / "a.pt")
-        one_line(caught.value, tmp_path / "a.pt")
-
-
 WEIGHT = "model.0.conv.weight"
 
 
@@ -275,23 +257,6 @@ def test_a_field_of_a_quantized_checkpoint(tmp_path, good, field, content, messa
     with pytest.raises(CheckpointError, match=message) as caught:
         checkpoint.load_quantized(tmp_path / "changed.pt")
     one_line(caught.value, tmp_path / "changed.pt")
-
-
-@pytest.mark.parametrize("kind", ["float", "quantized"])
-@pytest.mark.parametrize("name", ["quantize", "eval", "sensitive", "calibrate", "export", "deepstream", "convert"])
-def test_programs_end_with_one_line_and_2(tmp_path, good, capsys, name, kind, demo_data):
-    path = tmp_path / "part.pt"
-    whole = bytearray(good[kind].read_bytes())
-    whole[len(whole) // 2] ^= 4
-    path.write_bytes(whole)
-    words = ["--weights", str(path), "--device", "cpu"]
-    mains = {"export": export_qat.main, "deepstream": export_yoloV9.main, "convert": reparameterization.main}
-    runs = [name, *words, "--data", str(demo_data), "--project", str(tmp_path / "runs")]
-    code = mains[name](words) if name in mains else qat.main(runs)
-    out, err = capsys.readouterr()
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert str(path) in err
-    assert [one.name for one in tmp_path.iterdir()] == ["part.pt"]
 
 
 # --- random mutations -------------------------------------------------------------------------------------------------
@@ -426,22 +391,3 @@ def test_mutations_give_only_our_errors(name, good, demo_data, tmp_path):
     assert len(lines) > COUNT // 8, "the mutations are felt"
     assert not [line for line in lines if "\n" in line or len(line) > 2000]
     assert [one.name for one in tmp_path.iterdir()] == [name]
-
-
-@pytest.mark.usefixtures("nothing_runs", "blank_plots")
-@pytest.mark.parametrize("name", NAMES)
-def test_programs_end_mutations_with_0_1_or_2_and_without_a_traceback(name, good, demo_data, tmp_path, capsys):
-    path, data = tmp_path / name, write_small_set(tmp_path / "set", demo_data, train=2, val=2)
-    option = {"recipe.yaml": "--recipe", "data.yaml": "--data"}.get(name, "--weights")
-    files = {"--weights": good["float"], "--data": data, option: path, "--project": tmp_path / "runs"}
-    quick = ("--imgsz", "64", "--batch-size", "2", "--workers", "0", "--device", "cpu")
-    command = ("quantize", "--ptq-only", "--calib-batches", "1") if name == "recipe.yaml" else ("eval",)
-    codes = []
-    for _ in mutations(name, good, data, path, 8):
-        codes.append(qat.main([*command, *quick, *(str(word) for pair in files.items() for word in pair)]))
-        out, err = capsys.readouterr()
-        assert "Traceback" not in out + err
-        assert err.count("\n") <= 1 or codes[-1] == 0
-    assert codes[0] == 0
-    assert set(codes) <= {0, 1, 2}
-    assert codes.count(2) > 2

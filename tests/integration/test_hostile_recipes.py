@@ -6,16 +6,13 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import onnx
 import pytest
 import torch
 
-import qat
 from models.quantize.placement import matches
 from models.quantize.recipe import Recipe
-from utils.jobs.evaluate import Measurer
 from utils.jobs.open import Network, load_network
 from utils.onnx_graph.export import export_onnx
 from utils.onnx_graph.export_config import ExportConfig
@@ -24,7 +21,6 @@ from utils.onnx_graph.verify import verify
 from utils.onnx_graph.view import metadata_of
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
-from qat_runs import write_small_set
 from random_networks import TINY, narrow, random_network, save_float, save_quantized
 
 PATTERNS = {  # → how many convolutions of TINY it names
@@ -39,11 +35,6 @@ PATTERNS = {  # → how many convolutions of TINY it names
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_float(tmp_path_factory.mktemp("weights") / "tiny.pt", random_network(TINY))
-
-
-@pytest.fixture(scope="module")
-def few(tmp_path_factory: pytest.TempPathFactory, demo_data: Path) -> Path:
-    return write_small_set(tmp_path_factory.mktemp("few"), demo_data, train=2, val=2)
 
 
 def exported(tiny: Path, recipe: Recipe, tmp_path: Path) -> tuple[Network, onnx.ModelProto]:
@@ -99,29 +90,3 @@ def test_sums_of_several_layers_hold_with_an_input_or_a_reader_in_float(
     report = verify(model)
     assert report.ok, report.findings
     assert report.counts["float_convolutions"] == len(recipe.float)
-
-
-@pytest.mark.parametrize("command", ["quantize", "calibrate", "sensitive"])
-@pytest.mark.parametrize(
-    ("text", "named"),
-    [
-        ('float: ["*"]', "leave at least one to INT8"),
-        ('float: ["model.[0-6].*", model.0]\nhead: float', "leave at least one to INT8"),
-        ("float: [model.0, model.99]", "float holds 'model.99'"),
-        ("calibration: {batches: 2.5}", "calibration.batches is 2.5"),
-        ("float: " + "[" * 5000, "recipe.yaml is not valid YAML"),
-    ],
-)
-def test_a_recipe_is_refused_before_anything_is_computed(
-    command: str, text: str, named: str, few: Path, tiny: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
-) -> None:
-    monkeypatch.setattr(Measurer, "measure", lambda *_: pytest.fail("a network was evaluated"))
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(text)
-    words = ["--weights", tiny, "--data", few, "--recipe", recipe, "--project", tmp_path / "runs"]
-    assert qat.main([command, *map(str, words)]) == 2
-    assert not (tmp_path / "runs").exists()
-    error = capsys.readouterr().err
-    assert error.startswith("error: ")
-    assert error.count("\n") == 1
-    assert named in error

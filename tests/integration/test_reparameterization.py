@@ -161,19 +161,6 @@ def test_upstreams_own_loader_takes_the_file(small: dict[str, Path], monkeypatch
     again.load_state_dict(content["model"].float().state_dict())
 
 
-def test_a_network_of_other_widths_is_converted_when_its_layers_are_named(
-    small: dict[str, Path], capsys: pytest.CaptureFixture[str]
-):
-    words = ["--weights", str(small["wide"]), "--device", "cpu"]
-    assert reparameterization.main(words) == 2
-    assert (
-        "30 layers, 24 channels first and AConv, and ends in DualDDetect: none of t (30 layers, 16"
-        in capsys.readouterr().err
-    )
-    assert reparameterization.main([*words, "--model", "s"]) == 0
-    assert reparameterization.main([*words, "--model", "c"]) == 2
-
-
 def test_mistakes_get_one_line(
     small: dict[str, Path], tmp_path: Path, upstream_yaml: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ):
@@ -305,19 +292,6 @@ def test_upstreams_own_loader_and_trainer_take_the_network_with_masks(
     torch.testing.assert_close(own, prototypes, atol=1e-3, rtol=1e-4)
     content = torch.load(masks["converted"])["model"]
     SegmentationModel(content.yaml, ch=3, nc=3).load_state_dict(content.float().state_dict())
-
-
-def test_a_variant_is_named_by_its_head_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """A detector is none with masks, whatever else it has, and a network of other layers is none of upstream's."""
-    weights = save_float(tmp_path / "best.pt", random_network(tiny_with("DualDSegment")))
-    words = ["--weights", str(weights), "--device", "cpu"]
-    assert reparameterization.main(words) == 2
-    assert "12 layers, 8 channels first and AConv, and ends in DualDSegment: none of" in capsys.readouterr().err
-    for name in ("c-dseg", "t"):
-        assert reparameterization.main([*words, "--model", name]) == 2
-        assert f"and ends in DualDSegment; --model {name} is {name} (" in capsys.readouterr().err
-    assert str(reparam.VARIANTS[MASKS]) == "c-dseg (45 layers, 64 channels first, ADown, DualDSegment)"
-    assert reparam.identify(upstream.load_training(weights).model) is None
 
 
 def test_every_network_with_masks_and_an_auxiliary_branch_has_a_map(tmp_path: Path):

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 import export_qat
 import export_yoloV9
 import qat
-import reparameterization
 import val_trt
 from models.quantize import checkpoint, placement
 from models.quantize.partial_forward import Layerwise, State
@@ -240,28 +239,6 @@ def test_a_head_that_is_not_whole(tmp_path, change):
     assert "\n" not in str(caught.value)
 
 
-class Gets:
-    """A pickle that takes something of a head's class."""
-
-    def __init__(self, *arguments: Any) -> None:
-        self.arguments = arguments
-
-    def __reduce__(self):
-        return getattr, self.arguments
-
-
-def test_getattr_of_anything_else_is_refused_by_name(tmp_path):
-    head, conv = head_class("DDetect"), upstream.module_classes()["models.common.Conv"]
-    network = random_network(tiny_with("Segment"))
-    for arguments in ((head, "__init__"), (head, "__subclasses__"), (head, "forward", None), (conv, "forward"),
-                      (head_class("DetectionModel"), "forward"), (torch.nn.Conv2d, "forward")):  # fmt: skip
-        for content in ({"opt": Gets(*arguments)}, {"model": network, "x": Gets(*arguments)}):
-            torch.save(content, tmp_path / "evil.pt")
-            with pytest.raises(CheckpointError, match=r"getattr|attribute") as caught:
-                upstream.load_float(tmp_path / "evil.pt")
-            assert "\n" not in str(caught.value)
-
-
 def commands(path: Path, data: Path, folder: Path) -> dict[str, Callable[[], int]]:
     words = ["--weights", str(path), "--device", "cpu"]
     runs = [*words, "--data", str(data), "--project", str(folder / "runs")]
@@ -277,52 +254,31 @@ def commands(path: Path, data: Path, folder: Path) -> dict[str, Callable[[], int
 
 
 NAMES = ("quantize", "eval", "sensitive", "calibrate", "teacher", "export", "deepstream", "val")
-OUTLINES = "line 1: a box, and a network for segmentation needs outlines"  # the demo set's labels are boxes
-QUANTIZED = "is a quantized checkpoint"
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        ("Panoptic", "ends in Panoptic; this version handles detection (Detect, DDetect) and instance segmentation ("),
-        ("DualDSegment", "training branch (DualDSegment); convert it first: python reparameterization.py --weights"),
-    ],
-)
-def test_jobs_end_with_one_line_and_2(name, kind, message, files, demo_data, tmp_path, capsys):
-    code = commands(files[kind], demo_data, tmp_path)[name]()
-    out, err = capsys.readouterr()
-    assert (code, out, err.count("\n")) == (2, "", 1), err
-    assert message in err
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "message"),
+    ("kind", "name", "named"),
     [
-        *(("DSegment", name, OUTLINES) for name in ("quantize", "eval", "val")),
-        ("DSegment", "teacher", "has masks 8, and the network to quantize 0"),
-        *(("quantized Segment", name, OUTLINES) for name in ("eval", "val")),
-        *(("quantized Segment", name, QUANTIZED) for name in ("quantize", "sensitive", "calibrate", "teacher")),
+        *(("Panoptic", name, "Panoptic") for name in NAMES),
+        *(("DualDSegment", name, "reparameterization.py --weights") for name in NAMES),
+        *(("DSegment", name, "outlines") for name in ("quantize", "eval", "val")),  # the demo set's labels are boxes
+        ("DSegment", "teacher", "masks 8"),
+        *(("quantized Segment", name, "outlines") for name in ("eval", "val")),
+        *(("quantized Segment", name, "quantized") for name in ("quantize", "sensitive", "calibrate", "teacher")),
     ],
 )
-def test_jobs_on_masks(kind, name, message, files, demo_data, tmp_path, capsys):
-    """Those that measure masks want outlines."""
+def test_what_a_job_cannot_use_is_named(kind, name, named, files, demo_data, tmp_path, capsys):
     code = commands(files[kind], demo_data, tmp_path)[name]()
-    _, err = capsys.readouterr()
-    (line,) = [one for one in err.splitlines() if one.startswith("error: ")]
+    (line,) = [one for one in capsys.readouterr().err.splitlines() if one.startswith("error: ")]
     assert code == 2
-    assert message in line
+    assert named in line
 
 
-def test_a_panoptic_network_is_refused_wherever_one_is_opened(files, tmp_path, capsys):
-    for load in (upstream.load_float, upstream.load_training):
-        with pytest.raises(CheckpointError, match="ends in Panoptic; this version handles"):
-            load(files["Panoptic"])
+def test_a_panoptic_network_is_refused_wherever_one_is_opened(files, tmp_path):
+    with pytest.raises(CheckpointError, match="Panoptic"):
+        upstream.load_training(files["Panoptic"])
     model = upstream.fuse(random_network(tiny_with("Panoptic")))
     placement.apply(model, placement.plan(model, Recipe()))
     checkpoint.save(tmp_path / "a.pt", model, recipe=Recipe(), names=model.names, nc=10, stride=32, yaml=model.yaml)
-    with pytest.raises(CheckpointError, match="ends in Panoptic; this version handles"):
+    with pytest.raises(CheckpointError, match="Panoptic"):
         checkpoint.load_quantized(tmp_path / "a.pt")
-    assert reparameterization.main(["--weights", str(files["Panoptic"])]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "ends in Panoptic; this version handles" in line

@@ -119,12 +119,6 @@ def train(folder: Path, data: Path) -> None:
     assert result.returncode == 0, result.stderr[-3000:]
 
 
-def test_a_second_get_finds_it(pristine: Path, checkout: Path):
-    result = run("scripts/get_yolov9.sh", pristine, YOLOV9_SOURCE="/nowhere")
-    assert result.returncode == 0
-    assert "already" in result.stdout
-
-
 def test_a_folder_without_git(pristine: Path, tmp_path: Path):
     shutil.rmtree(pristine / ".git")
     result = run("scripts/get_yolov9.sh", tmp_path / "copy", YOLOV9_SOURCE=str(pristine))

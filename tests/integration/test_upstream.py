@@ -50,16 +50,6 @@ def test_networks_are_what_torch_reads(name, checkout):
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
 
 
-def test_a_quantized_checkpoint_of_an_earlier_version_computes_the_same(tmp_path, network):
-    now = save_quantized(tmp_path / "now.pt", save_float(tmp_path / "float.pt", copy.deepcopy(network)))
-    content = torch.load(now, weights_only=True)
-    assert content["format_version"] == 1
-    torch.save({**content, "version": "0.1.0", "library": "modelopt"}, tmp_path / "then.pt")
-    x = torch.rand(1, 3, 64, 64)
-    found = [predicted(checkpoint.load_quantized(tmp_path / name).model(x))[0] for name in ("now.pt", "then.pt")]
-    assert torch.equal(*found)
-
-
 def test_full_training_checkpoint_with_ema_optimizer_numpy_and_paths(tmp_path, network):
     file = tmp_path / "last.pt"
     content = {
@@ -96,41 +86,6 @@ def test_checkpoint_of_pypis_package_names_its_modules_differently(tmp_path, net
             cls.__module__ = name
     assert b"yolov9.models.yolo" in file.read_bytes()
     assert upstream.load_float(file).nc == 10
-
-
-def test_module_class_of_somebody_else_is_refused_by_name(tmp_path):
-    class Foreign(nn.Module):
-        pass
-
-    Foreign.__qualname__ = "Foreign"
-    Foreign.__module__ = __name__
-    globals()["Foreign"] = Foreign
-    file = tmp_path / "foreign.pt"
-    torch.save({"model": Foreign()}, file)
-    with pytest.raises(CheckpointError, match="Foreign, which is no data and no module class of YOLOv9"):
-        upstream.load_float(file)
-
-
-@pytest.mark.parametrize("keep", [0, 3, 1000, -100])
-def test_truncated_and_foreign_files(tmp_path, network, keep):
-    whole = save_float(tmp_path / "whole.pt", copy.deepcopy(network)).read_bytes()
-    file = tmp_path / "part.pt"
-    file.write_bytes(whole[:keep])
-    for read in (upstream.load_float, checkpoint.kind, checkpoint.load_quantized):
-        with pytest.raises(CheckpointError, match="not a PyTorch checkpoint, or it is truncated"):
-            read(file)
-
-
-def test_missing_file_and_a_pickle_that_is_no_network(tmp_path):
-    for read in (upstream.load_float, checkpoint.kind, checkpoint.load_quantized):
-        with pytest.raises(CheckpointError, match="does not exist"):
-            read(tmp_path / "none.pt")
-    torch.save([1, 2], tmp_path / "list.pt")
-    with pytest.raises(CheckpointError, match="holds a list"):
-        upstream.load_float(tmp_path / "list.pt")
-    torch.save({"state_dict": {}}, tmp_path / "dict.pt")
-    with pytest.raises(CheckpointError, match="no YOLOv9 network under 'ema' or 'model'"):
-        upstream.load_float(tmp_path / "dict.pt")
 
 
 def test_auxiliary_branch_names_the_command_that_removes_it(tmp_path):

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from coverage import CoverageData
 from fork_server import ForkServer, interpreter
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -100,23 +99,6 @@ def test_another_environment_gets_a_real_start(server, tmp_path):
     assert server.run([file], tmp_path).stdout == "True\n"
     assert server.run([file], tmp_path, env={**os.environ, "PYTHONUTF8": "1"}).stdout == "False\n"
     assert server.run([file], tmp_path, env={**os.environ, "BATCH": "1"}).stdout == "True\n"
-
-
-def test_what_it_executes_is_measured_where_coverage_asks_for_it(server, tmp_path):
-    """Also of modules that the server has imported before."""
-    code = f"import sys; sys.path.append({str(ROOT)!r})\nfrom utils.core.files import check_folder_name as name\n"
-    file = written(tmp_path, code + "name('exp')\n")
-    unmeasured = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE")}
-    settings = {"COVERAGE_PROCESS_START": str(ROOT / "pyproject.toml"), "COVERAGE_FILE": str(tmp_path / "data")}
-    assert server.run([file], ROOT, env=unmeasured).returncode == 0
-    assert not list(tmp_path.glob("data*"))
-    assert server.run([file], ROOT, env=unmeasured | settings).returncode == 0
-    (path,) = tmp_path.glob("data*")
-    data = CoverageData(str(path))
-    data.read()
-    module = ROOT / "utils/core/files.py"
-    text = module.read_text().splitlines()
-    assert "return text" in {text[number - 1].strip() for number in data.lines(str(module))}
 
 
 def test_in_the_place_of_an_interpreter(server, tmp_path):

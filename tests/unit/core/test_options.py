@@ -74,16 +74,6 @@ def test_what_does_not_fit_names_option_value_and_bounds(words: str, named: list
     assert all(part in error for part in named)
 
 
-def test_help_shows_groups_and_defaults() -> None:
-    parser = argparse.ArgumentParser("program")
-    add_options(parser, Run)
-    text = " ".join(parser.format_help().split())
-    assert "the run: images and rates --imgsz PX, --img PX input size (default: 640)" in text
-    assert "rate (default: 3e-5)" in text
-    assert "a split (default: val)" in text
-    assert "smallest input --compile" in text  # a switch has no default to show
-
-
 def test_saved_options_are_checked_as_those_of_the_command_line() -> None:
     assert Run.of({"imgsz": 32}).imgsz == 32
     for values in ({"imgsz": 0}, {"imgsz": "32"}, {"rect": 1}, {"other": 1}):

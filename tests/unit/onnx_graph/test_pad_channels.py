@@ -179,21 +179,6 @@ def test_what_reads_or_writes_shared_weights_stays():
     np.testing.assert_array_equal(run(result), run(model))
 
 
-def test_convolutions_in_groups_stay():
-    b = Network()
-    x = b.convolve(b.pair("images", 1 / 127, "images"), "cv1", (3, 48))
-    y = b.conv(x, "cv2", (24, 48))  # weights of two groups
-    group = next(node for node in b.nodes if node.name == "/cv2/conv/Conv")
-    group.attribute.append(helper.make_attribute("group", 2))
-    y = b.pair(y, 0.05, "/cv2/act/Mul")
-    halves = b.node("Split", "/Split", y, outputs=2, axis=1)
-    halves = [b.pair(half, 0.05, f"/Split.{i}") for i, half in enumerate(halves)]
-    model = b.finish(b.quantized("Concat", "/Concat", *halves, x, axis=1), 96)
-    result = aligned(model)
-    assert widths(result)["/cv2/conv/Conv_output_0"] == 48
-    np.testing.assert_array_equal(run(result), run(model))
-
-
 def test_parts_that_something_else_reads_stay():
     """A Reshape wants the channels as they are: in c, and so in the Concat and in the Add's other input."""
     model = block(24)
@@ -235,16 +220,6 @@ def test_layouts_say_where_the_channels_are():
         *range(1, 25), *[0] * 8, *range(25, 49), *[0] * 8, *range(49, 73), *[0] * 8, *range(73, 97)
     ]  # fmt: skip
     assert "images/QuantizeLinear" not in layouts
-
-
-def test_a_division_by_a_number_is_no_hindrance():
-    model = block(24)
-    model.graph.initializer.append(numpy_helper.from_array(np.float32(2), "two"))
-    behind(model, "Div", "two")
-    assert cut_blocks(model) == ["/Split", "/Concat"]
-    result = aligned(model)
-    assert cut_blocks(result) == []
-    np.testing.assert_array_equal(run(result), run(model))
 
 
 @pytest.mark.parametrize("seed", range(25))

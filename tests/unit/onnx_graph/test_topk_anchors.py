@@ -13,9 +13,7 @@ from onnx import ModelProto
 
 from utils.core.input_spec import FLOATS
 from utils.onnx_graph import export, output_formats, topk_anchors
-from utils.onnx_graph.export_config import ExportConfig
 from utils.onnx_graph.output_formats import NmsSettings
-from utils.onnx_graph.passes import run_passes
 from utils.onnx_graph.passes.decode_boxes import decode_boxes
 from utils.onnx_graph.passes.to_half import to_half
 
@@ -99,27 +97,6 @@ def test_all_anchors_are_decoded_where_that_is_needed(graph: ModelProto, setting
     result = output_formats.end2end(settings).attach(graph)
     assert topk_anchors.ANCHORS not in {name for node in result.graph.node for name in node.output}
     assert [len(one) for one in run(result, images())] == [BATCH] * 4
-
-
-@pytest.mark.parametrize("simplify", [False, True])
-def test_behind_the_exporters_passes(simplify: bool):
-    few = output_formats.end2end(NmsSettings("none", 3)).attach(
-        run_passes(head_graph(), ExportConfig(simplify=simplify, for_int8_kernels=False))
-    )
-    assert rows_decoded(few) == 3
-    assert run(few, images())[3].max() < CLASSES
-
-
-def test_sums_and_products_in_either_order():
-    graph = decode_boxes(head_graph())
-    attach = output_formats.end2end(NmsSettings("none", 3)).attach
-    expected = run(attach(graph), images())
-    for kind in ("Add", "Mul"):
-        node = next(node for node in graph.graph.node if node.op_type == kind)
-        node.input[:] = reversed(node.input)
-    few = attach(graph)
-    assert rows_decoded(few) == 3
-    assert all(map(np.array_equal, run(few, images()), expected))
 
 
 @pytest.mark.parametrize("values", [np.array(8, np.float32), np.array([8], np.float32)], ids=["scalar", "one"])

@@ -253,36 +253,10 @@ def test_what_breaks_beside_an_activation_of_several_operators(kind: str):
     assert ("float island", product.replace("model.0", branch[1:])) in found["two convolutions"]
 
 
-@pytest.mark.parametrize(("kind", "gate"), [("Mish", "b"), ("GELU", "c"), ("Hardswish", "a")])
-def test_a_quantizer_before_the_product_that_ends_an_activation(kind: str, gate: str):
-    editor = in_pieces(kind)
-    editor.insert_pair(f"/model.0/act/{gate}", 0.01, "inserted")
-    found = {(finding.rule, finding.node) for finding in verify(editor.model).findings}
-    assert ("activation", f"/model.0/act/{gate}") in found
-
-
-def test_a_product_with_a_constant_is_no_activation():
-    editor = Editor(GOOD)
-    editor.model.graph.node.remove(editor.find("/model.0/act/Sigmoid"))
-    editor.rewire("/model.0/act/Mul", 1, "half")
-    editor.model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(0.5, np.float32), "half"))
-    found = [(finding.rule, finding.node) for finding in verify(editor.model).findings]
-    assert found == [("float island", "/model.0/act/Mul")]
-
-
 def test_dfl_may_decode_in_fp32_as_in_older_files():
     editor = Editor(STRONG)
     editor.set_tensor("model.5.dfl.conv.weight/half", np.ones((1, 4, 1, 1), np.float32))
     assert verify(editor.model).ok
-
-
-@pytest.mark.parametrize("name", ["concat: one input", "max pool", "float residual", "float operator"])
-def test_mutation_is_found_in_a_strongly_typed_graph_too(name: str):
-    edit, expected = MUTATIONS[name]
-    editor = Editor(GOOD)
-    edit(editor)
-    broken = set_metadata(to_half(editor.model), {"typing": "strong"})
-    assert {(finding.rule, finding.node) for finding in verify(broken).findings} == expected
 
 
 def test_every_property_has_a_mutation():

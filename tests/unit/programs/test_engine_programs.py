@@ -72,36 +72,6 @@ def test_ahead_of_time_with_the_real_rtx(tmp_path, monkeypatch, capsys):
     assert "scripts/inspect_engine.py a.engine --generate-graph there" in capsys.readouterr().out
 
 
-# --tune, with the stand-in as an installed module, since builds have a process of their own
-
-
-def program(folder, *words, **variables):
-    """`build_engine.py a.onnx` and these words, started."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "tests/support/installed"), **variables}
-    command = [sys.executable, str(ROOT / "scripts/build_engine.py"), "a.onnx", *words]
-    return subprocess.Popen(
-        command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-
-
-def test_tuned_in_processes(tmp_path):
-    write_onnx(tmp_path / "a.onnx", (1, 3, 8, 8), quantized=True)
-    running = program(tmp_path, "--tune", "2", "--optimization-level", "2")
-    out, err = running.communicate(timeout=100)
-    assert running.returncode == 0, err
-    note = EngineNote.load(tmp_path / "a.engine")
-    assert note.options == {"optimization_level": 2, "max_aux_streams": 4}
-    assert note.tuning["complete"]
-    assert {one["ms"][0] for one in note.tuning["candidates"]} == {102, 99, 98, 100, 97}
-    table = [line.split() for line in out.splitlines() if line.startswith("level 2")]
-    assert next(line[:4] for line in table if line[-1] == "kept") == ["level", "2,", "4", "streams"]
-    assert "a.engine: level 2, 4 streams: 4.9% less time than as asked for; the noise is 0.0%" in out
-    assert sorted(path.name for path in tmp_path.iterdir() if path.suffix != ".lock") == [
-        "Fake-GPU-TensorRT-8.6.0.timing.cache", "a.engine", "a.engine.json", "a.onnx",
-    ]  # fmt: skip
-    assert (tmp_path / "Fake-GPU-TensorRT-8.6.0.timing.cache").read_bytes() == b"+measured" * 6
-
-
 # What run_on_stand_in.py, which stands in the place of the interpreter, and programs import.
 WARM = f"""
 import sys
@@ -147,18 +117,6 @@ def test_build_and_evaluate_an_onnx_file(known):
     assert (known / "runs/val_trt/exp/labels").is_dir()
     again = shell("generate_trt_engine.sh", "answers.onnx", "--check", 0, folder=known)  # at the file's own size
     assert (again.returncode, "replaces answers.engine" in again.stdout) == (0, True)
-
-
-def test_an_engine_of_another_version(known):
-    built = shell("generate_trt_engine.sh", "answers.onnx", 64, "--output", "old.engine", "--check", 0, folder=known,
-                  STAND_IN_VERSION="10.3.0")  # fmt: skip
-    assert built.returncode == 0, built.stderr
-    done = shell("val_trt.sh", "old.engine", "data.yaml", 64, folder=known)
-    assert done.returncode == 2
-    assert done.stderr.strip().splitlines() == [
-        "error: old.engine: this engine was built by TensorRT 10.3.0, and here is TensorRT 8.6.0; "
-        "build it again here from answers.onnx"
-    ]
 
 
 @pytest.mark.parametrize(

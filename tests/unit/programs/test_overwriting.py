@@ -13,7 +13,7 @@ from known_images import write_set
 
 from utils.core import files
 from utils.core.errors import InputError
-from utils.core.files import check_folder_name, distinct_names, refuse_overwrite, refuse_overwrite_in
+from utils.core.files import check_folder_name, distinct_names, refuse_overwrite
 from utils.onnx_graph import deepstream
 from utils.reports.schema import Report
 
@@ -62,14 +62,6 @@ def test_an_output_that_is_no_file(here, make):
     make("a.onnx")
     with pytest.raises(InputError, match=r"a\.onnx is (a folder|not a regular file); a file is to be written"):
         refuse_overwrite(["a.onnx"], [])
-
-
-def test_run_folders(here):
-    (here / "runs/exp/weights").mkdir(parents=True)
-    (here / "runs/exp/weights/last.pt").write_text("")
-    refuse_overwrite_in("runs", "exp", False, ["weights/*.pt"], ["runs/exp/weights/last.pt"])  # it will be exp2
-    with pytest.raises(InputError, match="choose another --name or --project"):
-        refuse_overwrite_in("runs", "exp", True, ["weights/*.pt"], ["runs/exp/weights/last.pt"])
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../../x", "a/b", "/tmp/x", "a\\b", "a\nb", "\udcff"])
@@ -177,24 +169,18 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 TENSORRT = "tensorrt,tensorrt_rtx,tensorrt_rtx_bindings"
 MISSING = [
     (TENSORRT, "scripts/build_engine.py", ("a.onnx",), "TensorRT is not installed"),
-    (TENSORRT, "scripts/benchmark_trt.py", ("a.onnx",), "TensorRT is not installed"),
-    (TENSORRT, "scripts/inspect_engine.py", ("a.engine",), "TensorRT is not installed"),
     (TENSORRT, "scripts/check_engine_setup.py", ("data.yaml",), "TensorRT is not installed"),
     (TENSORRT, "val_trt.py", ("--engine-file", "a.engine", "--data", "data.yaml"), "TensorRT is not installed"),
     (TENSORRT, "scripts/make_report.py", ("run", "--compare", "a.onnx", "a.engine", "--data", "data.yaml"),
      "TensorRT is not installed"),
-    ("dot", "scripts/inspect_engine.py", ("a.json", "--generate-graph"), "drawing needs graphviz"),
-    ("dot", "scripts/check_engine_setup.py", ("data.yaml", "--generate-graph"), "drawing needs graphviz"),
     ("dot", "scripts/build_engine.py", ("a.onnx", "--generate-graph"), "drawing needs graphviz"),
     ("onnxruntime", "val_trt.py", ("--engine-file", "a.onnx", "--data", "data.yaml"), "this needs onnxruntime"),
     ("onnxruntime", "export_qat.py", ("--weights", "a.pt"), "this needs onnxruntime"),
-    ("onnxruntime", "export_yoloV9.py", ("--weights", "a.pt"), "this needs onnxruntime"),
     ("onnxslim", "export_qat.py", ("--weights", "a.pt", "--simplify"), "this needs onnxslim"),
     ("onnx", "export_qat.py", ("--verify", "a.onnx"), "this needs onnx"),
     ("torch", "qat.py", ("eval", "--weights", "a.pt", "--data", "data.yaml"), "this needs torch"),
     ("tritonclient", "scripts/make_triton.py", ("a.onnx",), "this needs tritonclient"),
     ("geventhttpclient", "scripts/triton_client.py", ("m", "--source", "a.png"), "this needs geventhttpclient"),
-    ("torch", "reparameterization.py", ("--weights", "a.pt"), "this needs torch"),
 ]  # fmt: skip
 
 
@@ -202,7 +188,6 @@ MISSING = [
 def test_what_is_missing_is_said_before_anything_heavy_is_imported(tmp_path, missing, program, words, message):
     for name in ("m.yaml", "a.onnx", "a.engine", "a.pt"):
         (tmp_path / name).touch()
-    (tmp_path / "a.json").write_text("[]")
     write_set(tmp_path, 1)
     Report(command="run").save(tmp_path / "run/report.json")
     command = [sys.executable, "-c", WITHOUT.format(root=str(ROOT)), missing, str(ROOT / program), *words]

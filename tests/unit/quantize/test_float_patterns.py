@@ -87,14 +87,6 @@ def test_a_file_that_names_modules_is_judged_by_them_and_not_by_its_patterns(pat
         assert report.counts["float_convolutions"] == len(modules)
 
 
-def test_the_ends_of_the_head_are_named_one_by_one():
-    editor = Editor(named(["model.5.cv2.0.1.conv"]))
-    editor.bypass("model.5.cv2.0.1.conv.weight")
-    assert verify(editor.model).ok
-    editor.bypass("model.5.cv3.0.1.conv.weight")
-    assert [finding.node for finding in verify(editor.model).findings] == ["/model.5/cv3.0/cv3.0.1/conv/Conv"]
-
-
 def test_a_sum_of_float_convolutions_that_is_read_as_int8_has_quantized_inputs():
     editor = Editor(GOOD)
     editor.leave_in_float("model.3.m.cv1.conv", "model.3.m.cv2.conv")

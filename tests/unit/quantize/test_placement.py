@@ -21,7 +21,6 @@ from small_networks import (
 from torch import nn
 
 from models.quantize import backend, modules, placement
-from models.quantize.fake_quantize import representable
 from models.quantize.flow import export_mode
 from models.quantize.recipe import QUANTIZERS, Recipe
 from utils.core.errors import QatError
@@ -64,48 +63,11 @@ def test_every_convolution_reads_a_quantized_tensor_and_weight():
     assert weights == set(plan.convolutions)
 
 
-def test_concat_inputs_and_result_share_one_scale_and_the_result_is_redundant():
-    _, plan = placed(chain())
-    concat = tensor(plan, "model.4.out")
-    assert concat.redundant
-    assert (
-        concat.scale
-        == tensor(plan, "model.0").scale
-        == tensor(plan, "model.3").scale
-        == tensor(plan, "model.2.out").scale
-    )
-
-
-def test_average_pool_has_a_scale_on_each_side_and_what_moves_its_result_shares_it():
-    _, plan = placed(chain())
-    before, after = tensor(plan, "model.0"), tensor(plan, "model.1.p")
-    assert before.scale != after.scale
-    assert not after.redundant
-    assert after.scale == tensor(plan, "model.1.b").scale == tensor(plan, "model.1.v").scale
-
-
-def test_both_inputs_of_an_add_are_quantized_each_with_a_scale_of_its_own():
-    _, plan = placed(chain())
-    scales = [tensor(plan, name).scale for name in ("model.1.out", "model.2.cv2", "model.2.out")]
-    assert len(set(scales)) == 3
-
-
 def test_recipe_may_leave_the_branch_from_the_convolution_in_float():
     _, plan = placed(chain(), add="residual")
     names = {item.name for item in plan.tensors}
     assert "model.2.cv2" not in names
     assert {"model.1.out", "model.2.out"} <= names
-
-
-def test_result_of_the_last_convolution_is_not_quantized():
-    _, plan = placed(chain())
-    assert "model.6" not in {item.name for item in plan.tensors}
-
-
-def test_shortcut_from_a_convolution_with_two_consumers():
-    network = Network([(-1, Conv(3, 4)), (-1, RepNBottleneck(4)), (-1, nn.Conv2d(4, 4, 1))])
-    _, plan = placed(network)
-    assert tensor(plan, "model.0").consumers == ("model.1.cv1", "model.1")
 
 
 @pytest.mark.parametrize("library", QUANTIZERS)
@@ -136,14 +98,6 @@ def test_state_names_are_those_of_the_original_plus_scales():
     network, _ = placed(chain())
     assert original <= set(network.state_dict())
     assert all("quantizer" in name for name in set(network.state_dict()) - original)
-
-
-def test_a_copy_has_quantizers_of_its_own():
-    network, _ = placed(chain())
-    other = copy.deepcopy(network)
-    backend.set_amax(other.activation_quantizers["images"], torch.tensor(9.0))
-    assert other.model[0].conv.input_point.quantizer is other.activation_quantizers["images"]
-    assert backend.get_amax(network.activation_quantizers["images"]) == representable(torch.tensor(1.0))
 
 
 def test_float_pattern_frees_tensors_that_nobody_else_reads():
@@ -219,16 +173,6 @@ def test_the_image_is_quantized_for_whatever_reads_it(name: str):
             network.get_submodule(path).input_point = None
         assert torch.equal(network(image(X)), exported), "all that read the image read the same"
         assert not torch.equal(network(X), exported)
-
-
-def test_what_float_convolutions_read_is_not_quantized_for_them():
-    network = Network([(-1, nn.MaxPool2d(2)), (-1, Conv(3, 4)), (-1, nn.Conv2d(4, 4, 1))])
-    _, plan = placed(network, float=("model.1",))
-    assert plan.image_consumers == ()
-    assert [item.name for item in plan.tensors] == ["model.1"]
-    _, plan = placed(Network([(-1, Conv(3, 4)), (-1, nn.Conv2d(4, 4, 1))]), float=("model.0",))
-    assert plan.image_consumers == ()
-    assert [item.name for item in plan.tensors] == ["model.0"]
 
 
 def test_module_without_a_row_falls_back_to_its_convolutions_with_a_warning(caplog):

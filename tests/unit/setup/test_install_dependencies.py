@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import venv
 import zipfile
 from pathlib import Path
 
@@ -107,16 +106,6 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, Path, 
 def pip(environment: Path, *arguments: str | Path) -> str:
     command = [environment / "bin/python", "-m", "pip", "--disable-pip-version-check", *arguments]
     return subprocess.run(command, capture_output=True, text=True, env=plain_environment(), check=True).stdout
-
-
-@pytest.fixture
-def with_pip(installed, tmp_path: Path) -> Path:
-    """`.venv` in the test's folder: an environment with nothing but pip, copied, since venv takes 4 s for it."""
-    folder, python = tmp_path / ".venv", "lib/python{}.{}/point-packages".format(*sys.version_info)
-    venv.create(folder, symlinks=True)
-    for package in (installed[1] / ".venv" / python).glob("pip*"):
-        shutil.copytree(package, folder / python / package.name)
-    return folder
 
 
 @pytest.mark.parametrize(
@@ -222,17 +211,3 @@ def test_an_installed_torch_stays_if_it_is_new_enough(installed):
     pip(folder / ".venv", "install", "--no-index", project.wheels / "torch-2.4.0-py3-none-any.whl")
     assert "torch 2.4.0" in project.install("--runtime", cwd=folder).stdout
     assert "torch 2.11.0" in project.install(cwd=folder).stdout
-
-
-def test_a_package_that_cannot_be_had(project: Project, with_pip: Path, tmp_path: Path):
-    (project.wheels / "libraries-1.0-py3-none-any.whl").unlink()
-    result = project.install(cwd=tmp_path)
-    assert "using the virtual environment .venv" in result.stdout
-    assert (result.returncode, "requirements/quantize.txt could not be installed" in result.stderr) == (1, True)
-
-
-def test_what_is_installed_and_does_not_import_is_named_each_time(project: Project, with_pip: Path, tmp_path: Path):
-    write_wheel(project.wheels, "libraries", "1.1", ["torchvision", "cv2"])
-    for _ in range(2):
-        result = project.install(cwd=tmp_path)
-        assert (result.returncode, "import onnx: ModuleNotFoundError" in result.stderr) == (1, True)

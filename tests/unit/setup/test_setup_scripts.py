@@ -60,12 +60,6 @@ def test_answers_help_without_setting_anything_up(script: str, tmp_path: Path):
     assert not list(tmp_path.iterdir())
 
 
-def test_test_sh_refuses_what_it_does_not_know(tmp_path: Path):
-    result = run("scripts/test.sh", "--everything", cwd=tmp_path)
-    assert result.returncode == 2
-    assert "unknown argument --everything" in result.stderr
-
-
 def run(script: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHON": sys.executable, "PYTHONDONTWRITEBYTECODE": "1"}
     command = [ROOT / script, *arguments]

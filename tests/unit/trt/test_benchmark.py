@@ -59,11 +59,3 @@ def test_networks_with_masks_have_a_baseline_and_a_column_of_their_own():
     kinds = [line.split()[2:4] for line in lines[3:]]
     assert kinds == [["without", "with"], ["without", "without"], ["inside", "with"]]
     assert "masks" not in benchmark_report.benchmark_text([found[1], found[3]])
-
-
-def test_plot_has_a_line_for_each_model_and_a_point_for_each_batch():
-    rows = [row(model, batch, ms=batch / 2) for model in ("a", "b") for batch in (1, 4, 8)]
-    (axes,) = benchmark_report.plot(rows, "GPU").axes
-    assert [line.get_label() for line in axes.get_lines()] == ["a", "b"]
-    assert axes.get_lines()[0].get_xydata().tolist() == [[2000.0, 0.5], [2000.0, 2.0], [2000.0, 4.0]]
-    assert sorted(text.get_text() for text in axes.texts) == ["1", "1", "4", "4", "8", "8"]

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from builds_here import Here
 from one_conv import write_onnx
 from tensorrt_stand_in import stand_in
 from trtexec_summary import SUMMARY
@@ -17,17 +16,16 @@ from trtexec_summary import SUMMARY
 from utils.core.errors import QatError
 from utils.jobs import benchmark_report
 from utils.reports import figures
-from utils.trt import tensorrt_api, timing, trtexec, tune
+from utils.trt import trtexec
 from utils.trt.build import build
 from utils.trt.engine_file import EngineNote
 from utils.trt.preflight import BuildConfig
 from utils.trt.runner import Execution
-from utils.trt.timing import TimingConfig
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "scripts"))
 import benchmark_trt
 
-RENDER, TRTEXEC = figures.render, benchmark_trt._trtexec
+RENDER = figures.render
 TIMED = "=== Performance summary ==="
 
 
@@ -123,18 +121,6 @@ def test_which_engines_are_used_again(program, tmp_path):
     code, _, err, builds = program("--batch-size", 4, "--max-aux-streams", 1, files=both)
     assert (code, builds) == (2, [])
     assert "int8-b4.engine" in err  # is read, and would be overwritten
-
-
-def test_tuned_engines_and_their_tuned_baseline(program, tmp_path, monkeypatch):
-    monkeypatch.setattr(tune, "BuildProcess", Here)
-    monkeypatch.setattr(timing, "TUNING_ROUND", TimingConfig(1, 0, 1, cuda_graph=True, transfers=False, iterations=2))
-    tensorrt_api.load_tensorrt().module.ticks = lambda config: 20 - config.max_aux_streams
-    words = ("--optimization-level", 2, "--tune", 30, "--batch-size", 4)
-    code, _, _, builds = program(*words)
-    assert (code, len(builds)) == (0, 2 * 6)
-    for name in ("float", "int8"):
-        assert EngineNote.load(tmp_path / f"{name}-b4.engine").options["max_aux_streams"] == 4
-    assert program(*words)[3] == []
 
 
 def test_what_cannot_be_captured_is_a_row(program, monkeypatch):

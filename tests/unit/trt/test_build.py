@@ -224,17 +224,6 @@ def test_parser_and_builder_that_refuse(file, tmp_path, monkeypatch):
             build(tmp_path / "d.onnx", tmp_path / "d.engine", QUIET)
 
 
-def test_progress_bar(file, tmp_path, monkeypatch, capsys):
-    stand_in(monkeypatch, "10.3.0")
-    build(file, tmp_path / "a.engine", BuildConfig())
-    assert "a.engine: Building engine: 100%" in capsys.readouterr().err
-    stand_in(monkeypatch, "8.6.0")
-    build(file, tmp_path / "a.engine", BuildConfig())
-    assert "a.engine: building" in capsys.readouterr().err
-    build(file, tmp_path / "a.engine", QUIET)
-    assert capsys.readouterr().err == ""
-
-
 def test_plugins_are_registered_for_files_that_use_them_only(file, tmp_path, monkeypatch):
     api = stand_in(monkeypatch)
     assert not build(file, tmp_path / "a.engine", QUIET).note.plugins

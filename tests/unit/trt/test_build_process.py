@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from odd_builds import odd_build
 from utils.core.errors import InputError, QatError
 from utils.trt import tune
 from utils.trt.preflight import BuildConfig
-from utils.trt.tune import BuildProcess, BuildTimeout
+from utils.trt.tune import BuildProcess
 
 CONFIG = BuildConfig(progress=False)
 LONG = 100.0
@@ -23,13 +22,6 @@ def process():
     with pytest.MonkeyPatch.context() as patch, BuildProcess() as process:
         patch.setattr(tune, "build", odd_build)
         yield process
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return False
 
 
 def built(process: BuildProcess, engine: Path) -> int:
@@ -53,14 +45,4 @@ def test_a_process_that_dies_is_replaced(process, tmp_path):
     before = built(process, tmp_path / "a.engine")
     with pytest.raises(QatError, match="process ended"):
         process.build(Path("killed.onnx"), tmp_path / "b.engine", CONFIG, LONG)
-    assert built(process, tmp_path / "a.engine") != before
-
-
-def test_a_build_that_takes_too_long_is_ended(process, tmp_path):
-    before = built(process, tmp_path / "a.engine")
-    began = time.monotonic()
-    with pytest.raises(BuildTimeout, match="not built within 1 s"):
-        process.build(Path("endless.onnx"), tmp_path / "b.engine", CONFIG, 1.2)
-    assert 1.2 <= time.monotonic() - began < 10
-    assert not alive(before)
     assert built(process, tmp_path / "a.engine") != before

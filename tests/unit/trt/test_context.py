@@ -96,15 +96,6 @@ def test_layers_of_free_shapes(execution):
     check(one, images, one.graph().replay)
 
 
-@pytest.mark.parametrize("content", [None, b"", b"no engine"])
-def test_files_that_are_no_engine(tmp_path, monkeypatch, content):
-    api = stand_in(monkeypatch)
-    if content is not None:
-        (tmp_path / "a.engine").write_bytes(content)
-    with pytest.raises(InputError, match=r"a\.engine"):
-        Execution(tmp_path / "a.engine", api, CPU)
-
-
 def test_engine_of_another_version_or_gpu_or_truncated(tmp_path, monkeypatch):
     stand_in(monkeypatch, "10.3.0")
     path = engine(tmp_path)

@@ -8,18 +8,14 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from known_images import SQUARE, KnowingModel, write_set
 from one_conv import METADATA, reference, with_product, write_onnx
 from tensorrt_stand_in import stand_in
 
 from utils.core.errors import InputError
 from utils.core.input_spec import FLOATS, InputSpec
-from utils.evaluation.data_yaml import load_data
-from utils.evaluation.input_plan import InputPlan
 from utils.onnx_graph.passes.take_bytes import attach_input
 from utils.onnx_graph.view import set_metadata
-from utils.runners.base import TensorSpec, as_feed
-from utils.runners.pytorch import TorchRunner
+from utils.runners.base import as_feed
 from utils.trt.build import build
 from utils.trt.preflight import BuildConfig, OnnxFile, profile_shapes
 from utils.trt.runner import Execution, TensorRTRunner
@@ -93,31 +89,3 @@ def test_engines_in_formats_that_are_not_ours(tmp_path, monkeypatch, name, kind)
     )
     with pytest.raises(InputError, match=rf"a\.engine has {name} in format {kind}, which is not supported"):
         Execution(engine, api, CPU)
-
-
-class Knowing(TorchRunner):
-    """A network that knows its images, behind each form of input."""
-
-    def __init__(self, model, form):
-        super().__init__(model, "cpu")
-        self.form, self.metadata = form, {**self.metadata, **form.metadata()}
-        self.inputs = (TensorSpec("images", form.own((None, 3, None, None)), form.kind),)
-
-    def _infer(self, feeds):
-        images = feeds["images"]
-        images = images.permute(0, 3, 1, 2) if self.form.layout == "nhwc" else images
-        return super()._infer({"images": images.float() / 255})
-
-
-@pytest.mark.parametrize("form", [BYTES, LAST])
-def test_the_loop_gives_each_form_what_it_takes(tmp_path, form):
-    from utils.evaluation.loop import EvalConfig, evaluate
-
-    model = KnowingModel(write_set(tmp_path, 12, SQUARE), ("cat", "dog", "owl"), 64)
-    data, config = load_data(tmp_path / "data.yaml"), EvalConfig(imgsz=64, batch_size=5, workers=0)
-    floats = evaluate(TorchRunner(model, "cpu"), data, config, progress=False)
-    found = evaluate(Knowing(model, form), data, config, progress=False)
-    assert 0.3 < found.ap == floats.ap
-    runner = Knowing(model, form)
-    runner.limits = {"images": (form.own((1, 3, 64, 96)), form.own((8, 3, 64, 96)))}
-    assert InputPlan.of(runner, None, 16) == InputPlan((64, 96), 8)

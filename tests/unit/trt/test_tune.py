@@ -83,21 +83,6 @@ def test_within_the_noise_nothing_changes(bench, caplog):
     assert "level 3: 0.0% less time than as asked for; the noise is 5.9%" in caplog.text
 
 
-def test_an_engine_that_looked_fast_once_is_timed_once_more(bench, monkeypatch):
-    onnx, engine = bench(lambda n, level: 100)
-    real, calls = timing.time_engines, []
-
-    def lucky(engines, *more):
-        calls.append(len(engines))
-        found = real(engines, *more)
-        return {**found, list(engines)[-1]: (50.0, 50.0)} if len(calls) == 1 else found
-
-    monkeypatch.setattr(timing, "time_engines", lucky)
-    note = tuned(onnx, engine, dataclasses.replace(CONFIG, optimization_level=2))
-    assert calls == [6, 3]
-    assert note.options == {"optimization_level": 2}
-
-
 def test_a_build_has_a_limit_and_those_with_more_streams_are_left_out(bench):
     onnx, engine = bench(lambda n, level: 100 - n)
     level = dataclasses.replace(CONFIG, optimization_level=2)
