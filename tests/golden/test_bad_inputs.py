@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
-import onnx
 import pytest
 import torch
 from forms import lively
@@ -27,7 +25,7 @@ CASES = [  # program, arguments, what the line names
     (Q, "--weights cut.pt --data data.yaml", "cut.pt"),
     (Q, "--weights flipped.pt --data data.yaml", "flipped.pt"),
     (Q, "--weights int8.pt --data data.yaml", "int8.pt"),
-    (Q, "--weights float.onnx --data data.yaml", "float.onnx"),
+    (Q, "--weights text.onnx --data data.yaml", "text.onnx"),
     (Q, "--weights list.pt --data data.yaml", "list.pt"),
     (Q, "--data data.yaml", "--weights"),
     (Q, f"{FEW} --imgsz 0", "--imgsz"),
@@ -59,8 +57,10 @@ CASES = [  # program, arguments, what the line names
     (S, f"{FEW} --granularity atom", "--granularity"),
     (S, f"{FEW} --target-drop 2", "--target-drop"),
     (S, f"{FEW} --recipe all-float.yaml", "float"),
+    (S, f"{FEW} --weights int8.pt", "int8.pt"),
     (C, f"{FEW} --num-image 0", "--num-image"),
     (C, f"{FEW} --recipe pattern.yaml", "model.77"),
+    (C, f"{FEW} --weights int8.pt", "int8.pt"),
     (E, f"{FEW} --conf-thres 1.5", "--conf-thres"),
     (E, "--weights float.pt --data three.yaml --imgsz 64 --device cpu", "three.yaml"),
     ("qat.py", "quantise", "quantise"),
@@ -76,10 +76,6 @@ CASES = [  # program, arguments, what the line names
     (X, "--verify text.pt", "text.pt"),
     (DS, "--weights float.pt --dynamic --batch 4", "--batch"),
     (V, "--engine-file missing.onnx --data data.yaml", "missing.onnx"),
-    (V, "--engine-file text.onnx --data data.yaml", "text.onnx"),
-    (V, "--engine-file float.onnx --data three.yaml", "three.yaml"),
-    (V, "--engine-file float.onnx --data data.yaml --save-conf", "--save-conf"),
-    (V, "--engine-file float.onnx --source missing.jpg", "missing.jpg"),
     (R, "--weights float.pt --save float.pt", "float.pt"),
     (R, "--weights text.pt", "text.pt"),
     (B, "missing.onnx", "missing.onnx"),
@@ -106,7 +102,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory, demo_data: Path) -> Path:
     torch.save([1, 2], folder / "list.pt")
     for name in ("text.pt", "text.onnx"):
         (folder / name).write_text("these are words\n")
-    float_onnx(folder / "float.onnx")
     texts = {
         "data": data,
         "broken": "a: [1, 2",
@@ -124,23 +119,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory, demo_data: Path) -> Path:
     for name, text in texts.items():
         (folder / f"{name}.yaml").write_text(text)
     return folder
-
-
-def float_onnx(path: Path) -> None:
-    """A detector of ten classes in one operator: `[1, 3, 64, 64]` to `[1, 14, 84]` of zeros."""
-    helper, floats = onnx.helper, onnx.TensorProto.FLOAT
-    zeros = helper.make_tensor("zeros", floats, [1, 14, 84], [0.0] * 14 * 84)
-    nodes = [
-        helper.make_node("ReduceMean", ["images"], ["mean"], keepdims=0),
-        helper.make_node("Mul", ["mean", "zeros"], ["output0"]),
-    ]
-    graph = helper.make_graph(
-        nodes, "tiny", [helper.make_tensor_value_info("images", floats, [1, 3, 64, 64])],
-        [helper.make_tensor_value_info("output0", floats, [1, 14, 84])], [zeros],
-    )  # fmt: skip
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    helper.set_model_props(model, {"names": json.dumps({str(i): str(i) for i in range(10)}), "stride": "32"})
-    onnx.save(model, path)
 
 
 @pytest.mark.parametrize(("program", "words", "named"), CASES, ids=[f"{p.split('/')[-1]} {w}" for p, w, _ in CASES])

@@ -11,25 +11,15 @@ import onnx
 import pytest
 import torch
 
-from models.quantize.placement import matches
 from models.quantize.recipe import Recipe
 from utils.jobs.open import Network, load_network
 from utils.onnx_graph.export import export_onnx
 from utils.onnx_graph.export_config import ExportConfig
-from utils.onnx_graph.qdq_view import QdqGraph
 from utils.onnx_graph.verify import verify
 from utils.onnx_graph.view import metadata_of
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
 from random_networks import TINY, narrow, random_network, save_float, save_quantized
-
-PATTERNS = {  # → how many convolutions of TINY it names
-    "*cv2": 6,
-    "model.?": 1,
-    "model.3.cv?": 2,
-    "model.3.cv2.0.cv1.conv": 1,
-    "model.9.cv2": 9,
-}
 
 
 @pytest.fixture(scope="module")
@@ -41,32 +31,6 @@ def exported(tiny: Path, recipe: Recipe, tmp_path: Path) -> tuple[Network, onnx.
     network = load_network(save_quantized(tmp_path / "some.pt", tiny, recipe), torch.device("cpu"))
     config = ExportConfig((64, 64), 1, typing="weak")
     return network, onnx.load(export_onnx(network.model, config, tmp_path / "some.onnx", network.metadata()).path)
-
-
-def findings_without_quantizer(model: onnx.ModelProto, conv: onnx.NodeProto) -> list[tuple[str, str]]:
-    """What the verifier says when a convolution's weight has lost its Q/DQ."""
-    view = QdqGraph(model).view
-    quantizer = view.producer(view.producer(conv.input[1]).input[0])
-    broken = onnx.ModelProto()
-    broken.CopyFrom(model)
-    next(node for node in broken.graph.node if node.name == conv.name).input[1] = quantizer.input[0]
-    return [(finding.rule, finding.node) for finding in verify(broken).findings]
-
-
-@pytest.mark.parametrize("pattern", PATTERNS)
-def test_q_dq_taken_off_a_convolution_that_is_not_in_float_is_found(pattern: str, tiny: Path, tmp_path: Path):
-    network, model = exported(tiny, Recipe(float=(pattern,)), tmp_path)
-    floats = set(network.model.quantization_plan.float_convolutions)
-    assert len(floats) == PATTERNS[pattern]
-    assert floats == {path for path in network.model.quantization_plan.convolutions if matches(pattern, path)}
-    assert json.loads(metadata_of(model)["float_modules"]) == list(network.model.quantization_plan.float_convolutions)
-    assert verify(model).ok, verify(model).findings
-    assert verify(model).counts["float_convolutions"] == len(floats)
-    context = QdqGraph(model)
-    quantized = [node for node in context.convolutions if context.path(node) not in floats]
-    assert len(quantized) > 20
-    for conv in quantized:
-        assert ("convolutions", conv.name) in findings_without_quantizer(model, conv)
 
 
 @pytest.mark.parametrize("head", ["last-conv-float", "float"])

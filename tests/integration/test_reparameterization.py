@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from torch import nn
 import reparameterization
 from models import reparam
 from utils import upstream
-from utils.core.errors import CheckpointError, InputError, QatError
+from utils.core.errors import CheckpointError, QatError
 from utils.upstream import shims
 from utils.upstream.network import _read_network
 
@@ -275,25 +274,6 @@ def test_the_description_of_a_network_with_masks_comes_from_the_checkpoint(
     assert out.endswith("from the training network's output: 0\n")
 
 
-@pytest.mark.slow
-def test_upstreams_own_loader_and_trainer_take_the_network_with_masks(
-    masks: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-):
-    from models.experimental import attempt_load
-    from models.yolo import SegmentationModel
-
-    monkeypatch.setattr(torch, "load", torch.load)
-    shims.load_safely_by_default(upstream.read_checkpoint)
-    model = attempt_load(str(masks["converted"]), device=torch.device("cpu"))
-    with torch.no_grad():
-        expected, (_, _, prototypes) = upstream.load_training(masks["training"]).model(X)
-        found, (_, _, own) = model(X)
-    torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-4)
-    torch.testing.assert_close(own, prototypes, atol=1e-3, rtol=1e-4)
-    content = torch.load(masks["converted"])["model"]
-    SegmentationModel(content.yaml, ch=3, nc=3).load_state_dict(content.float().state_dict())
-
-
 def test_every_network_with_masks_and_an_auxiliary_branch_has_a_map(tmp_path: Path):
     """`derive` finds it, and the tiny network converted along it computes its main branch."""
     training = upstream.load_training(save_float(tmp_path / "a.pt", random_network(tiny_with("DualDSegment"))))
@@ -314,17 +294,3 @@ def test_difference_is_an_error(small: dict[str, Path]):
     nn.init.constant_(deployed.model.model[-1].cv3[0][-1].bias, 1.0)
     with pytest.raises(QatError, match="differs by"):
         reparam.largest_difference(training.model, deployed.model, torch.device("cpu"))
-
-
-def test_description_must_fit_the_network(small: dict[str, Path]):
-    training = upstream.load_training(small["training"])
-    variant, description = reparam.VARIANTS["t"], copy.deepcopy(training.yaml)
-    description["head"][0][0] = 25  # the main branch reads the auxiliary one
-    with pytest.raises(InputError, match="layer 9 of the training network reads layer 25, which is not deployed"):
-        reparam.deploy_description(description, variant, 3)
-    del description["head"][3]
-    with pytest.raises(CheckpointError, match="describes 29 layers and holds 30"):
-        reparam.deploy_description(description, variant, 3)
-    expected = reparam.deploy_description(training.yaml, variant, 3)
-    with pytest.raises(InputError, match="has width_multiple 2"):
-        reparam.check_same_network({**expected, "width_multiple": 2}, expected, "x.yaml")

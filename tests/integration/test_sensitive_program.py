@@ -337,25 +337,3 @@ class TestCalibrate:
         assert report["rows"][0]["ap"] == pytest.approx(found["chosen_ap"], abs=1e-9)
         stored = checkpoint.load_quantized(Path(report["rows"][0]["file"])).recipe
         assert stored.calibration == Recipe.from_file(swept / "recipe.yaml").calibration
-
-
-class TestMistakes:
-    @pytest.fixture
-    def fails(self, capsys, tmp_path):
-        def check(words: list[object], *expected: str) -> None:
-            assert qat.main([*map(str, words), "--project", str(tmp_path / "runs")]) == 2
-            error = capsys.readouterr().err.strip()
-            assert error.startswith("error: ")
-            assert "\n" not in error
-            for text in expected:
-                assert text in error
-            assert not (tmp_path / "runs").exists()
-
-        return check
-
-    @pytest.mark.parametrize("command", ["sensitive", "calibrate"])
-    def test_a_quantized_file_is_refused(self, fails, command, few, demo_weights, tmp_path, capsys):
-        assert quantize(demo_weights, few, tmp_path, "--ptq-only", "--no-eval-origin", "--no-eval-ptq") == 0
-        weights = tmp_path / "exp/weights/ptq_gelan-digits.pt"
-        capsys.readouterr()
-        fails([command, "--weights", weights, "--data", few], str(weights), "quantized checkpoint")

@@ -43,14 +43,6 @@ def test_from_imgsz_of_quantize_to_the_training_step(demo_weights, demo_data, tm
     assert 10 < len(found) <= 40, found
 
 
-def test_from_export_to_the_written_file(demo_weights, tmp_path):
-    found = stops(
-        "export_lines", 160, "export_qat.py", "--weights", demo_weights, "--imgsz", 160, "--device", "cpu",
-        "--output", tmp_path / "a.onnx",
-    )  # fmt: skip
-    assert 5 < len(found) <= 60, found
-
-
 def test_from_val_trt_to_ap(onnx_file, demo_data, tmp_path):
     found = stops(
         "EvalStatistics.scores", 160, "val_trt.py", "--engine-file", onnx_file, "--data", demo_data, "--limit", 4,

@@ -37,10 +37,3 @@ def test_the_example_quantizes_and_calibrates_a_network(names):
     model = names["model"]
     assert isinstance(model.model[6], QuantConv2d)
     assert any(float(backend.get_amax(one)) != 1 for one in model.activation_quantizers.values())
-
-
-@pytest.mark.parametrize(
-    ("good", "bad"), [("upstream.fuse(", "upstream.fused("), ("plan(model, Recipe())", "plan(model)")]
-)
-def test_an_example_that_is_out_of_date_fails(good, bad, names):
-    assert run_example(models.quantize.__doc__.replace(good, bad), names) > 0

@@ -62,11 +62,6 @@ def test_no_thread_of_the_process_group_is_left(torchrun, monkeypatch):
     assert (run.stdout.strip(), run.returncode) == ("[]", 0), run.stderr
 
 
-def test_torchrun_says_which_process_this_is(torchrun):
-    torchrun(5, 8, 1)
-    assert distributed.launched() == World(5, 8, 1)
-
-
 @pytest.mark.parametrize("values", [(2, 2, 0), (-1, 2, 0), (0, 2, 2), ("first", 2, 0)])
 def test_an_environment_that_makes_no_sense_is_refused(torchrun, values):
     torchrun(*values)

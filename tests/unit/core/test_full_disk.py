@@ -6,8 +6,6 @@ names no file.
 
 from __future__ import annotations
 
-import errno
-import os
 import re
 import resource
 from contextlib import contextmanager
@@ -73,22 +71,6 @@ def test_the_file_is_named_and_nothing_half_written_stays(name, tmp_path):
     assert written.read_text() == "the earlier one"
     WRITERS[name](path)
     assert written.stat().st_size > 2000
-
-
-def test_a_disk_without_room_for_a_byte(tmp_path, monkeypatch):
-    """The device /dev/full takes nothing, with the error of a full disk."""
-    with pytest.raises(QatError, match=r"a\.txt") as caught, files.atomic_path(tmp_path / "a.txt"):
-        Path("/dev/full").write_text("text")
-    assert caught.value.exit_code == 1
-
-    def full(self, **_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self))
-
-    monkeypatch.setattr(Path, "touch", full)
-    with pytest.raises(QatError, match=r"a\.txt") as caught, files.atomic_path(tmp_path / "a.txt"):
-        pytest.fail("there is no file")
-    assert caught.value.exit_code == 1
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_another_error_stays_what_it_is(tmp_path):

@@ -86,11 +86,6 @@ def test_starts_at_the_same_instant_get_folders_of_their_own(holder, tmp_path):
     assert sorted(folders) == sorted(str(tmp_path / f"exp{number}") for number in ("", *range(2, 7)))
 
 
-def test_one_of_many_that_may_share_a_folder_gets_it(holder):
-    processes = [holder("exist_ok") for _ in range(6)]
-    assert sorted(answer(process)[:1] for process in processes) == [[]] * 5 + [["held"]]
-
-
 def test_what_is_no_run_folder_is_refused(tmp_path):
     (tmp_path / "exp" / LOCK_FILE).mkdir(parents=True)
     for folder in (tmp_path / "exp", tmp_path / "missing"):

@@ -118,20 +118,6 @@ def test_boxes_of_a_segmentation_network(tmp_path, api, detect):
     assert count >= 8
 
 
-def test_the_input_is_in_0_to_1_and_rows_behind_the_last_detection_mean_nothing(known, tmp_path, api, detect):
-    detector = detect.Detector(engine_of(known[1], tmp_path, api))
-    pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
-    pixels[32, 32] = 5  # by which the network knows the first image
-    detector.infer(pixels)
-    np.testing.assert_array_equal(detector._host["images"][0], pixels.transpose(2, 0, 1) / np.float32(255))
-    boxes = np.array([[0, 0, 9, 9], [20, 20, 40, 40], [20, 20, 40, 41], [1, 1, 2, 2]], np.float32)
-    scores, classes = np.array([0.3, 0.6, 0.9, 0.99], np.float32), np.array([2, 0, 1, 0], np.int32)
-    found = {"num_dets": np.array([3]), "det_boxes": boxes, "det_scores": scores, "det_classes": classes}
-    detector.infer = lambda pixels: found
-    rows = detector(np.zeros((64, 64, 3), np.uint8))
-    np.testing.assert_allclose(rows, [[20, 20, 40, 41, 0.9, 1], [0, 0, 9, 9, 0.3, 2]], atol=1e-6)
-
-
 WITHOUT_OURS = """
 import runpy, sys
 class Hidden:
@@ -271,16 +257,6 @@ def test_boxes_of_one_class_suppress_each_other_before_those_of_several_do(progr
     assert done.stdout == (
         "a.png 0 0.900000 20.000 20.000 40.000 40.000\na.png 0 0.300000 6.000 46.000 14.000 54.000\n"
     )
-
-
-@needs_opencv
-def test_the_cpp_example_names_what_is_wrong(program, tmp_path):
-    (tmp_path / "a.engine").write_bytes(b"\nnothing")
-    for engine, part in (("a.engine", "was not built by this TensorRT"), ("b.engine", "cannot read")):
-        done = subprocess.run([program, tmp_path / engine, tmp_path], capture_output=True, text=True, timeout=60)
-        assert done.returncode == 1
-        assert done.stderr.startswith("error: ")
-        assert part in done.stderr
 
 
 @pytest.mark.parametrize("headers", os.environ.get("TENSORRT_INCLUDE", "").split(os.pathsep))

@@ -120,12 +120,6 @@ def test_batch_and_anchors_may_vary_and_a_image_without_detections_is_fine():
             np.testing.assert_allclose(rows(found, image), wanted.numpy(), atol=1e-4)
 
 
-def test_one_class():
-    found = run(output_formats.end2end(NmsSettings("onnx")).attach(raw_graph(1, classes=1)), predictions(1, classes=1))
-    (wanted,) = non_max_suppression(Prediction.of_boxes(predictions(1, classes=1)), 0.25, 0.45, max_det=100)
-    np.testing.assert_allclose(rows(found, 0), wanted.numpy(), atol=1e-4)
-
-
 @pytest.mark.parametrize("batch", [2, "batch"])
 def test_plugin_gets_what_its_description_asks_for(batch: int | str):
     """Its inputs are computed and compared; the plugin itself runs in TensorRT only."""

@@ -179,19 +179,6 @@ def test_what_reads_or_writes_shared_weights_stays():
     np.testing.assert_array_equal(run(result), run(model))
 
 
-def test_parts_that_something_else_reads_stay():
-    """A Reshape wants the channels as they are: in c, and so in the Concat and in the Add's other input."""
-    model = block(24)
-    model.graph.node.append(helper.make_node("Shape", ["/Add_output_0"], ["shape"], name="/Shape"))
-    model.graph.output.append(helper.make_tensor_value_info("shape", onnx.TensorProto.INT64, [4]))
-    result = aligned(model)
-    found = widths(result)
-    assert found["/Add_output_0"] == found["/Split_output_1"] == 24
-    assert found["/Split_output_0"] == 32  # y's first half is nobody's but the Concat's
-    assert found["/Concat_output_0"] == 32 + 24 + 24 + 24
-    np.testing.assert_array_equal(run(result), run(model))
-
-
 def test_slices_and_resizes_follow():
     b = Network()
     y = b.convolve(b.pair("images", 1 / 127, "images"), "cv1", (3, 48))
@@ -207,19 +194,6 @@ def test_slices_and_resizes_follow():
     assert widths(result)["/Slice_output_0"] == widths(result)["/Resize_output_0"] == 32
     assert widths(result)["/Concat_output_0"] == 2 * (32 + 32) + 32
     np.testing.assert_array_equal(run(result), run(model))
-
-
-def test_layouts_say_where_the_channels_are():
-    model = block(24)
-    _, layouts = with_layouts(model)
-    assert layouts["/cv1/act/Mul/QuantizeLinear"].places.tolist() == [*range(24), *range(32, 56)]
-    layout = layouts["/Concat/QuantizeLinear"]
-    assert layout.places.tolist() == [*range(24), *range(32, 56), *range(64, 88), *range(96, 120)]
-    assert layout.count == 120
-    assert layout.spread(np.arange(1, 97), 0).tolist() == [
-        *range(1, 25), *[0] * 8, *range(25, 49), *[0] * 8, *range(49, 73), *[0] * 8, *range(73, 97)
-    ]  # fmt: skip
-    assert "images/QuantizeLinear" not in layouts
 
 
 @pytest.mark.parametrize("seed", range(25))

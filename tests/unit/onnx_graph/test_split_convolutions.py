@@ -70,33 +70,6 @@ def test_each_half_gets_a_convolution(used, slices, silu):
     assert verify(result).ok
 
 
-def test_an_activation_of_several_operators_is_copied_whole():
-    """Mish: x · tanh(softplus(x)) instead of x · sigmoid(x)."""
-    model = elan((24, 40))
-    index, gate = next((i, node) for i, node in enumerate(model.graph.node) if node.op_type == "Sigmoid")
-    softplus = helper.make_node("Softplus", gate.input, ["softplus"], "/cv1/act/Softplus")
-    gate.op_type, gate.input[0] = "Tanh", "softplus"
-    model.graph.node.insert(index, softplus)
-    result, parts = separated(separate_parts, model)
-    assert len(parts) == 2
-    assert [node.name for node in nodes(result, "Softplus")] == ["/cv1/act/Softplus.0", "/cv1/act/Softplus.1"]
-    np.testing.assert_array_equal(run(result), run(model))
-    assert verify(result).ok
-
-
-def test_several_parts_and_another_scale():
-    model = elan((16, 24, 8), 1)
-    for tensor in model.graph.initializer:
-        if tensor.name == "/part/scale":
-            tensor.CopyFrom(numpy_helper.from_array(np.float32(2.0**-4), tensor.name))
-    result, parts = separated(separate_parts, model)
-    assert len(parts) == 3
-    assert "/part/QuantizeLinear" in {node.name for node in nodes(result, "QuantizeLinear")}
-    (concat,) = nodes(result, "Concat")
-    assert len(concat.input) == 4
-    np.testing.assert_array_equal(run(result), run(model))
-
-
 def first(channels: int) -> ModelProto:
     b = Network()
     x = b.convolve(b.pair("images", 1 / 127, "images"), "a", (3, channels), kernel=3)
@@ -122,45 +95,12 @@ def test_the_first_convolution_is_cut_into_32_channels_that_are_copied():
     assert verify(result).ok
 
 
-def test_two_convolutions_that_read_the_image():
-    """As gelan-e has them."""
-    b = Network()
-    image = b.pair("images", 1 / 127, "images")
-    both = [b.convolve(image, name, (3, 64), kernel=3) for name in ("a", "b")]
-    model = b.finish(b.quantized("Concat", "/concat", *both, axis=1), 128)
-    result, parts = separated(separate_first, model)
-    assert [conv.name for conv in nodes(result, "Conv") if not conv.name.endswith(".copy")] == [
-        "/a/conv/Conv.0", "/a/conv/Conv.1", "/b/conv/Conv.0", "/b/conv/Conv.1", "/last/conv/Conv"
-    ]  # fmt: skip
-    assert len(parts) == 8
-    np.testing.assert_array_equal(run(result), run(model))
-    assert verify(result).ok
-
-
 @pytest.mark.parametrize("channels", [16, 32, 80])
 def test_a_first_convolution_that_stays(channels):
     model = first(channels)
     result, parts = separated(separate_first, model)
     assert parts == {}
     assert result == model
-
-
-def test_a_part_that_a_cut_convolution_reads_as_it_is():
-    """A Split's result has its input's scale, and needs no quantizer of its own."""
-    b = Network()
-    x, channels = b.pair("images", 1 / 127, "images"), 3
-    joined = []
-    for name in ("a", "b"):
-        y = b.convolve(x, name, (channels, 32), kernel=3)
-        x, channels = b.node("Split", f"/{name}/Split", y, outputs=2, axis=1)[1], 16
-        joined.append(y)
-    model = b.finish(b.quantized("Concat", "/Concat", *joined, axis=1), 64)
-    result, parts = separated(separate_parts, model)
-    onnx.checker.check_model(result, full_check=True)
-    assert len(parts) == 4
-    assert len(nodes(result, "Conv")) == 5
-    assert not nodes(result, "Split")
-    np.testing.assert_array_equal(run(result), run(model))
 
 
 def read_by_an_add(model: ModelProto) -> None:

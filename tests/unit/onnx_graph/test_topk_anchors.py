@@ -15,7 +15,6 @@ from utils.core.input_spec import FLOATS
 from utils.onnx_graph import export, output_formats, topk_anchors
 from utils.onnx_graph.output_formats import NmsSettings
 from utils.onnx_graph.passes.decode_boxes import decode_boxes
-from utils.onnx_graph.passes.to_half import to_half
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "support"))
 from decoding_graph import ANCHORS, BATCH, CLASSES, head_graph, images
@@ -73,15 +72,6 @@ def test_the_numbers_of_the_anchors_are_there_to_compare_with():
     expected = np.sort(np.argsort(-every[:, 4:].max(1), axis=1, kind="stable")[:, :4], axis=1)
     np.testing.assert_array_equal(index, expected)
     np.testing.assert_allclose(chosen, np.take_along_axis(every, index[:, None], 2), atol=2e-4)
-
-
-def test_strongly_typed_too():
-    graph = decode_boxes(head_graph(opset=19))
-    settings = NmsSettings("none", 5, conf_thres=0.3)
-    half, full = (run(output_formats.end2end(settings).attach(one), images()) for one in (to_half(graph), graph))
-    np.testing.assert_array_equal(half[3], full[3])
-    np.testing.assert_allclose(half[1], full[1], atol=0.5)
-    np.testing.assert_allclose(half[2], full[2], atol=0.01)
 
 
 @pytest.mark.parametrize(

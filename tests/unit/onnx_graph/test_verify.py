@@ -224,35 +224,6 @@ def test_activation_of_several_operators(kind: str, strong: bool):
     assert report.checked["float island"] >= 7 * (len(PIECES[kind]) - 1), "all pieces but Adds"
 
 
-@pytest.mark.parametrize("kind", PIECES)
-def test_what_breaks_beside_an_activation_of_several_operators(kind: str):
-    found = {}
-    scope, branch = "/model.0/act", "/model.3/m/cv2"
-    product = f"{scope}/{'d' if kind == 'GELU' else 'end'}"
-    edits: dict[str, Edit] = {
-        "before": lambda edit: edit.insert_pair("/model.0/conv/Conv_output_0", 0.05, "inserted"),
-        "inside": lambda edit: edit.insert_pair(edit.find(f"{scope}/{PIECES[kind][0][0]}").output[0], 0.05, "inserted"),
-        "behind": lambda edit: edit.insert_node("Exp", edit.find(f"{scope}/end").output[0]),
-        "of a pool": lambda edit: edit.insert_node("Softplus", "/model.1/AveragePool_output_0"),
-        "residual": lambda edit: edit.rewire("/model.3/m/Add", 0, "/model.3/Split_output_1"),
-        "sum": lambda edit: edit.insert_node("Neg", edit.find(f"{branch}/act/end").output[0]),
-        "two convolutions": lambda edit: edit.rewire(
-            product.replace("model.0", branch[1:]), 0, "/model.3/m/cv1/conv/Conv_output_0"
-        ),
-    }
-    for name, change in edits.items():
-        editor = in_pieces(kind)
-        change(editor)
-        found[name] = {(finding.rule, finding.node) for finding in verify(editor.model).findings}
-    assert found["before"] == {("activation", "/model.0/conv/Conv")}
-    assert ("float island", product) in found["inside"]
-    assert found["behind"] == {("float island", "/inserted/Exp")}
-    assert found["of a pool"] == {("float island", "/inserted/Softplus"), ("average pool", "/model.1/AveragePool")}
-    assert found["residual"] == {("residual", "/model.3/m/Add")}
-    assert found["sum"] == {("residual", "/model.3/m/Add"), ("float island", "/inserted/Neg")}
-    assert ("float island", product.replace("model.0", branch[1:])) in found["two convolutions"]
-
-
 def test_dfl_may_decode_in_fp32_as_in_older_files():
     editor = Editor(STRONG)
     editor.set_tensor("model.5.dfl.conv.weight/half", np.ones((1, 4, 1, 1), np.float32))
@@ -262,22 +233,6 @@ def test_dfl_may_decode_in_fp32_as_in_older_files():
 def test_every_property_has_a_mutation():
     mutations = [*MUTATIONS.values(), *TYPES.values()]
     assert {rule.name for rule in PROPERTIES} == {rule for _, expected in mutations for rule, _ in expected}
-
-
-def test_recipe_may_leave_convolutions_in_float():
-    editor = Editor(GOOD)
-    editor.bypass("model.0.conv.weight")
-    editor.leave_in_float("model.0.conv")
-    report = verify(editor.model)
-    assert report.ok
-    assert report.counts["float_convolutions"] == 1
-
-
-def test_float_reader_lifts_the_demand_on_what_moves_values():
-    editor = Editor(GOOD)
-    editor.bypass("/model.1/MaxPool")
-    editor.leave_in_float("model.1.cv1.conv")
-    assert verify(editor.model).ok
 
 
 def test_int8_weights_are_verified_too():

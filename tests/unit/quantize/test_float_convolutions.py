@@ -74,8 +74,3 @@ def test_a_head_that_leaves_nothing_in_int8_is_refused(patterns, cause):
     recipe = Recipe(float=patterns, head="float")
     with pytest.raises(RecipeError, match=f"the recipe's {cause} is float: all"):
         placement.check(placement.plan(network, recipe), recipe)
-
-
-def test_one_convolution_in_int8_is_enough():
-    recipe = Recipe(float=("model.[0-5]*",))
-    placement.check(placement.plan(chain(), recipe), recipe)

@@ -154,14 +154,3 @@ def test_what_is_no_repository_is_refused(copied, tmp_path):
         refusal(folder)
     (repository / "m_network/1/model.onnx").write_bytes(b"no")
     assert "m_network/1/model.onnx" in refusal(repository)
-
-
-def test_every_version_is_looked_into(copied):
-    repository = copied("nms")
-    (repository / "m/2").mkdir()
-    assert "m/2/model.onnx" in refusal(repository)
-    write_boxes(repository / "m/2/model.onnx", end2end(NmsSettings("onnx", 50)))
-    assert "det_boxes" in refusal(repository)
-    (repository / "m/notes").mkdir()  # no version
-    write_boxes(repository / "m/2/model.onnx", end2end(NmsSettings("onnx", 100)))
-    check_models(repository)

@@ -40,18 +40,6 @@ def test_sizes_counts_and_classes(drawn) -> None:
     assert len({image.quality for image in drawn}) > 10
 
 
-def test_some_digits_cover_others_in_part(drawn) -> None:
-    """The part of the smaller box, by plain counting of pixels."""
-    shared = []
-    for image in drawn:
-        for number, box in enumerate(image.boxes):
-            one = np.zeros((640, 640), bool)
-            one[box[1] : box[3], box[0] : box[2]] = True
-            for x1, y1, x2, y2 in image.boxes[:number]:
-                shared.append(one[y1:y2, x1:x2].sum() / min(one.sum(), (x2 - x1) * (y2 - y1)))
-    assert max(shared) > 0.25
-
-
 def test_the_set_on_disk(digits_on_path, tmp_path: Path) -> None:
     from make_digits import make
 

@@ -60,11 +60,6 @@ def assert_failed(place: Place, result: subprocess.CompletedProcess[str], code: 
     assert not list(place.root.iterdir())
 
 
-@pytest.mark.parametrize("arguments", [[], [""], ["a", "b"], ["--deep"]])
-def test_bad_arguments(place: Place, arguments: list[str]):
-    assert_failed(place, place.get(*arguments), 2)
-
-
 @pytest.mark.parametrize("kind", ["folder", "file", "repository", "link"])
 def test_what_is_there_and_something_else_stays(place: Place, kind: str):
     if kind == "file":

@@ -306,11 +306,6 @@ def test_what_others_put_in_the_way(files, links, named: str, patch: Patch, chec
     assert_refused(patch, write(checkout, files), named, options=("--force",))
 
 
-def test_a_manifest_line_without_files(patch: Patch, overlay: Path, checkout: Path):
-    write(overlay, {"scripts/overlay_manifest.txt": "qat.py\nexport_qat.py\n"})
-    assert_refused(patch, checkout, "lists export_qat.py")
-
-
 def test_the_script_from_another_folder_through_a_link(overlay: Path, checkout: Path, tmp_path: Path):
     """For real, without git, and by the interpreter that PYTHON names."""
     shutil.rmtree(checkout / ".git")

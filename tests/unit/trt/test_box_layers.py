@@ -42,21 +42,6 @@ def test_from_the_softmax_to_the_output():
     assert {one.op_type for one in graph.graph.node if one.name in found} >= {"Softmax", "Conv", "Add", "Mul"}
 
 
-def test_numbers_and_masks_are_not_followed():
-    graph = followed_by(
-        head_graph(),
-        node("TopK", ["output0", "one"], ["best", "which"], axis=1),
-        node("Gather", ["images", "which"], ["chosen"], axis=1),
-        node("Exp", ["best"], ["larger"]),
-        node("Less", ["larger", "best"], ["smaller"]),
-        node("Not", ["smaller"], ["not_smaller"]),
-        node("MatMul", ["larger", "larger"], ["product"]),
-        node("Sigmoid", ["product"], ["mask"]),
-        tensors=[("one", [1])],
-    )
-    assert fp32_box_layers(graph) == TRACED | {"TopK", "Exp", "Less"}
-
-
 @pytest.mark.parametrize("kind", ["Conv", "QuantizeLinear"])
 def test_a_softmax_of_features_does_not_count(kind):
     tensors = [("features", np.ones((8, 7, 1), np.float32)), ("scale", np.float32(1))]

@@ -11,7 +11,6 @@ from tensorrt_stand_in import GPU, stand_in
 from utils.core.errors import InputError
 from utils.trt import tensorrt_api
 from utils.trt.build import build
-from utils.trt.layers import layers_of
 from utils.trt.preflight import BuildConfig
 from utils.trt.runner import Execution
 
@@ -82,18 +81,6 @@ def test_layer_times_are_means_without_warming_up(execution):
     assert len(one.api.module.calls) == before + 7
     delattr(one.api.module, "IProfiler")
     assert one.layer_times() == {}
-
-
-def test_layers_of_free_shapes(execution):
-    """As seen with 8.6: a second context has no profile, and formats are known after a run."""
-    one = execution(**FREE)
-    images = feed(one, 2, 3, 32, 64)
-    one.graph()  # of a context that is gone afterwards
-    layers = layers_of(one, runs=2)
-    found = [(layer.name, layer.ms, layer.outputs[0].type) for layer in layers]
-    assert found == [("raw", 0.5, "FP32"), ("output0", 0.5, "FP32")]
-    one.buffers["output0"].zero_()
-    check(one, images, one.graph().replay)
 
 
 def test_engine_of_another_version_or_gpu_or_truncated(tmp_path, monkeypatch):

@@ -62,17 +62,6 @@ def test_the_fastest_of_streams_and_levels_is_found_and_kept(bench, caplog):
     execution.close()
 
 
-def test_what_was_given_is_not_tried(bench):
-    onnx, engine = bench(lambda n, level: 100 - n)
-    builds = Here()
-    note = tuned(onnx, engine, dataclasses.replace(CONFIG, optimization_level=2), builds)
-    assert [options["optimization_level"] for options in builds.options()] == [2] * 6
-    assert (note.options["max_aux_streams"], note.tuning["given"]) == (4, {"optimization_level": 2})
-    builds = Here()
-    note = tuned(onnx, engine, dataclasses.replace(CONFIG, max_aux_streams=1), builds)
-    assert [options["max_aux_streams"] for options in builds.options()] == [1] * 5
-
-
 def test_within_the_noise_nothing_changes(bench, caplog):
     """Two builds of the same options are 6 % apart; a candidate that is 4 % faster may be just another such build."""
     caplog.set_level("INFO")
@@ -145,13 +134,6 @@ def test_an_engine_is_used_again_if_it_was_asked_for_the_same(bench):
     assert is_current(engine, onnx, api, gpu, dataclasses.replace(level, tune=10))
     for change in ({"tune": 61}, {"optimization_level": None}):
         assert not is_current(engine, onnx, api, gpu, dataclasses.replace(level, **change))
-
-
-def test_engines_of_dynamic_shape_are_timed_at_the_opt_shape(bench):
-    onnx, engine = bench(lambda n, level: 100, ("batch", 3, 32, 32))
-    tuned(onnx, engine, dataclasses.replace(CONFIG, batch=(1, 4, 8), optimization_level=2))
-    shapes = {item for name, item in tensorrt_api.load_tensorrt().module.calls if name == "execute"}
-    assert shapes == {((4, 3, 32, 32),)}
 
 
 def test_an_engine_that_cannot_be_timed_is_no_candidate(bench, monkeypatch):
