@@ -16,9 +16,11 @@ import torch
 import yaml
 from hostile_canary import program, watched
 from hostile_files import call, mapping, torch_file, value
+from qat_runs import write_small_set
 from random_networks import TINY, random_network, save_float, save_quantized, tiny_with
 from torch import nn
 
+import qat
 from models.quantize import checkpoint, placement
 from models.quantize.recipe import Recipe
 from utils import upstream
@@ -391,3 +393,22 @@ def test_mutations_give_only_our_errors(name, good, demo_data, tmp_path):
     assert len(lines) > COUNT // 8, "the mutations are felt"
     assert not [line for line in lines if "\n" in line or len(line) > 2000]
     assert [one.name for one in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.usefixtures("nothing_runs", "blank_plots")
+@pytest.mark.parametrize("name", NAMES)
+def test_programs_end_mutations_with_0_1_or_2_and_without_a_traceback(name, good, demo_data, tmp_path, capsys):
+    path, data = tmp_path / name, write_small_set(tmp_path / "set", demo_data, train=2, val=2)
+    option = {"recipe.yaml": "--recipe", "data.yaml": "--data"}.get(name, "--weights")
+    files = {"--weights": good["float"], "--data": data, option: path, "--project": tmp_path / "runs"}
+    quick = ("--imgsz", "64", "--batch-size", "2", "--workers", "0", "--device", "cpu")
+    command = ("quantize", "--ptq-only", "--calib-batches", "1") if name == "recipe.yaml" else ("eval",)
+    codes = []
+    for _ in mutations(name, good, data, path, 8):
+        codes.append(qat.main([*command, *quick, *(str(word) for pair in files.items() for word in pair)]))
+        out, err = capsys.readouterr()
+        assert "Traceback" not in out + err
+        assert err.count("\n") <= 1 or codes[-1] == 0
+    assert codes[0] == 0
+    assert set(codes) <= {0, 1, 2}
+    assert codes.count(2) > 2

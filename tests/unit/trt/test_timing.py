@@ -109,6 +109,19 @@ def test_copies_have_streams_of_their_own_and_wait_for_what_they_need(execution,
     assert len(lane._waiting) == 1
 
 
+def test_contexts_side_by_side_are_fed_in_turn_and_each_has_one_query_ahead(execution, journal):
+    one = execution()
+    other = one.sibling()
+    assert other.stream is not one.stream
+    samples, config = timing._Samples(), TimingConfig(transfers=False)
+    timing._run([timing._Lane(one, config), timing._Lane(other, config)], 0, 4, samples)
+    assert [stream for stream, what in journal if what == "mark"] == [0, 0, 1, 1, 0, 0, 1, 1]
+    waits = [what for stream, what in journal if stream == "host"]
+    assert waits == [f"waits for {number}" for number in (2, 4, 6, 8)]
+    assert journal.index(("host", waits[0])) == 8  # both contexts have two queries before the first is waited for
+    assert samples.figures().parts["compute"].count == 4
+
+
 def test_throughput_is_that_of_all_contexts(execution):
     one = execution()
     ran = len(one.api.module.calls)
