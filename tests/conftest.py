@@ -32,10 +32,10 @@ LONGEST = """
     sensitive_program rtx_builds export gelan_c evaluation input_forms distributed resume networks
     qat_program segmentation_evaluation reparameterization mask_forms export_networks demo_masks forms
     segmenters quickstart hostile_resume hostile_files setup_on_upstream hostile_recipes
-    check_masks val_trt segmentation_networks fused_network hostile_output
+    check_masks val_trt fused_network hostile_output
     benchmark_programs fork_server install_dependencies engine_programs
     benchmark calibration segmentation_loop patch_yolov9 page finetune fused_cuda loop
-    shims overwriting build_apart tune
+    shims overwriting tune
 """
 
 

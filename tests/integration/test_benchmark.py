@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from random_networks import TINY, random_network, save_float, save_quantized
+from random_networks import TINY, random_network, save_float
 
 from utils.jobs.benchmark import load_checkpoint, open_checkpoint
 
@@ -35,14 +35,6 @@ def test_the_demo_checkpoint_beside_its_onnx_file(run, start, demo_weights, tmp_
     ]  # fmt: skip
     assert all(one["images_per_second"] > 0 and one["speedup"] > 0 for one in rows)
     assert (folder / "benchmark.csv").read_text().count("\n") == 4
-
-
-def test_a_quantized_checkpoint_is_refused(run, tmp_path):
-    weights = save_float(tmp_path / "tiny.pt", random_network(TINY))
-    done, _ = run(save_quantized(tmp_path / "int8.pt", weights), "--device", "cpu", "--imgsz", 64)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.count("\n") == 1
-    assert "int8.pt is a quantized checkpoint, which PyTorch computes in float with fake quantization" in done.stderr
 
 
 def test_upstreams_network_can_be_compiled(tmp_path, monkeypatch):

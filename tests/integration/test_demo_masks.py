@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,6 @@ import torch
 import val_trt
 from models.quantize.recipe import Recipe
 from utils import upstream
-from utils.core.errors import InputError
 from utils.jobs.open import load_network
 from utils.onnx_graph import output_formats
 from utils.onnx_graph.export import export_forms
@@ -46,16 +44,6 @@ def test_training_starts_with_the_boxes_and_classes_of_the_detector(train_masks,
     assert coefficients.shape[1] == prototypes.shape[1] == 32
     assert prototypes.shape[2:] == (24, 16)
     assert (tmp_path / "start.pt").stat().st_size <= 2_300_000
-
-
-def test_a_description_of_another_network_is_refused(train_masks, checkout: Path, tmp_path: Path):
-    text = (checkout / "data/demo/gelan-digits-seg.yaml").read_text()
-    shallow, count = re.subn(r"RepNCSPELAN4, \[96, 80, 40, 1\]\],  # 20", "Conv, [96, 1]],  # 20", text)
-    assert count == 1
-    (tmp_path / "other.yaml").write_text(shallow)
-    with pytest.raises(InputError, match=r"has no model\.20\.[\w.]+, which .*gelan-digits\.pt has"):
-        train_masks.write_start(checkout / "data/demo/gelan-digits.pt", tmp_path / "other.yaml", tmp_path / "start.pt")
-    assert not (tmp_path / "start.pt").exists()
 
 
 @pytest.fixture(scope="module")
@@ -108,13 +96,6 @@ def test_from_the_float_model_to_a_file_with_masks(
     (report,) = (tmp_path / "val").glob("*/report.json")
     found = Report.load(report).rows[-1]
     assert (found.ap, found.mask_ap) == pytest.approx((row.ap, row.mask_ap), abs=0.01)
-
-
-@pytest.mark.parametrize("arguments", [[], ["a.pt", "b.pt", "--cfg"], ["a.pt", "b.pt", "--data", "c.yaml"]])
-def test_without_its_files_it_says_what_it_needs(train_masks, monkeypatch: pytest.MonkeyPatch, arguments: list[str]):
-    monkeypatch.setattr(sys, "argv", ["train_masks.py", *arguments])
-    with pytest.raises(InputError, match=r"name DETECTOR\.pt, START\.pt and --cfg FILE"):
-        train_masks.main()
 
 
 def test_nms_in_the_file_scores_as_outside_of_it(checkout: Path, outlined: Path, tmp_path: Path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 
 import pytest
 import torch
@@ -84,16 +83,3 @@ def test_sensitive_goes_by_the_mean_of_both(run, given, tmp_path):
     summary = json.loads((tmp_path / "exp/summary-sensitive-analysis.json").read_text())
     assert "every AP here is the mean of box and mask AP" in summary["notes"]
     assert summary["rows"]
-
-
-def test_box_labels_are_one_line(run, given, tmp_path):
-    shutil.copytree(given / "images", tmp_path / "images")
-    (tmp_path / "labels/val").mkdir(parents=True)
-    stem = min(path.stem for path in (given / "images/val").iterdir())
-    (tmp_path / f"labels/val/{stem}.txt").write_text("0 0.5 0.5 0.2 0.2\n")
-    content = json.loads((given / "data.yaml").read_text()) | {"path": str(tmp_path)}
-    (tmp_path / "data.yaml").write_text(json.dumps(content))
-    out = run("qat.py", "eval", "--weights", given / "seg.pt", "--data", tmp_path / "data.yaml", *WORDS,
-              "--project", tmp_path / "runs", code=2)  # fmt: skip
-    (line,) = [one for one in out.splitlines() if one.startswith("error")]
-    assert f"{stem}.txt, line 1: a box, and a network for segmentation needs outlines" in line

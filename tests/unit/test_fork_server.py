@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from fork_server import ForkServer, interpreter
+from fork_server import ForkServer
 
 ROOT = Path(__file__).resolve().parents[2]
 # What a process can know of how it began. Modules that the server has imported are there, and nothing else of it is.
@@ -92,24 +92,3 @@ def test_one_leaves_nothing_to_the_next(server, tmp_path):
     first, second = (server.run([file], tmp_path).stdout.splitlines() for _ in range(2))
     assert first[0] == second[0] == "False False False"
     assert not {*first[1].split()} & {*second[1].split()}
-
-
-def test_another_environment_gets_a_real_start(server, tmp_path):
-    file = written(tmp_path, "import sys; print('numpy' in sys.modules)")
-    assert server.run([file], tmp_path).stdout == "True\n"
-    assert server.run([file], tmp_path, env={**os.environ, "PYTHONUTF8": "1"}).stdout == "False\n"
-    assert server.run([file], tmp_path, env={**os.environ, "BATCH": "1"}).stdout == "True\n"
-
-
-def test_in_the_place_of_an_interpreter(server, tmp_path):
-    """Of a shell script: its streams, its variables, its exit codes."""
-    python = interpreter(server, tmp_path / "python")
-    written(tmp_path, "import os, sys; print(os.environ['BATCH'], sys.stdin.read(), sys.argv[1:]); sys.exit(3)")
-    script = "echo in | BATCH=8 \"$1\" 'a program.py' a 'b c'; echo $?"
-    done = subprocess.run(["sh", "-c", script, "sh", python], cwd=tmp_path, capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == ("8 in\n ['a', 'b c']\n3\n", "")
-    written(tmp_path, "import sys; print('numpy' in sys.modules)")
-    for variables, forked in (("BATCH=1", True), ("PYTHONUTF8=1", False)):
-        script = f'{variables} "$1" "a program.py"'
-        done = subprocess.run(["sh", "-c", script, "sh", python], cwd=tmp_path, capture_output=True, text=True)
-        assert (done.stdout, done.stderr) == (f"{forked}\n", "")
