@@ -8,7 +8,16 @@ import pytest
 import torch
 
 from utils.core.errors import InputError
-from utils.core.tasks import DETECT, SEGMENT, Layout, Prediction, prediction_of, task_of_head, task_of_outputs
+from utils.core.tasks import (
+    DETECT,
+    SEGMENT,
+    Layout,
+    Prediction,
+    predicted,
+    prediction_of,
+    task_of_head,
+    task_of_outputs,
+)
 
 RAW, PROTOTYPES = torch.rand(2, 4 + 3 + 5, 7), torch.rand(2, 5, 6, 8)
 MAPS = [torch.rand(2, 9, 4, 4), torch.rand(2, 9, 2, 2)]
@@ -54,6 +63,7 @@ def test_what_a_detector_returns(result):
     assert torch.equal(found.scores, RAW[:, 4:])
     assert found.coefficients.shape == (2, 0, 7)
     assert torch.equal(Prediction.of_boxes(RAW).scores, found.scores)
+    assert predicted(([RAW, RAW + 1], [MAPS, MAPS]))[0] is RAW  # with an auxiliary branch
 
 
 def test_rows_of_the_parts():

@@ -99,12 +99,6 @@ def float_activations(model: ModelProto) -> None:
     drop_unused(model)
 
 
-def shared_weights(model: ModelProto) -> None:
-    """cv3 has the weights of cv2, of the same shape, and so has everything that they read and write."""
-    _, second, third, _ = nodes(model, "Conv")
-    third.input[1] = second.input[1]
-
-
 def one_scale_for_all_weights(model: ModelProto) -> None:
     names = {name for node in nodes(model, "QuantizeLinear") if attribute(node, "axis") == 0 for name in node.input[1:]}
     for tensor in model.graph.initializer:
@@ -161,22 +155,6 @@ def test_what_cannot_be_widened_stays(change):
 
 def test_a_graph_of_whole_blocks_stays():
     assert with_layouts(good_graph())[1] == {}
-
-
-def test_what_reads_or_writes_shared_weights_stays():
-    """Weights of two convolutions cannot be written anew for one of them; what neither touches is widened."""
-    model = block(24)
-    shared_weights(model)
-    result = aligned(model)
-    before, after = widths(model), widths(result)
-    touched = [
-        f"/{name}_output_0"
-        for name in ("Split.1/DequantizeLinear", "cv2/conv/Conv", "Add", "cv3/conv/Conv", "MaxPool/DequantizeLinear")
-    ]
-    assert [after[name] for name in touched] == [24] * 5
-    assert (before["/Concat_output_0"], after["/Concat_output_0"]) == (96, 104)  # of the Split's first half alone
-    assert after["/Split_output_0"] == 32
-    np.testing.assert_array_equal(run(result), run(model))
 
 
 def test_slices_and_resizes_follow():

@@ -202,76 +202,12 @@ def two_levels() -> ModelProto:
     return b.model("output0", [6, SIZE * SIZE + SIZE * SIZE // 4], batch="batch")
 
 
-def test_split_into_one_part_leaves_no_second_quantizer():
-    b = Builder()
-    x = b.pair(b.conv("images", "model.0", (3, 8), silu=False), 0.05, "x")
-    b.nodes.append(helper.make_node("Split", [x, b.tensor("sizes", np.array([8]))], ["part"], name="/Split", axis=1))
-    x = b.pair("part", 0.05, "part")
-    b.nodes.append(helper.make_node("Relu", [x], ["output0"], name="/Relu"))
-    model = b.model("output0", [8, SIZE, SIZE])
-    result = clean_up(model)
-    assert "Split" not in ops(result)
-    assert ops(result).count(QUANTIZE) == 2  # the weight's and one
-    np.testing.assert_array_equal(run(result), run(model))
-
-
 def test_merging_leaves_one_quantizer_a_tensor():
     result = clean_up(double_graph())
     # the image, the weight, the tensor, and the one of another scale behind it
     assert ops(result).count(QUANTIZE) == ops(result).count(DEQUANTIZE) == 4
     remaining = [finding.rule for finding in verify(result).findings]
     assert remaining.count("one quantizer") == 1, "two scales on one tensor are not for a pass to decide"
-
-
-def test_quantizers_that_differ_are_not_merged():
-    for change in ("scale", "zero_point"):
-        editor = Editor(double_graph())
-        value = {"scale": np.array([0.06], np.float32), "zero_point": np.array([1], np.int8)}[change]
-        editor.set_tensor(f"two/{change}", value)
-        assert ops(passes.merge_quantizers(editor.model)).count(QUANTIZE) == 6
-        np.testing.assert_array_equal(run(passes.merge_quantizers(editor.model)), run(editor.model))
-
-
-def twins(scale: float = 0.05, *, quantized: bool = True) -> ModelProto:
-    """Two Concats of the same tensors and two Splits of what they give, whose last parts are added."""
-    b = Builder()
-    x = b.pair(b.conv(b.pair("images", 1 / 127, "images"), "model.0", (3, 8)), 0.05, "x")
-    parts = []
-    for name, own in (("a", 0.05), ("b", scale)):
-        joined = b.node("Concat", f"/{name}/Concat", x, x, axis=1)
-        joined = b.pair(joined, own, name) if quantized else joined
-        sizes = b.tensor(f"{name}/sizes", np.array([4, 12]))
-        part = b.node("Split", f"/{name}/Split", joined, sizes, outputs=2, axis=1)[1]
-        parts.append(b.pair(part, own, f"{name}/part"))
-    b.nodes.append(helper.make_node("Add", parts, ["output0"], name="/Add"))
-    return b.model("output0", [12, SIZE, SIZE])
-
-
-def test_nodes_that_compute_the_same_become_one():
-    model = twins()
-    result = passes.merge_quantizers(model)
-    assert [ops(graph).count(kind) for graph in (model, result) for kind in ("Concat", "Split")] == [2, 2, 1, 1]
-    assert ops(result).count(QUANTIZE) == 2 + 3, "weights and the image; x, Concat and part"
-    np.testing.assert_array_equal(run(result), run(model))
-
-
-@pytest.mark.parametrize("model", [twins(0.06), twins(quantized=False)], ids=["two scales", "no quantizer"])
-def test_such_nodes_stay_where_they_are_quantized_otherwise(model: ModelProto):
-    """A tensor with two scales would be quantized twice; one that is not quantized is no matter of this pass."""
-    result = passes.merge_quantizers(model)
-    assert ops(result).count("Concat") == 2
-    np.testing.assert_array_equal(run(result), run(model))
-
-
-def test_weight_with_one_output_channel_keeps_its_axis():
-    b = Builder()
-    b.conv("images", "model.0", (3, 1), silu=False)
-    b.nodes.append(helper.make_node("Relu", ["/model.0/conv/Conv_output_0"], ["output0"], name="/Relu"))
-    model = b.model("output0", [1, SIZE, SIZE])
-    result = clean_up(model)
-    scale = next(tensor for tensor in result.graph.initializer if tensor.name == "model.0.conv.weight/scale")
-    assert list(scale.dims) == [1]
-    np.testing.assert_array_equal(run(result), run(model))
 
 
 def test_equal_scales_are_one_initializer():

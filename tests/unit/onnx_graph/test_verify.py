@@ -180,50 +180,6 @@ def test_mutation_of_a_strongly_typed_graph(name: str):
     assert {(finding.rule, finding.node) for finding in verify(editor.model).findings} == expected
 
 
-# what torch's exporter writes where the opset has no operator: name, operator, inputs; x is the convolution's result
-PIECES = {
-    "Mish": [("a", "Softplus", "x"), ("b", "Tanh", "a"), ("end", "Mul", "x", "b")],
-    "GELU": [
-        ("a", "Div", "x", "root"),
-        ("b", "Erf", "a"),
-        ("c", "Add", "b", "one"),
-        ("d", "Mul", "x", "c"),
-        ("end", "Mul", "d", "half"),
-    ],
-    "Hardswish": [("a", "HardSigmoid", "x"), ("end", "Mul", "x", "a")],
-}
-
-
-def in_pieces(kind: str) -> Editor:
-    """The good graph with another activation behind every convolution that has one: `/model.0/act/a`, ..., `/end`."""
-    editor = Editor(GOOD)
-    nodes = []
-    for node in editor.model.graph.node:
-        scope, _, last = node.name.rpartition("/")
-        if not scope.endswith("/act"):
-            nodes.append(node)
-        elif last == "Mul":
-            names = {"x": node.input[0], "end": node.output[0]}
-            for name, op, *inputs in PIECES[kind]:
-                inputs = [names.get(one, f"{scope}/{one}" if len(one) == 1 else one) for one in inputs]
-                nodes.append(onnx.helper.make_node(op, inputs, [names.get(name, f"{scope}/{name}")], f"{scope}/{name}"))
-    del editor.model.graph.node[:]
-    editor.model.graph.node.extend(nodes)
-    for name, value in (("root", 2**0.5), ("one", 1), ("half", 0.5)):
-        editor.model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(value, np.float32), name))
-    return editor
-
-
-@pytest.mark.parametrize("kind", PIECES)
-@pytest.mark.parametrize("strong", [False, True])
-def test_activation_of_several_operators(kind: str, strong: bool):
-    model = in_pieces(kind).model
-    onnx.checker.check_model(model, full_check=True)
-    report = verify(set_metadata(to_half(model), {"typing": "strong"}) if strong else model)
-    assert report.findings == ()
-    assert report.checked["float island"] >= 7 * (len(PIECES[kind]) - 1), "all pieces but Adds"
-
-
 def test_dfl_may_decode_in_fp32_as_in_older_files():
     editor = Editor(STRONG)
     editor.set_tensor("model.5.dfl.conv.weight/half", np.ones((1, 4, 1, 1), np.float32))
