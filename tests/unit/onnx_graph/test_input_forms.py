@@ -118,16 +118,3 @@ def test_what_reads_an_image_in_float_gets_a_product(form):
     session = open_session(graph.SerializeToString(), onnxruntime.SessionOptions(), ["CPUExecutionProvider"])
     np.testing.assert_allclose(session.run(["negative"], {"images": fed(form)})[0], PIXELS / -255, rtol=1e-6)
     np.testing.assert_array_equal(run(graph, fed(form)), run(GOOD, PIXELS.astype(np.float32) / 255))
-
-
-@pytest.mark.parametrize("form", [BYTES, LAST], ids=["nchw", "nhwc"])
-def test_shapes_may_be_asked_for(form):
-    """A graph of dynamic size reads the input's shape, which is that of NCHW for each form."""
-    edit = Editor(GOOD)
-    edit.model.graph.node.append(helper.make_node("Shape", ["images"], ["shape"], name="asks"))
-    edit.model.graph.output.append(helper.make_tensor_value_info("shape", TensorProto.INT64, [4]))
-    graph = formed(edit.model, form)
-    assert verify(graph).ok
-    assert [node.op_type for node in graph.graph.node].count("Mul") == [n.op_type for n in GOOD.graph.node].count("Mul")
-    session = open_session(graph.SerializeToString(), onnxruntime.SessionOptions(), ["CPUExecutionProvider"])
-    assert session.run(["shape"], {"images": fed(form)})[0].tolist() == [1, 3, SIZE, SIZE]

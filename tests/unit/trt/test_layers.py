@@ -86,25 +86,6 @@ def test_times_and_shares(layers):
     assert [layer.ms for layer in found.slowest] == sorted(each, reverse=True)[:10]
 
 
-@pytest.mark.parametrize(
-    ("origin", "before", "after", "kind"),
-    [
-        ("QDQ", "Int8", "Int8", "requantize"),
-        ("CONCAT", "Int8", "Int8", "copy"),
-        ("REFORMAT", "FP16", "FP16", "copy"),
-        ("QDQ", "FP16", "Int8", "quantize"),
-        ("QDQ", "Int8", "FP32", "dequantize"),
-        ("REFORMAT", "FP16", "FP32", "cast"),
-    ],
-)
-def test_what_a_reformat_is(origin, before, after, kind):
-    ends = {side: [{"Name": "x", "Dimensions": [1], "Format/Datatype": f"Row major linear {word}"}]
-            for side, word in (("Inputs", before), ("Outputs", after))}  # fmt: skip
-    text = json.dumps({"Layers": [{"Name": "a", "LayerType": "Reformat", "Origin": origin, **ends}]})
-    (layer,) = parse_layers(text)
-    assert (layer.kind, layer.reformats) == (kind, True)
-
-
 # the report
 
 

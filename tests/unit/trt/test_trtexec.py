@@ -55,17 +55,6 @@ def install(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("version", "name", "weak", "strong"),
-    [("8.6", "8.6.1", True, False), ("10", "10.13.0", True, True), ("11", "11.0.0", False, True)],
-)
-def test_what_a_version_can_do(install, version, name, weak, strong):
-    program, _ = install(version)
-    assert program.name == f"TensorRT {name}"
-    assert (program.weakly_typed, program.strongly_typed) == (weak, strong)
-    assert program.max_opset == (None if strong else 17)
-
-
-@pytest.mark.parametrize(
     ("version", "quantized", "half", "flags", "without"),
     [
         ("8.6", True, False, {"--fp16", "--int8", "--skipInference"}, {"--stronglyTyped"}),
