@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import platform
 import random
 import shutil
 from collections.abc import Callable, Iterator
@@ -367,6 +368,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     def forbidden(*words: Any, **_: Any) -> None:
         raise Ran(words)
 
+    platform.processor()  # which asks a program, once
     for target in ("os.system", "os.popen", "subprocess.Popen", "socket.socket"):
         monkeypatch.setattr(target, forbidden)
 
