@@ -1,4 +1,4 @@
-"""How far the image size walks: functions of this project from a command line to where the work is done."""
+"""How far the image size walks: functions of this project from a command line to the training step."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 WALK = Path(__file__).resolve().parents[1] / "walk.py"
 COMMON = ("--device", "cpu", "--workers", "0")
@@ -26,14 +23,6 @@ def stops(goal: str, size: int, *words: object) -> list[str]:
     return [line for line in done.stdout.replace("\r", "\n").splitlines() if line.partition(": ")[0] in ours]
 
 
-@pytest.fixture(scope="module")
-def onnx_file(demo_weights: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("walks") / "demo.onnx"
-    words = ["export_qat.py", "--weights", demo_weights, "--imgsz", 160, *COMMON[:2], "--check", 0, "--output", path]
-    subprocess.run([sys.executable, *map(str, words)], cwd=os.environ["YOLOV9_CHECKOUT"], check=True, timeout=900)
-    return path
-
-
 def test_from_imgsz_of_quantize_to_the_training_step(demo_weights, demo_data, tmp_path):
     found = stops(
         "Finetuner._step", 160, "qat.py", "quantize", "--weights", demo_weights, "--data", demo_data, "--imgsz", 160,
@@ -41,11 +30,3 @@ def test_from_imgsz_of_quantize_to_the_training_step(demo_weights, demo_data, tm
         "--project", tmp_path, *COMMON,
     )  # fmt: skip
     assert 10 < len(found) <= 40, found
-
-
-def test_from_val_trt_to_ap(onnx_file, demo_data, tmp_path):
-    found = stops(
-        "EvalStatistics.scores", 160, "val_trt.py", "--engine-file", onnx_file, "--data", demo_data, "--limit", 4,
-        "--project", tmp_path, *COMMON,
-    )  # fmt: skip
-    assert 5 < len(found) <= 45, found

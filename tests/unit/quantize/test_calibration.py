@@ -132,6 +132,17 @@ def test_a_bin_counts_beyond_float32s_whole_numbers():
     assert float(one.counts.sum()) == number
 
 
+def test_tensors_of_a_scale_are_told_apart_in_every_batch():
+    network = chain()
+    placement.apply(network, placement.plan(network, Recipe()))
+    found = calibration.collect(network, [torch.rand(2, 3, 32, 32)] * 3, 3, progress=False)
+    plan = network.quantization_plan
+    for name, tensors in plan.scales.items():
+        counted = [tensor for tensor in plan.tensors if tensor.name in tensors and not tensor.redundant]
+        assert len(found.histograms[placement.scale_key(name)].counts) == len(counted)
+    assert max(len(one.counts) for one in found.histograms.values()) > 1
+
+
 def test_tensor_of_zeros_gets_a_positive_scale():
     for method in ("max", "percentile", "mse", "entropy"):
         network = chain()

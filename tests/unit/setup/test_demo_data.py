@@ -102,13 +102,6 @@ def test_same_seed_same_bytes_whatever_the_workers(demo_set: Path, tmp_path: Pat
     assert first == second
 
 
-def test_polygons_come_with_the_same_images(demo_set: Path, segments_set: Path) -> None:
-    for kind in ("images", "labels"):
-        boxes, polygons = content(demo_set / kind), content(segments_set / kind)
-        assert boxes.keys() == polygons.keys()
-        assert all((boxes[name] == polygons[name]) == (kind == "images") for name in boxes)
-
-
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_annotations_hold_the_ink_of_each_polygon(demo_set: Path, segments_set: Path, split: str) -> None:
     """Read by pycocotools and filled by OpenCV; classes and boxes are those of the set for detectors."""
@@ -210,16 +203,6 @@ def test_small_shapes_have_polygons(drawing, drawn: list[str]) -> None:
     polygon = digit_outlines.polygon(ink)
     assert len(np.unique(polygon, axis=0)) <= ink.sum()
     assert (filled(((polygon + 0.5) / 320).astype(np.float32)) == ink).all()
-
-
-def test_digits_overlap_at_most_a_little(drawing) -> None:
-    torchvision = pytest.importorskip("torchvision")
-    torch = pytest.importorskip("torch")
-    sources = drawing.read_sources("train")
-    for index in range(10):
-        boxes = torch.from_numpy(drawing.draw_image(np.random.default_rng(index), sources).boxes).float()
-        overlap = torchvision.ops.box_iou(boxes, boxes).fill_diagonal_(0)
-        assert overlap.max() <= 0.05
 
 
 def test_splits_share_no_digit_and_no_photograph(drawing) -> None:

@@ -180,18 +180,6 @@ def test_running_it_again_installs_only_what_is_missing(installed, tmp_path: Pat
     assert "reports" in pip(folder / ".venv", "list")
 
 
-def test_an_optional_part_that_fails_is_named(installed):
-    project, folder, _ = installed
-    project.program("nvidia-smi", "echo 'GPU 0: pretended'")
-    try:
-        result = project.install("--tensorrt", cwd=folder)
-    finally:
-        (project.programs / "nvidia-smi").unlink()
-    assert result.returncode == 0
-    assert "No matching distribution found for tensorrt>=10" in result.stderr
-    assert "== not installed: tensorrt: " in result.stdout
-
-
 def test_a_quantizer_library_in_its_tested_version(installed):
     project, folder, _ = installed
     result = project.install("--quantizer", OPTIONAL, cwd=folder)

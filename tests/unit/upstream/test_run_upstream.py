@@ -65,9 +65,3 @@ def test_no_program_is_one_line(program, monkeypatch, capsys, words):
     monkeypatch.setattr(sys, "argv", ["run_upstream.py", *words])
     assert program.main() == 2
     assert capsys.readouterr().err.startswith("error: name a program of the checkout")
-
-
-def test_a_program_after_the_option_is_looked_for(program, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["run_upstream.py", "--fast", "no-such.py", "--epochs", "1"])
-    assert program.main() == 2
-    assert "no-such.py does not exist" in capsys.readouterr().err
