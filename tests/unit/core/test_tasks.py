@@ -17,6 +17,7 @@ from utils.core.tasks import (
     prediction_of,
     task_of_head,
     task_of_outputs,
+    trained,
 )
 
 RAW, PROTOTYPES = torch.rand(2, 4 + 3 + 5, 7), torch.rand(2, 5, 6, 8)
@@ -64,6 +65,12 @@ def test_what_a_detector_returns(result):
     assert found.coefficients.shape == (2, 0, 7)
     assert torch.equal(Prediction.of_boxes(RAW).scores, found.scores)
     assert predicted(([RAW, RAW + 1], [MAPS, MAPS]))[0] is RAW  # with an auxiliary branch
+
+
+def test_what_heads_return_while_training():
+    assert trained(MAPS) == (MAPS, ())
+    assert trained(tuple(MAPS)) == (tuple(MAPS), ())
+    assert trained((MAPS, RAW, PROTOTYPES)) == (MAPS, (RAW, PROTOTYPES))
 
 
 def test_rows_of_the_parts():
