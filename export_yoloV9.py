@@ -84,7 +84,7 @@ def export_deepstream(options: DeepStreamOptions) -> None:
     def check(network: Network, files: list[Path]) -> None:
         refuse_flags_of_masks(network, options.weights, options.given(*NmsOptions.model_fields))
         refuse_overwrite([*files, *deepstream.paths(files[0])], [options.weights])
-        deepstream.check_labels(files[0], deepstream.labels(network.names))
+        deepstream.check_labels(files[0], deepstream.label_lines(network.names))
 
     def write_config(network: Network, config: ExportConfig, results: Sequence[ExportResult]) -> Iterator[str]:
         path, typing = results[0].path, config.typing if network.quantized else ""
@@ -93,7 +93,7 @@ def export_deepstream(options: DeepStreamOptions) -> None:
             path, config.imgsz, batch, len(network.names), typing=typing, dynamic=options.dynamic, engine=engine,
             nms=nms if network.task.prototypes else None, takes_bytes=options.input == "uint8",
         )  # fmt: skip
-        yield from map(str, deepstream.write(path, deepstream.labels(network.names), text))
+        yield from map(str, deepstream.write(path, deepstream.label_lines(network.names), text))
         command = "deepstream-app -c app.txt"  # of docs/deepstream.md
         if engine:
             command = deepstream.trtexec_command(

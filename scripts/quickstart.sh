@@ -224,26 +224,20 @@ write_report() {
 
 # README's five, for this model: QAT in full, with the defaults of qat.py.
 show_five_commands() {
-  local float name best_of_all line
-  float=$(realpath -- "$weights") name=$(basename "$trained" .pt)
-  best_of_all=runs/qat/$name/weights/$(basename "$best")
+  local float=$trained name checkpoint set export=(--include onnx --simplify --dynamic batch --output)
+  name=$(basename "$trained" .pt) set=$(realpath -- "$data") checkpoint=$(basename "$best")
+  [ "$weights" = "$trained" ] || float=${trained%.pt}-converted.pt
+  float=$(realpath -m -- "$float")
   say "to go on with a whole QAT of this model:"
-  line=$(printf '%q ' cd "$YOLOV9_CHECKOUT")
-  printf '%s&& . %q\n' "$line" "$OVERLAY_VENV/bin/activate"
-  if [ "$weights" != "$trained" ]; then
-    float=$(realpath -m -- "${trained%.pt}-converted.pt")
-    show_command python reparameterization.py --weights "$(realpath -- "$trained")" --save "$float"
-  fi
-  show_command python qat.py quantize --weights "$float" --data "$(realpath -- "$data")" ${size[@]+"${size[@]}"} --name "$name"
-  show_command python export_qat.py --weights "$best_of_all" --include onnx --simplify --dynamic batch --output "$name-int8.onnx"
+  show_command cd "$YOLOV9_CHECKOUT"
+  show_command . "$OVERLAY_VENV/bin/activate"
+  [ "$weights" = "$trained" ] || show_command python reparameterization.py --weights "$(realpath -- "$trained")" --save "$float"
+  show_command python qat.py quantize --weights "$float" --data "$set" ${size[@]+"${size[@]}"} --name "$name"
+  show_command python export_qat.py --weights "runs/qat/$name/weights/$checkpoint" "${export[@]}" "$name-int8.onnx"
   show_command scripts/generate_trt_engine.sh "$name-int8.onnx"
-  show_command python val_trt.py --engine-file "$name-int8.engine" --data "$(realpath -- "$data")"
+  show_command python val_trt.py --engine-file "$name-int8.engine" --data "$set"
 }
 
-show_command() { # WORDS...: as they are typed
-  local line
-  line=$(printf '%q ' "$@")
-  printf '%s\n' "${line% }"
-}
+show_command() { printf '%q ' "$@" && echo; } # as it is typed
 
 main "$@"

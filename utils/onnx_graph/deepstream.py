@@ -97,7 +97,7 @@ BYTES = """\
 input-tensor-from-meta=1
 """
 BOXES = {
-    "parser": "parser and builder of DeepStream-Yolo, for DeepStream 7.1 or later",
+    "parser": "parser of DeepStream-Yolo, for DeepStream 7.1 or later",
     "nms_note": "",
     "clustering": "network-type=0\n# 2: nvinfer's NMS, with the thresholds at the end\ncluster-mode=2",
     "functions": """\
@@ -123,7 +123,7 @@ custom-lib-path=nvdsinfer_custom_impl_Yolo_seg/libnvdsinfer_custom_impl_Yolo_seg
 }
 
 
-def labels(names: Mapping[int, str]) -> str:
+def label_lines(names: Mapping[int, str]) -> str:
     """One class name a line, in the order of their ids.
 
     Raises:

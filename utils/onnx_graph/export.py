@@ -36,7 +36,7 @@ from utils.onnx_graph.passes.take_bytes import attach_input
 from utils.onnx_graph.provenance import Provenance, provenance_of, without_provenance
 from utils.onnx_graph.qdq_view import FLOAT_MODULES
 from utils.onnx_graph.verify import GraphReport, verify
-from utils.onnx_graph.view import DEQUANTIZE, QUANTIZE, opset_of, set_metadata
+from utils.onnx_graph.view import opset_of, set_metadata
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,6 @@ class ExportResult:
     opset: int
     inputs: dict[str, tuple[int | str, ...]]
     outputs: dict[str, tuple[int | str, ...]]
-    quantize_nodes: int
-    dequantize_nodes: int
     report: GraphReport | None
     quantizers: Mapping[str, Provenance]
 
@@ -115,15 +113,12 @@ def _write(
     report = None if quantizers is None else verify(graph)
     with atomic_path(path) as temporary:
         onnx.save(graph, temporary)
-    kinds = [node.op_type for node in graph.graph.node]
     return ExportResult(
         path=path,
         size_bytes=path.stat().st_size,
         opset=opset_of(graph),
         inputs=_shapes(graph.graph.input),
         outputs=_shapes(graph.graph.output),
-        quantize_nodes=kinds.count(QUANTIZE),
-        dequantize_nodes=kinds.count(DEQUANTIZE),
         report=report,
         quantizers=quantizers or {},
     )

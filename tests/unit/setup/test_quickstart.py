@@ -177,8 +177,8 @@ def test_it_ends_with_readmes_commands_for_this_model(folder, tmp_path):
     assert commands_for_going_on(quickstart(folder)) == []
     weights, data = tmp_path / "my own.pt", tmp_path / "data.yaml"
     weights.touch(), data.touch()
-    enter, *five = commands_for_going_on(quickstart(folder, "--weights", weights, "--data", data, DUAL="1"))
-    assert enter[:3] == ["cd", str(folder / "build/yolov9"), "&&"]
+    enter, activate, *five = commands_for_going_on(quickstart(folder, "--weights", weights, "--data", data, DUAL="1"))
+    assert (enter, activate[0]) == (["cd", str(folder / "build/yolov9")], ".")
     convert, quantize, export, build, evaluate = five
     readme = [words for words in documentation.commands((ROOT / "README.md").read_text("utf-8")) if words[0] != "git"]
     programs = [[word for word in words[:2] if ".onnx" not in word] for words in (*readme, *five)]
