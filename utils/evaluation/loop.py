@@ -24,7 +24,7 @@ from utils.evaluation.detector import BatchDetections, Detector, in_images
 from utils.evaluation.images import unlabelled
 from utils.evaluation.input_plan import InputPlan, check_shapes, mask_stride
 from utils.evaluation.masks import Masks, mask_overlaps
-from utils.evaluation.metrics import EvalStatistics
+from utils.evaluation.metrics import EvalStatistics, group_images
 from utils.evaluation.nms import non_max_suppression
 from utils.evaluation.results import AgreementScore, EvalResult, Reference, averages, per_class_results, result_table
 
@@ -174,6 +174,7 @@ def evaluate(
             + (f", {processes} processes" if processes > 1 else ""),
             not_finite=not_finite, masks=averages(mask_scores) if mask_scores else None, mask_coco=mask_coco,
             threshold=scores.threshold, f1=tuple(scores.f1.tolist()), agreement=agreed,
+            groups=len(set(group_images(statistics.paths, config.groups))) if config.groups else 0,
             at=statistics.at(reference.threshold if reference else scores.threshold),
         )  # fmt: skip
         if result.mark:

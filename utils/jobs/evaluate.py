@@ -20,7 +20,7 @@ from utils.core.run_folder import new_run
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.input_plan import InputPlan
 from utils.evaluation.loop import EvalConfig, evaluate
-from utils.evaluation.results import EvalResult
+from utils.evaluation.results import EvalResult, Reference
 from utils.jobs.evaluate_file import make_row, warn_of_a_cut_curve
 from utils.jobs.inputs import check_classes
 from utils.jobs.options import EvalOptions
@@ -38,16 +38,27 @@ logger = logging.getLogger(__name__)
 
 
 class Measurer:
-    """Evaluates networks on one dataset's val split, all in the same way."""
+    """Evaluates networks on one dataset's val split, all in the same way.
+
+    Attributes:
+        reference: the detections of the float network, which those after it are compared with.
+    """
 
     def __init__(self, data: DataConfig, device: torch.device, config: EvalConfig) -> None:
         self._data, self._device, self._config = data, device, config
+        self.reference: Reference | None = None
 
-    def measure(self, model: nn.Module, name: str, out_dir: Path | None = None) -> EvalResult:
+    def measure(
+        self, model: nn.Module, name: str, out_dir: Path | None = None, *, as_reference: bool = False
+    ) -> EvalResult:
         """Evaluate `model` as it is; `name` is for the log and for files in `out_dir`."""
         logger.info("evaluating %s", name)
         with TorchRunner(model, self._device) as runner:
-            return evaluate(runner, self._data, self._config, out_dir=out_dir, name=name)
+            reference = None if as_reference else self.reference
+            result = evaluate(runner, self._data, self._config, out_dir=out_dir, name=name, reference=reference,
+                              as_reference=as_reference)  # fmt: skip
+        self.reference = result.reference if as_reference else self.reference
+        return result
 
     def row(self, stage: str, file: str | Path, result: EvalResult | None, seconds: float) -> Row:
         """A report row; without a result its scores are unknown."""

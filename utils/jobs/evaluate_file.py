@@ -24,7 +24,7 @@ from utils.evaluation.loop import EvalConfig, evaluate
 from utils.evaluation.results import EvalResult
 from utils.jobs.open import open_runner
 from utils.reports.machine import library_versions
-from utils.reports.schema import SIZES, Report, Row
+from utils.reports.schema import SIZES, AtThreshold, Report, Row
 from utils.runners.base import Runner
 from utils.trt.engine_file import EngineNote
 
@@ -160,6 +160,21 @@ def make_row(
         resampled, of_masks = result.statistics.resampled(), result.statistics.mask_resampled()
         scores |= {"ap_resampled": resampled.to_text()} if resampled else {}
         scores |= {"mask_ap_resampled": of_masks.to_text()} if of_masks else {}
+    if result.f1:
+        scores |= {"best_threshold": result.threshold, "f1": tuple(result.f1[round(i * 9.99)] for i in range(101))}
+    if (at := result.at) is not None:
+        names = {one.id: one.name for one in result.per_class}
+        texts = {f"{name}_resampled": found.to_text() for name in ("precision", "recall")
+                 if (found := getattr(at, f"{name}_resampled"))}  # fmt: skip
+        scores["at"] = AtThreshold(
+            threshold=at.threshold, objects=at.objects, found=at.found, precision=at.precision, recall=at.recall,
+            by_size=at.by_size, by_class={names[kind]: counts for kind, counts in at.by_class.items()}, **texts,
+        )  # fmt: skip
+    if (agreement := result.agreement) is not None:
+        scores |= {"agreement": agreement.ap}
+        scores |= {"agreement_resampled": agreement.resampled.to_text()} if agreement.resampled else {}
+    if result.groups:
+        scores["resampled_over"] = f"{result.groups} groups"
     if result.coco:  # pycocotools says -1 where there are no objects of a size
         scores["ap_by_size"] = {size: ap for size in SIZES if (ap := result.coco[f"ap_{size}"]) >= 0}
     return Row(**{**row.model_dump(), **scores})

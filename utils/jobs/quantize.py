@@ -60,7 +60,7 @@ def run(options: QuantizeOptions) -> Report:
             logger.info("resuming %s: %s", folder, state.summary())
         session = Session(folder, state, inputs)
         if not state.finished:
-            if not inputs.options.no_eval_origin and "float" not in state.rows:
+            if not inputs.options.no_eval_origin:  # a resumed run, too: the others are compared with its detections
                 session.evaluate_float()
             if state.checkpoint:
                 student = checkpoint.load_quantized(session.weights / state.checkpoint).model.to(inputs.device)
@@ -100,7 +100,7 @@ class Session:
     def evaluate_float(self) -> None:
         """Evaluate the float model."""
         began = time.perf_counter()
-        result = self.measurer.measure(self.float_model, "the float model")
+        result = self.measurer.measure(self.float_model, "the float model", as_reference=True)
         self.save(self.measurer.row("float", self.options.weights, result, time.perf_counter() - began))
 
     def place(self) -> nn.Module:

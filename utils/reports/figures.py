@@ -8,6 +8,7 @@ distinguishable with every common colour vision; what colour says, shape or line
 from __future__ import annotations
 
 import io
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -115,6 +116,23 @@ def _chosen(report: Report) -> int | None:
     best = losses.index(min(losses)) if len(losses) == len(scores) else scores.index(max(scores))
     result = next((row.ap for row in report.rows if row.stage == "QAT"), None)
     return best if result is None or result == scores[best] else None
+
+
+def f1_curves(report: Report) -> Figure:
+    """F1 over the confidence threshold for each row that has it; a dot marks the best, a line the float network's."""
+    figure, (axes,) = new_figure(9.0, 3.4, 1)
+    title(axes, "F1 over the confidence threshold, mean over classes (IoU 0.5)")
+    styles = [(GREEN, "--"), (VERMILLION, ":"), (BLUE, "-"), (ORANGE, "-."), (GREY, "-")]
+    rows = [row for row in report.rows if row.f1]
+    for row, (colour, line) in zip(rows, itertools.cycle(styles)):
+        label = f"{row.stage}, best at {row.best_threshold or 0:.3f}"
+        axes.plot([index / (len(row.f1) - 1) for index in range(len(row.f1))], row.f1, line, color=colour, label=label)
+        axes.plot([row.best_threshold], [max(row.f1)], "o", color=colour)
+    if (baseline := report.baseline(rows[0])) and baseline.best_threshold is not None:
+        axes.axvline(baseline.best_threshold, color=GREY, linewidth=0.8)
+    axes.set(xlabel="confidence threshold", ylabel="F1", xlim=(0, 1), ylim=(0, None))
+    axes.legend(frameon=False, fontsize=9)
+    return figure
 
 
 def title(axes: Axes, text: str) -> None:

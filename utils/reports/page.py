@@ -20,7 +20,18 @@ from utils.core.score import Difference
 from utils.reports import figures
 from utils.reports.detections import detection_sheet
 from utils.reports.schema import Report
-from utils.reports.tables import cells, fraction, headers, labels, not_compared, remarks, verdict
+from utils.reports.tables import (
+    FLOAT_HEADERS,
+    against_float,
+    cells,
+    fraction,
+    headers,
+    labels,
+    not_compared,
+    remarks,
+    threshold_advice,
+    verdict,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -66,6 +77,8 @@ def page(report: Report) -> str:
     charts = {}
     if report.scored_epochs:
         charts["AP after each epoch of QAT"] = as_data_uri(figures.ap_per_epoch(report), "svg")
+    if sum(bool(row.f1) for row in report.rows) > 1:
+        charts["Which confidence threshold"] = as_data_uri(figures.f1_curves(report), "svg")
     versions: dict[str, set[str]] = {}
     for row in report.rows:
         for name, value in row.versions.items():
@@ -97,6 +110,10 @@ def page(report: Report) -> str:
             for name, row in zip(names, report.rows, strict=True)
         ],  # the styles of the differences by column: of boxes, and of masks
         remarks=remarks(report),
+        against=against_float(report),
+        threshold_advice=threshold_advice(report) if report.rows else "",
+        against_headers=FLOAT_HEADERS,
+        missed=_missed(report, names),
         by_class=([name for name, _ in by_class],
                   [(one, [fraction(scores.get(one)) for _, scores in by_class]) for one in classes]),
         charts=charts,
@@ -109,6 +126,17 @@ def page(report: Report) -> str:
             **{name: ", ".join(sorted(values)) for name, values in versions.items()},
         },
     )  # fmt: skip
+
+
+def _missed(report: Report, names: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    """A column for each row that was counted, and for each size and class the objects that it misses."""
+    counted = [(name, row.at) for name, row in zip(names, report.rows, strict=True) if row.at]
+    lines = []
+    for part in ("by_size", "by_class"):
+        for kind in dict.fromkeys(kind for _, at in counted for kind in getattr(at, part)):
+            numbers = [getattr(at, part).get(kind, (0, 0)) for _, at in counted]
+            lines.append([kind, *(f"{objects - found} of {objects}" for objects, found in numbers)])
+    return [name for name, _ in counted], lines
 
 
 def without_folders(text: str, path: bool = False) -> str:

@@ -82,6 +82,33 @@ class Sample(StrictModel):
         return any(box.outline for boxes in (self.truth, *self.predictions.values()) for box in boxes)
 
 
+Counts = dict[Text, Annotated[tuple[int, int], Field(strict=False)]]
+
+
+class AtThreshold(StrictModel):
+    """What is found and missed at a confidence threshold, over all classes, at IoU 0.5: see `metrics.OperatingPoint`.
+
+    `by_class` and `by_size` hold numbers of objects, and of objects that are found.
+    """
+
+    threshold: Fraction
+    objects: Annotated[int, Field(ge=0)]
+    found: Annotated[int, Field(ge=0)]
+    precision: Fraction
+    recall: Fraction
+    precision_resampled: ResampledText = ""
+    recall_resampled: ResampledText = ""
+    by_class: Counts = Field(default_factory=dict)
+    by_size: Counts = Field(default_factory=dict)
+
+    def difference(self, other: AtThreshold, what: Literal["precision", "recall"]) -> Difference:
+        """Precision or recall, less that of another network at the same threshold."""
+        mine, theirs = (
+            Resampled.from_text(text) if (text := getattr(one, f"{what}_resampled")) else None for one in (self, other)
+        )
+        return Difference(getattr(self, what) - getattr(other, what), difference_error(mine, theirs))
+
+
 class Row(StrictModel):
     """One measured result. `None` stands for "not measured"; it is never replaced by a guess.
 
@@ -97,6 +124,11 @@ class Row(StrictModel):
         measured_on: what the numbers were measured on, e.g. `ONNX Runtime 1.31, CPU, 2 threads, batch 10`.
         ap_with: what makes AP differ from the usual one, e.g. `30 images`; rows compare where this is equal.
         input_size: of the images that went in, e.g. `640x640`; rows compare where this is equal or not known.
+        resampled_over: what resamplings draw, `images` or e.g. `12 groups`.
+        agreement: AP with the float network's detections in place of labels; and on resamplings of the images.
+        best_threshold: the confidence of best F1, which `precision` and `recall` belong to.
+        f1: mean over classes at confidences 0, 0.01, ..., 1.
+        at: what is found and missed at the float network's `best_threshold`.
         ap_resampled: AP on resamplings of the images, as `Resampled.to_text` gives it; empty where it is not known.
         mask_ap, ...: the same of masks, of a segmentation network.
         ap_by_class: AP of boxes of each class that has labels, in the dataset's order.
@@ -126,6 +158,12 @@ class Row(StrictModel):
     ap_by_class: dict[Text, Fraction] = Field(default_factory=dict)
     ap_by_size: dict[Annotated[str, Field(pattern="^(small|medium|large)$")], Fraction] = Field(default_factory=dict)
     input_size: Text = ""
+    resampled_over: Text = "images"
+    agreement: Fraction | None = None
+    agreement_resampled: ResampledText = ""
+    best_threshold: Fraction | None = None
+    f1: Annotated[tuple[Fraction, ...], Field(strict=False)] = ()
+    at: AtThreshold | None = None
 
     def resampled(self, ap: AnyAp = "ap") -> Resampled | None:
         """AP, of boxes or of masks, on resamplings of the images, if it is known."""

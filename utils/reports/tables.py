@@ -12,10 +12,12 @@ import textwrap
 from pathlib import Path
 
 from utils.core.files import distinct_names
+from utils.core.score import Resampled
 from utils.core.text import aligned, columns
 from utils.reports.schema import AP, Report, Row
 
 HEADERS = ("stage", "AP", "vs float", "AP50", "P", "R", "size", "ms/image")
+FLOAT_HEADERS = ("stage", "agreement", "best F1 at", "P", "vs float", "R", "vs float", "missed")
 MASK_HEADERS = ("stage", "AP", "vs float", "AP50", "mask AP", "vs float", "mask AP50", "size", "ms/image")
 DASH = "-"
 WIDTH = 80  # of the terminal
@@ -89,10 +91,55 @@ def terminal_table(report: Report) -> str:
     if max(map(len, lines)) > WIDTH:
         lines = aligned(heads, rows, rule=True, gap=" ")
     lines += [f"[{_mark(index)}] {place or 'not recorded'}" for index, place in enumerate(places)]
+    if against := against_float(report):
+        lines += ["", *textwrap.wrap(against[0], WIDTH), ""]
+        lines += aligned(columns(FLOAT_HEADERS, left=["stage"]), against[1], rule=True)
     reasons = zip(labels(report), (not_compared(report, row) for row in report.rows), strict=True)
-    for remark in [*(f"{name}: {reason}" for name, reason in reasons if reason), *remarks(report)]:
-        lines += textwrap.wrap(remark, WIDTH)
+    sentences = [*(f"{name}: {reason}" for name, reason in reasons if reason), *remarks(report)]
+    for sentence in filter(None, [*sentences, threshold_advice(report)]):
+        lines += textwrap.wrap(sentence, WIDTH)
     return "\n".join(lines)
+
+
+def against_float(report: Report) -> tuple[str, list[tuple[str, ...]]] | None:
+    """What a product notices of INT8: a heading, and the texts of a row for each of FLOAT_HEADERS.
+
+    None unless a row was measured against the float network's detections and threshold.
+    """
+    pairs = [(name, row, report.baseline(row)) for name, row in zip(labels(report), report.rows, strict=True)]
+    compared = [(name, row, row.at, base.at) for name, row, base in pairs
+                if base and base.at and row.at and row.at.threshold == base.at.threshold]  # fmt: skip
+    if all(at is base for _, _, at, base in compared):
+        return None
+    rows: list[tuple[str, ...]] = []
+    for name, row, at, base in compared:
+        precision, recall = ("" if at is base else str(at.difference(base, what)) for what in ("precision", "recall"))
+        agreement = fraction(row.agreement)
+        if row.agreement_resampled:
+            agreement += f" ± {Resampled.from_text(row.agreement_resampled).error:.4f}"
+        rows.append((name, agreement, f"{row.best_threshold or 0:.3f}", fraction(at.precision), precision,
+                     fraction(at.recall), recall, f"{at.objects - at.found} of {at.objects}"))  # fmt: skip
+    heading = (
+        "Against the float network: AP with its detections as labels (agreement), and precision and recall at its "
+        f"confidence threshold of best F1, {compared[0][2].threshold:.3f} (all classes together, IoU 0.5)"
+    )
+    return heading, rows
+
+
+def threshold_advice(report: Report) -> str:
+    """A sentence where the last row misses or invents objects at the float network's threshold; else empty."""
+    row = report.rows[-1]
+    base = report.baseline(row)
+    if not (base and base is not row and base.at and row.at and row.at.threshold == base.at.threshold):
+        return ""
+    moved = [f"{what} {difference}" for what in ("recall", "precision")
+             if (difference := row.at.difference(base.at, what)).significant and difference.value < 0]  # fmt: skip
+    if not moved:
+        return ""
+    return (
+        f"{labels(report)[-1]}: a product that keeps the float network's threshold {base.at.threshold:.3f} has "
+        f"{' and '.join(moved)}; F1 is best at {row.best_threshold or 0:.3f} now"
+    )
 
 
 def not_compared(report: Report, row: Row) -> str:
@@ -110,7 +157,8 @@ def remarks(report: Report) -> list[str]:
     differences = {name: difference for name, row in rows if (difference := report.difference(row))}
     sentences = []
     if any(difference.error is not None for difference in differences.values()):
-        sentences.append("±: the standard error of the difference, from resampling the images")
+        over = ", ".join(dict.fromkeys(row.resampled_over for row in report.rows if row.ap_resampled))
+        sentences.append(f"±: the standard error of the difference, from resampling the {over}")
     bare = [name for name, difference in differences.items() if difference.error is None]
     if bare and any(row.ap_resampled for row in report.rows):
         sentences.append(

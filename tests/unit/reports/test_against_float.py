@@ -1,0 +1,100 @@
+"""Agreement, and what is found at the float network's threshold, as tables, a page and a plot show them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from report_examples import make_row, resampled
+
+from utils.core.score import Difference
+from utils.reports.figures import f1_curves
+from utils.reports.page import page
+from utils.reports.schema import AtThreshold, Report
+from utils.reports.tables import against_float, terminal_table, threshold_advice
+
+
+def at(recall: float, replicates: tuple[float, ...], threshold: float = 0.312, **changes) -> AtThreshold:
+    return AtThreshold(
+        threshold=threshold, objects=100, found=round(100 * recall), precision=0.9, recall=recall,
+        precision_resampled=resampled(0.9, 0.9, 0.9), recall_resampled=resampled(*replicates),
+        by_class={"cat <b>": (60, 50), "dog": (40, 30)}, by_size={"small": (70, 51)}, **changes,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def compared():
+    curve = (*(round(math.sin(math.pi * x / 100), 4) for x in range(100)), 0.0)
+    base = make_row(at=at(0.8, (0.80, 0.82, 0.78)), best_threshold=0.312, f1=curve)
+    int8 = make_row("INT8", ap=0.74, at=at(0.7, (0.70, 0.73, 0.67)), best_threshold=0.281, f1=curve,
+                    agreement=0.9669, agreement_resampled=resampled(0.96, 0.97, 0.98))  # fmt: skip
+    return Report(command="x", rows=[base, int8])
+
+
+def test_a_row_says_what_a_product_notices(compared):
+    heading, rows = against_float(compared)
+    assert "0.312" in heading
+    assert rows == [
+        ("float", "-", "0.312", "0.9000", "", "0.8000", "", "20 of 100"),
+        ("INT8", "0.9669 ± 0.0100", "0.281", "0.9000", "+0.0000 ± 0.0000", "0.7000", "-0.1000 ± 0.0100", "30 of 100"),
+    ]
+    text = terminal_table(compared)
+    assert "0.9669 ± 0.0100" in text
+    assert "recall -0.1000 ± 0.0100; F1 is best at 0.281" in " ".join(text.split())
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_the_difference_is_that_of_paired_resamplings(compared):
+    base, int8 = (row.at for row in compared.rows)
+    assert int8.difference(base, "recall") == Difference(
+        pytest.approx(-0.1), pytest.approx(0.01)
+    )  # of -.10, -.09, -.11
+    elsewhere = int8.model_copy(update={"recall_resampled": resampled(0.7, 0.7, images="b" * 32)})
+    assert elsewhere.difference(base, "recall").error is None
+
+
+def test_no_advice_where_noise_explains_it_or_thresholds_differ(compared):
+    base, int8 = compared.rows
+    noisy = int8.model_copy(update={"at": at(0.79, (0.7, 0.9, 0.8))})
+    assert threshold_advice(Report(command="x", rows=[base, noisy])) == ""
+    other = int8.model_copy(update={"at": at(0.7, (0.70, 0.73, 0.67), threshold=0.4)})
+    report = Report(command="x", rows=[base, other])
+    assert threshold_advice(report) == ""
+    assert against_float(report) is None
+    assert against_float(Report(command="x", rows=[base])) is None
+    assert against_float(Report(command="x", rows=[make_row(), make_row("PTQ")])) is None
+
+
+def test_the_page_has_the_table_the_classes_and_the_curves(compared):
+    text = page(compared)
+    for words in (
+        "What a product notices",
+        "0.9669 ± 0.0100",
+        "cat &lt;b&gt;",
+        "10 of 60",
+        "19 of 70",
+        "Which confidence threshold",
+    ):
+        assert words in text
+    assert "cat <b>" not in text
+    without = page(Report(command="x", rows=[make_row(), make_row("PTQ")]))
+    assert "What a product notices" not in without
+
+
+def test_f1_is_drawn_for_each_row_with_the_float_threshold(compared):
+    (axes,) = f1_curves(compared).axes
+    lines = {line.get_label(): line for line in axes.get_lines()}
+    assert lines["INT8, best at 0.281"].get_ydata() == pytest.approx(compared.rows[1].f1)
+    assert any(list(line.get_xdata()) == [0.312, 0.312] for line in axes.get_lines())
+
+
+def test_older_reports_load_and_new_ones_come_back(compared, tmp_path):
+    again = Report.load(compared.save(tmp_path / "report.json"))
+    assert again.rows == compared.rows
+    assert Report.load(Report(command="x", rows=[make_row()]).save(tmp_path / "old.json")).rows[0].at is None
+
+
+def test_groups_are_named_beside_the_standard_error():
+    rows = [make_row(ap_resampled=resampled(0.7, 0.8), resampled_over="12 groups"),
+            make_row("INT8", ap_resampled=resampled(0.7, 0.75), resampled_over="12 groups")]  # fmt: skip
+    assert "from resampling the 12 groups" in terminal_table(Report(command="x", rows=rows))
