@@ -32,10 +32,9 @@ def main(options: TritonClientOptions) -> None:
     if options.source is None:
         raise InputError("give --source, an image, a video or a folder to draw detections on")
     need("torch", "tritonclient", "grpc", *["geventhttpclient"] * (options.protocol == "http"))
-    from utils.evaluation.images import check_readable, check_source, target_names
+    from utils.evaluation.images import find_sources, target_names
 
-    files = check_source(options.source)
-    check_readable(files)
+    files = find_sources([options.source])
     if options.exist_ok:
         targets = [Path(options.project) / options.name / name for name in target_names(files)]
         refuse_overwrite(targets, files, "choose another --name or --project")

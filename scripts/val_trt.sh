@@ -5,7 +5,7 @@
 #
 #   WEIGHTS           quantized or float checkpoint (.pt); an .onnx file is only built, an .engine only evaluated
 #   DATA              dataset's YAML
-#   IMGSZ             input size in pixels
+#   IMGSZ             input size in pixels: 640, or height and width as 384x640 or 384 640
 #   --generate-graph  also report on the engine's layers, and draw them as SVG with graphviz
 #
 # Run it in the patched checkout. ONNX file and engine lie beside WEIGHTS, such as WEIGHTS-int8.onnx; the result goes
@@ -25,17 +25,21 @@ refuse() {
 
 case "${1:-}" in -h | --help) usage; exit 0 ;; esac
 [ $# -ge 3 ] || refuse "expected WEIGHTS, DATA and IMGSZ; val_trt.sh --help says more"
-weights=$1 data=$2 imgsz=$3 graph=()
+weights=$1 data=$2 graph=()
+IFS=x read -r -a imgsz <<<"$3"
 shift 3
 for option in "$@"; do
   case $option in
     --generate-graph) graph=(--generate-graph) ;;
+    [0-9]*) imgsz+=("$option") ;;
     *) refuse "unknown argument $option; val_trt.sh --help lists them" ;;
   esac
 done
 [ -f "$weights" ] || refuse "$weights does not exist; expected a checkpoint (.pt)"
 [ -f "$data" ] || refuse "$data does not exist; expected a dataset's YAML"
-case $imgsz in '' | *[!0-9]*) refuse "IMGSZ is $imgsz; expected pixels, such as 640" ;; esac
+[[ ${imgsz[*]} =~ ^[0-9]+(\ [0-9]+)?$ ]] || refuse "IMGSZ is ${imgsz[*]}; expected pixels, such as 640 or 384x640"
+build_size=(--imgsz "${imgsz[0]}")
+[ ${#imgsz[@]} = 1 ] || build_size=() # a rectangle is that of the file
 case $weights in *.pt | *.onnx | *.engine | *.plan) ;; *) refuse "$weights is neither .pt, .onnx nor .engine" ;; esac
 # What would only be noticed after the export and the build, which take minutes
 checked=("$data")
@@ -54,14 +58,14 @@ read -r -a val_args <<<"${VAL_ARGS:-}"
 case $weights in
   *.pt)
     echo "== export to ONNX"
-    "$python" "$here/../export_qat.py" --weights "$weights" --imgsz "$imgsz" --include onnx --simplify --dynamic batch \
+    "$python" "$here/../export_qat.py" --weights "$weights" --imgsz "${imgsz[@]}" --include onnx --simplify --dynamic batch \
       --typing "$typing" --output "$onnx" ${export_args[@]+"${export_args[@]}"}
     ;;
 esac
 case $weights in
   *.pt | *.onnx)
     echo "== build the engine"
-    "$python" "$here/build_engine.py" "$onnx" --imgsz "$imgsz" --output "$engine" --check 0 ${batch[@]+"${batch[@]}"} \
+    "$python" "$here/build_engine.py" "$onnx" ${build_size[@]+"${build_size[@]}"} --output "$engine" --check 0 ${batch[@]+"${batch[@]}"} \
       ${graph[@]+"${graph[@]}"} ${build_args[@]+"${build_args[@]}"}
     ;;
   *)
@@ -69,4 +73,4 @@ case $weights in
     ;;
 esac
 echo "== evaluate it"
-"$python" "$here/../val_trt.py" --engine-file "$engine" --data "$data" --imgsz "$imgsz" ${val_args[@]+"${val_args[@]}"}
+"$python" "$here/../val_trt.py" --engine-file "$engine" --data "$data" --imgsz "${imgsz[@]}" ${val_args[@]+"${val_args[@]}"}

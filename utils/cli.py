@@ -85,7 +85,8 @@ def run_program(
             only say what is wrong, and who they are.
     """
     parser, leaves = parsers(name, commands, about)
-    arguments, unknown = parser.parse_known_args(argv)
+    mixed = parser.parse_known_args if isinstance(commands, Mapping) else parser.parse_known_intermixed_args
+    arguments, unknown = mixed(argv)  # a positional argument may stand behind options
     command = getattr(arguments, "command", "")
     leaf, (kind, work) = leaves[command]
     if unknown:

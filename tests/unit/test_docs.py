@@ -61,7 +61,7 @@ def bash(line: str) -> str:
     [
         (bash("python qat.py quantize --weight a.pt --epoch-count 3"), "unrecognized arguments: --epoch-count 3"),
         (bash("python qat.py train --weights a.pt"), "invalid choice: 'train'"),
-        (bash("python val_trt.py --data a.yaml"), "required: --engine-file"),
+        (bash("python reparameterization.py --save a.pt"), "required: --weights"),
         (bash("cd yolov9 && python quantize.py"), "quantize.py is no program of this repository"),
         (bash("./scripts/quickstart.sh --fast"), "scripts/quickstart.sh has no --fast"),
         (

@@ -70,9 +70,11 @@ def option(
         default: `...` for an option that must be given.
         text: for `-h`.
         flags, group, recipe: see `Argument`.
-        keywords: metavar, nargs, const and action are argparse's; bounds such as ge and le are pydantic's.
+        keywords: metavar, nargs, const, action and type are argparse's; bounds such as ge and le are pydantic's.
     """
-    own: dict[str, Any] = {key: keywords.pop(key) for key in ("metavar", "nargs", "const", "action") if key in keywords}
+    own: dict[str, Any] = {
+        key: keywords.pop(key) for key in ("metavar", "nargs", "const", "action", "type") if key in keywords
+    }
     argument: Any = Argument(None if positional else flags, group, recipe, own)
     return Field(default, description=text, json_schema_extra={"argument": argument}, **keywords)
 
@@ -183,6 +185,12 @@ class NmsOptions(Options):
             self.reject_unused(["iou_thres"], "with --nms none, which suppresses no boxes")
         fields = {"kind": self.nms, "topk": self.topk_all, "iou_thres": self.iou_thres, "conf_thres": self.conf_thres}
         return {name: value for name, value in fields.items() if value is not None}
+
+
+def image_size(text: str) -> int | tuple[int, int]:
+    """A side, or height and width: '640' → 640, '384x640' → (384, 640)."""
+    height, _, width = text.lower().partition("x")
+    return (int(height), int(width)) if width else int(text)
 
 
 def height_width(sizes: Sequence[int] | None, default: int = 640) -> tuple[int, int]:

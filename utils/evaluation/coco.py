@@ -17,7 +17,7 @@ from utils.core.errors import DataError, DependencyError, QatError
 from utils.core.files import distinct_names, read_json, refuse_overwrite, write_text
 from utils.core.tasks import DETECT, SEGMENT
 from utils.evaluation.data_yaml import DataConfig
-from utils.evaluation.images import label_file
+from utils.evaluation.images import label_file, source_name
 from utils.evaluation.masks import run_lengths
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ class PredictionFiles:
         for index, (path, rows) in enumerate(zip(batch.paths, detections.rows, strict=True)):
             rows, size = rows.cpu(), batch.shapes[index][0]
             if self.text:
-                self.text.add(path, rows, size)
+                self.text.add(path, rows.tolist(), size)
             if self.coco:
                 masks = None if detections.masks is None else run_lengths(detections.masks, index, batch.shapes[index])
                 self.coco.add(path, rows, masks)
@@ -254,7 +254,8 @@ class PredictionFiles:
 class TextWriter:
     """`folder/{image's stem}.txt`: lines of `class cx cy w h [score]`, as fractions of the image, as upstream's.
 
-    An image without detections gets no file. Of several images with one stem the later ones get a number.
+    An image without detections gets no file. Of several images with one stem the later ones get a number. Frame 3 of a
+    video has the file `{stem}_3.txt`.
     """
 
     def __init__(self, folder: Path, with_scores: bool, paths: Sequence[str]) -> None:
@@ -263,18 +264,22 @@ class TextWriter:
         Raises:
             InputError: a file would be written over the labels of one of them.
         """
-        names = distinct_names(f"{Path(path).stem}.txt" for path in paths)
+        names = distinct_names(f"{Path(source_name(path)).stem}.txt" for path in paths)
         self._files = {path: folder / name for path, name in zip(paths, names, strict=True)}
         self._with_scores = with_scores
         refuse_overwrite(self._files.values(), map(label_file, paths), "choose another --name or --project")
         folder.mkdir(parents=True, exist_ok=True)
 
-    def add(self, path: str, detections: Tensor, size: tuple[int, int]) -> None:
+    def add(self, path: str, detections: list[list[float]], size: Sequence[int], frame: int = 0) -> None:
         """Write one image's detections `[n, 6]` (xyxy in pixels, score, class); `size` is its (height, width)."""
-        height, width = size
-        lines = []
-        for x1, y1, x2, y2, score, label in detections.tolist():
+        (height, width), file, lines = size, self._files[path], []
+        if frame:
+            file = file.with_stem(f"{file.stem}_{frame}")
+            file = file.with_stem(f"{file.stem}-2") if file in self._files.values() else file
+        for x1, y1, x2, y2, score, label in detections:
             values = [label, (x1 + x2) / 2 / width, (y1 + y2) / 2 / height, (x2 - x1) / width, (y2 - y1) / height]
             lines.append(" ".join(f"{value:g}" for value in values + [score] * self._with_scores) + "\n")
         if lines:
-            write_text(self._files[path], "".join(lines))
+            write_text(file, "".join(lines))
+        else:
+            file.unlink(missing_ok=True)  # of an earlier run

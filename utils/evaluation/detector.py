@@ -123,13 +123,15 @@ class Detector:
         self._bad = torch.zeros((), dtype=torch.int64, device=runner.device)
         self._check_classes()
 
-    def detect(self, loader: Iterable[Batch]) -> Iterator[tuple[Batch, BatchDetections | None]]:
+    def detect(self, loader: Any) -> Iterator[tuple[Batch, BatchDetections | None]]:
         """Batches in their order with what is detected in them; None in one without images."""
 
         def batches_started() -> Iterator[tuple[Batch, Started | None]]:
             clock = time.perf_counter()
             for batch in on_device(loader, self.device):
                 self._waited += time.perf_counter() - clock
+                if len(loader) == 1 and len(batch):  # whose times are all that there is
+                    self.warm_up(batch.images, batch.shapes)
                 yield batch, self.start(batch.images) if len(batch) else None
                 clock = time.perf_counter()
 
@@ -147,6 +149,13 @@ class Detector:
             What is in them, on the runner's device. Prototypes may be overwritten by the next call.
         """
         return self.finish(self.start(images), shapes)
+
+    def warm_up(self, images: Tensor, shapes: Sequence[Any]) -> None:
+        """Before the first batch, detect in one of its images: libraries load and compile at their first call."""
+        if not self._counts:
+            self.finish(self.start(images[:1]), shapes[:1])
+            self._counts, self._times = [], defaultdict(list)
+            self._bad.zero_()
 
     def start(self, images: Tensor) -> Started:
         """Let the network compute a batch; with `overlap` this waits for no GPU, and can be called again at once.
@@ -191,7 +200,7 @@ class Detector:
     def milliseconds(self) -> dict[str, float]:
         """Milliseconds per image, for each part.
 
-        The first call, which warms everything up, counts only if it is the only one.
+        The first call, which warms up a batch size, counts only if it is the only one.
         """
         skip = 1 if len(self._counts) > 1 else 0
         images = max(sum(self._counts[skip:]), 1)

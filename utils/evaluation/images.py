@@ -9,9 +9,10 @@ label is an error that names its file and line instead of an image that is left 
 
 from __future__ import annotations
 
-import contextlib
+import glob
 import logging
 import os
+import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
@@ -32,6 +34,7 @@ logger = logging.getLogger(__name__)
 SUFFIXES = frozenset({".bmp", ".dng", ".jpeg", ".jpg", ".mpo", ".pfm", ".png", ".tif", ".tiff", ".webp"})  # upstream's
 WRITTEN = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")  # drawings of other images become PNG
 VIDEOS = (".mp4", ".avi", ".mov", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg", ".wmv")
+LISTS = (".txt", ".streams")  # of images, videos and streams, one a line
 SMALLEST = 10  # pixels: upstream leaves out images with a smaller side
 FIRST, SLOW = 64, 1e-3  # images that show how fast the disk is; seconds for one, above which it is slow
 
@@ -200,10 +203,13 @@ def decode(path: str) -> np.ndarray | None:
     import cv2
 
     try:
+        if "://" in path:
+            with open_video(path) as video:
+                return next(frames(video), None)
         data = np.fromfile(path, np.uint8)  # cv2.imread does not open every path on every system
         with quiet_decoders():
             return cv2.imdecode(data, cv2.IMREAD_COLOR) if len(data) else None
-    except (OSError, cv2.error):
+    except (OSError, cv2.error, DataError):
         return None
 
 
@@ -254,7 +260,7 @@ def _read_list(path: Path) -> list[str]:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     in_working_folder = bool(lines) and not os.path.exists(path.parent / lines[0]) and os.path.exists(lines[0])
     base = Path.cwd() if in_working_folder else path.parent
-    return [os.path.normpath(base / line) for line in lines]
+    return [line if "://" in line or is_stream(line) else os.path.normpath(base / line) for line in lines]
 
 
 def label_file(image: str) -> Path:
@@ -269,77 +275,87 @@ def unlabelled(split: str, first: str) -> DataError:
     return DataError(f"no image of '{split}' has a label file; expected, for the first, {label_file(first)}")
 
 
-def check_source(source: str | Path) -> list[Path]:
-    """The images and videos at `source`; what has such a name and is no file is left out with a line in the log.
+def source_name(source: str) -> str:
+    """The name of a file without its folder; of a URL the last part of its path, or else the host."""
+    if "://" not in source:
+        return Path(source).name
+    url = urlsplit(source)
+    return re.sub(r"[^\w.-]+", "_", Path(url.path).name or url.hostname or "stream")
+
+
+def is_stream(source: str) -> bool:
+    """Whether it is a camera's number, such as `0`, or a URL that is not an image's, such as `rtsp://host/live`."""
+    return source.isdecimal() or ("://" in source and Path(source_name(source)).suffix.lower() not in SUFFIXES)
+
+
+def is_video(source: str) -> bool:
+    """Whether it is a video by its name, or a stream."""
+    return is_stream(source) or Path(source).suffix.lower() in VIDEOS
+
+
+def shown(source: str) -> str:
+    """A source as it is printed: a URL without user and password."""
+    return f"camera {source}" if source.isdecimal() else re.sub(r"(?<=://)[^/@]*@", "", source)
+
+
+def find_sources(sources: Iterable[str]) -> list[str]:
+    """The images, videos and streams that `--source` names: files, folders, globs, lists (`.txt`), cameras, URLs.
 
     Raises:
-        InputError: there are none.
+        InputError: one of `sources` holds none.
     """
-    source = Path(source)
-    known = (*SUFFIXES, *VIDEOS)
-    if source.is_dir():
-        try:
-            named = sorted(path for path in source.iterdir() if path.suffix.lower() in known)
-        except OSError as error:
-            raise InputError(f"--source {source} cannot be listed: {error.strerror}") from error
-        files = [path for path in named if os.path.isfile(path)]
-        for path in set(named) - set(files):
-            logger.warning("left out: %s", no_file(path, "expected an image or a video"))
+    paths: list[str] = []
+    for source in sources:
+        listed = [source]
+        if os.path.isdir(source):
+            listed = sorted(glob.glob(f"{glob.escape(source)}/*"))
+        elif os.path.isfile(source):
+            listed = _read_list(Path(source)) if source.lower().endswith(LISTS) else listed
+        elif "://" not in source and not source.isdecimal():
+            listed = sorted(glob.glob(source, recursive=True))
+            if not listed:
+                expected = (
+                    "expected a file, folder, glob or list (.txt) of images or videos, a camera's number or a URL"
+                )
+                raise InputError(f"--source {no_file(source, expected)}")
+        named = [path for path in listed if is_video(path) or Path(source_name(path)).suffix.lower() in SUFFIXES]
+        files = [path for path in named if "://" in path or is_stream(path) or os.path.isfile(path)]
+        for path in sorted(set(named) - set(files)):
+            logger.warning("%s", no_file(path, "expected an image or a video"))
         if not files:
-            raise InputError(f"--source {source} holds neither images nor videos")
-        return files
-    if not os.path.isfile(source):
-        raise InputError(f"--source {no_file(source, 'expected an image, a folder of them, or a video')}")
-    if source.suffix.lower() not in known:
-        raise InputError(f"--source {source} is neither an image nor a video by its name")
-    return [source]
+            raise InputError(f"--source {source} holds neither images nor videos by their names")
+        paths += files
+    return list(dict.fromkeys(paths))
 
 
-def check_readable(files: Sequence[Path]) -> None:
-    """Raise `DataError` if not one of `files` can be decoded; the first that can ends the search."""
-
-    def readable(file: Path) -> bool:
-        if not is_video(file):
-            return decode(str(file)) is not None
-        with contextlib.suppress(DataError), open_video(file) as video:
-            return next(frames(video), None) is not None
-        return False
-
-    if not any(map(readable, files)):
-        if len(files) == 1:
-            raise DataError(f"{files[0]} cannot be decoded")
-        raise DataError(f"none of the {len(files)} images and videos can be decoded; the first: {files[0]}")
-
-
-def target_names(files: Sequence[Path]) -> list[str]:
+def target_names(sources: Sequence[str]) -> list[str]:
     """What each drawing is called: as its source, with a number where an earlier drawing has that name."""
-    suffixes = [".mp4" if is_video(file) else file.suffix.lower() for file in files]
-    return distinct_names(
-        f"{file.stem}{suffix if suffix in (*WRITTEN, '.mp4') else '.png'}"
-        for file, suffix in zip(files, suffixes, strict=True)
-    )
-
-
-def is_video(file: Path) -> bool:
-    """Whether the name is a video's."""
-    return file.suffix.lower() in VIDEOS
+    names = []
+    for source in sources:
+        name = source_name(source)
+        stem, suffix = os.path.splitext(name)
+        if is_video(source):
+            names.append(f"{stem if suffix.lower() in VIDEOS else name}.mp4")
+        else:
+            names.append(f"{stem}{suffix.lower() if suffix.lower() in WRITTEN else '.png'}")
+    return distinct_names(names)
 
 
 @contextmanager
-def open_video(file: Path) -> Iterator[Any]:
-    """OpenCV's VideoCapture of a file.
+def open_video(source: str) -> Iterator[Any]:
+    """OpenCV's VideoCapture of a file, a URL or a camera.
 
     Raises:
-        DataError: it cannot be decoded.
+        DataError: it cannot be opened.
     """
     import cv2
 
     with quiet_decoders():
-        video = cv2.VideoCapture(str(file))
+        video = cv2.VideoCapture(int(source) if source.isdecimal() else source)
     try:
         size = video.get(cv2.CAP_PROP_FRAME_WIDTH), video.get(cv2.CAP_PROP_FRAME_HEIGHT)
         if not video.isOpened() or not all(size):
-            raise DataError(f"{file} cannot be decoded")
+            raise DataError(f"{shown(source)} cannot be {'opened' if is_stream(source) else 'decoded'}")
         yield video
     finally:
         video.release()

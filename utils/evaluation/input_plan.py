@@ -39,10 +39,15 @@ class InputPlan:
     together: int = 1
 
     @classmethod
-    def of(cls, runner: Runner, imgsz: int | None, batch_size: int, *, rect: bool = False) -> InputPlan:
+    def of(
+        cls, runner: Runner, imgsz: int | tuple[int, int] | None, batch_size: int, *, rect: bool = False
+    ) -> InputPlan:  # fmt: skip
         """What fits both the network and the wishes.
 
         A network of static size decides; for one of dynamic size, `imgsz` decides, rounded up to the stride.
+
+        Args:
+            imgsz: longer side, or (height, width), in pixels; None for the network's own.
 
         Raises:
             InputError: the network takes no images, or has another static size than was asked for.
@@ -56,23 +61,23 @@ class InputPlan:
             logger.info("the engine takes up to %d images at a time; using that instead of %d", largest, batch_size)
             batch_size = largest
         if height is None and width is None:
-            side = imgsz or max(runner.imgsz or (640,))
-            rounded = math.ceil(side / runner.stride) * runner.stride
-            if rounded != side:
-                logger.warning("image size %d is no multiple of the stride %d; using %d", side, runner.stride, rounded)
-            if not takes_size(runner, rounded):
+            sides = imgsz or runner.imgsz or 640
+            height, width = (sides, sides) if isinstance(sides, int) else sides
+            size = (math.ceil(height / runner.stride) * runner.stride, math.ceil(width / runner.stride) * runner.stride)
+            text = f"{size[0]}" if isinstance(imgsz, int) else f"{size[0]}x{size[1]}"
+            if size != (height, width):
+                logger.warning("image size %s is no multiple of the stride %d; using %s", sides, runner.stride, text)
+            if not takes_size(runner, *size):
                 low, high = _limits(runner)
                 raise InputError(
-                    f"--imgsz {rounded} was asked for, and the engine takes {low[2]}x{low[3]} to {high[2]}x{high[3]}; "
+                    f"--imgsz {text} was asked for, and the engine takes {low[2]}x{low[3]} to {high[2]}x{high[3]}; "
                     "build one for that size"
                 )
-            size = rounded, rounded
         else:
             size, spec = (height or width or 0, width or height or 0), image_input(runner)
-            if imgsz is not None and imgsz not in size:
-                raise InputError(
-                    f"--imgsz {imgsz} was asked for, and the network takes {spec}; export it for that size"
-                )
+            if imgsz not in (None, size, *size):
+                text = str(imgsz) if isinstance(imgsz, int) else "{}x{}".format(*imgsz)
+                raise InputError(f"--imgsz {text} was asked for, and the network takes {spec}; export it for that size")
             if rect:
                 raise InputError(f"rectangular inference needs a network of dynamic size; this one takes {spec}")
         together = 1
@@ -105,10 +110,10 @@ def fixed_sizes(runner: Runner) -> tuple[int | None, ...]:
     return tuple(a if size is None and a == b else size for size, a, b in zip(shape, low, high, strict=True))
 
 
-def takes_size(runner: Runner, side: int) -> bool:
-    """Whether a network of dynamic size takes images of `side` pixels, a multiple of its stride."""
+def takes_size(runner: Runner, height: int, width: int) -> bool:
+    """Whether a network of dynamic size takes images of so many pixels, multiples of its stride."""
     low, high = _limits(runner)
-    return all(a <= side <= b for a, b in zip(low[2:], high[2:], strict=True))
+    return not low or (low[2] <= height <= high[2] and low[3] <= width <= high[3])
 
 
 def check_shapes(runner: Runner, shapes: Iterable[tuple[int, int]]) -> None:
@@ -119,7 +124,7 @@ def check_shapes(runner: Runner, shapes: Iterable[tuple[int, int]]) -> None:
     """
     low, high = _limits(runner)
     for height, width in sorted(set(shapes)) if low else ():
-        if not (low[2] <= height <= high[2] and low[3] <= width <= high[3]):
+        if not takes_size(runner, height, width):
             raise InputError(
                 f"rectangular inference needs {height}x{width}, and the engine takes {low[2]}x{low[3]} to "
                 f"{high[2]}x{high[3]}; build one with a wider range of --imgsz, or leave out --rect"

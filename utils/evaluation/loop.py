@@ -40,7 +40,7 @@ class EvalConfig:
     """How to evaluate.
 
     Attributes:
-        imgsz: longer side of the input in pixels; None takes the network's own, or 640.
+        imgsz: longer side of the input, or (height, width), in pixels; None takes the network's own, or 640.
         batch_size: images at a time, unless the network has a static batch.
         conf_thres, iou_thres, max_det: see `nms.non_max_suppression`; without `iou_thres` it is the task's.
         workers: processes that read images ahead.
@@ -56,7 +56,7 @@ class EvalConfig:
         groups: which images are resampled together, see `metrics.group_images`; None: each by itself.
     """
 
-    imgsz: int | None = None
+    imgsz: int | tuple[int, int] | None = None
     batch_size: int = 32
     conf_thres: float = AP_CONFIDENCE
     iou_thres: float | None = None

@@ -16,7 +16,6 @@ from models.quantize import checkpoint
 from utils.core.device import device_name, select_device
 from utils.core.errors import InputError
 from utils.core.files import read_onnx, write_text
-from utils.core.run_folder import new_run
 from utils.core.tasks import AP_CONFIDENCE, DISPLAY_CONF, DISPLAY_IOU
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.input_plan import fixed_sizes, has_nms, image_input, mask_frame, nms_words, takes_size
@@ -40,32 +39,31 @@ SAME = ("batch_size", "iou_thres", "max_det", "workers", "rect", "single_cls", "
 STUDY_SIZES = tuple(range(256, 1536 + 128, 128))  # those of upstream's val.py
 
 
-def run(options: ValOptions, command: str) -> Report:
-    """Evaluate as `options` say; `report.json` in the run folder is written after each size.
+def run(options: ValOptions, command: str, folder: Path) -> Report:
+    """Evaluate as `options` say; `report.json` in the run folder `folder` is written after each size.
 
     Raises:
         InputError: or one of its kinds: the file or the dataset cannot be used, or they do not fit each other.
     """
     data = load_data(options.data)
-    file = Path(options.engine_file)
+    file = Path(options.network)
     with open_runner(file, select_device(options.device)) as runner:
         configs = make_configs(options, runner)
         if options.overlap and runner.device.type != "cuda":
             logger.warning("--overlap gains nothing on a CPU, where the network and NMS take turns")
         report = Report(command=command, title="Evaluation", data=str(options.data))
-        with new_run(options.project, options.name, options.exist_ok) as folder:
-            results = []
-            for config in configs:
-                result = evaluate(runner, data, config, out_dir=folder, name=file.stem)
-                report.add(make_row(runner, config, result, options.engine_file, stage(file), result.seconds))
-                report.notes += [f"left out: {line}" for line in result.left_out]
-                for what, coco in (("", result.coco), (" on masks", result.mask_coco)):
-                    if coco:
-                        report.notes.append(f"pycocotools{what}: AP {coco['ap']:.4f}, AP50 {coco['ap50']:.4f}")
-                report.save(folder / "report.json")
-                results.append(result)
-            if options.task == "study":
-                write_study(folder / f"study_{Path(options.data).stem}_{file.stem}.txt", results)
+        results = []
+        for config in configs:
+            result = evaluate(runner, data, config, out_dir=folder, name=file.stem)
+            report.add(make_row(runner, config, result, options.network, stage(file), result.seconds))
+            report.notes += [f"left out: {line}" for line in result.left_out]
+            for what, coco in (("", result.coco), (" on masks", result.mask_coco)):
+                if coco:
+                    report.notes.append(f"pycocotools{what}: AP {coco['ap']:.4f}, AP50 {coco['ap50']:.4f}")
+            report.save(folder / "report.json")
+            results.append(result)
+        if options.task == "study":
+            write_study(folder / f"study_{Path(options.data).stem}_{file.stem}.txt", results)
     logger.info("results: %s", folder)
     return report
 
@@ -82,7 +80,7 @@ def make_configs(options: ValOptions, runner: Runner) -> list[EvalConfig]:
         coco = False
     config = EvalConfig(
         **{name: getattr(options, name) for name in SAME},
-        imgsz=options.imgsz[0] if options.imgsz else None,
+        imgsz=options.size,
         conf_thres=AP_CONFIDENCE if options.conf_thres is None else options.conf_thres,
         split=options.task if options.task in ("test", "train") else "val",
         save_json=options.save_json or coco,
@@ -91,10 +89,10 @@ def make_configs(options: ValOptions, runner: Runner) -> list[EvalConfig]:
         config = replace(config, conf_thres=DISPLAY_CONF, iou_thres=DISPLAY_IOU, rect=False,
                          save_json=False, save_txt=False)  # fmt: skip
     if options.task == "study":
-        sizes = options.imgsz or [size for size in STUDY_SIZES if takes_size(runner, size)]
+        sizes = options.imgsz or [size for size in STUDY_SIZES if takes_size(runner, size, size)]
         if None not in fixed_sizes(runner)[2:] or not sizes:
             raise InputError(
-                f"--task study needs a dynamic image size; {options.engine_file} takes {image_input(runner)}; "
+                f"--task study needs a dynamic image size; {options.network} takes {image_input(runner)}; "
                 "export it with --dynamic, and build its engine for a range of --imgsz"
             )
         return [replace(config, imgsz=size, save_json=False, save_txt=False) for size in sizes]

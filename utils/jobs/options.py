@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from models.quantize.recipe import (
     AUTO,
@@ -36,6 +36,7 @@ from utils.core.options import (
     RunFolderOptions,
     Workers,
     data_option,
+    image_size,
     option,
     project_option,
 )
@@ -267,17 +268,19 @@ class ValOptions(RunFolderOptions, DeviceOptions):
     Options are None where the file or the task decides.
     """
 
-    engine_file: str = option(
-        ..., "an .onnx, .engine or .plan file, or a .pt (at the size of its calibration, or 640, unless --imgsz)",
-        metavar="FILE",
+    file: str | None = option(
+        None, "an .onnx, .engine or .plan file, or a .pt (at the size of its calibration, or 640, unless --imgsz)",
+        positional=True, nargs="?", metavar="FILE",
     )  # fmt: skip
+    engine_file: str | None = option(None, "the same", "--engine-file", "--weights", metavar="FILE")
     data: str = data_option()
-    source: str | None = option(
-        None, "draw detections on this image, video or folder instead of evaluating", metavar="PATH"
-    )
-    imgsz: list[ImageSize] | None = option(
-        None, "longer side of the input in pixels (default: the file's own); several for --task study",
-        *IMAGE_SIZE_FLAGS, metavar="N",
+    source: list[str] | None = option(
+        None, "draw detections on images or videos instead of evaluating: files, folders, globs, lists (.txt), a "
+        "camera's number, URLs", metavar="PATH",
+    )  # fmt: skip
+    imgsz: list[ImageSize | tuple[ImageSize, ImageSize]] | None = option(
+        None, "side of the input in pixels, or height and width, as 384 640 or 384x640 (default: the file's own); "
+        "several for --task study", *IMAGE_SIZE_FLAGS, metavar="N", type=image_size,
     )  # fmt: skip
     batch_size: BatchSize = option(32, "images at a time (default: 32); a static batch in the file wins", metavar="N")
     conf_thres: Fraction | None = option(
@@ -296,12 +299,33 @@ class ValOptions(RunFolderOptions, DeviceOptions):
     rect: bool = option(False, "smallest input that holds an image (dynamic size only)")
     single_cls: bool = option(False, "all classes count as one")
     verbose: bool = option(False, "a row for each class, however many there are")
-    save_txt: bool = option(False, "write detections to labels/*.txt")
+    save_txt: bool = option(False, "write detections to labels/NAME.txt")
     save_conf: bool = option(False, "with scores in those files")
-    save_json: bool = option(False, "write COCO JSON, and run pycocotools if it can")
+    save_json: bool = option(False, "write COCO JSON, and run pycocotools if it can; of --source: detections.json")
     limit: Count | None = option(None, "only N images, evenly spread over the split", metavar="N")
     upsample_masks: bool = option(False, "compare masks at the input's size, not on the prototypes' grid")
     overlap: bool = option(
         False, "let the network compute the next images during NMS and matching (on a GPU); times of parts overlap too"
     )
     project: str = project_option("runs/val_trt")
+
+    @model_validator(mode="after")
+    def check(self) -> ValOptions:
+        """Raise `InputError` unless there is one network, and one size, or several for a study."""
+        if bool(self.file) == bool(self.engine_file):
+            found = f"{self.file} and {self.engine_file}" if self.file else "none"
+            raise InputError(f"expected one network: --engine-file FILE, or FILE in front of --source; found {found}")
+        sizes = self.imgsz or []
+        if self.task != "study" and len(sizes) > 1 + all(isinstance(size, int) for size in sizes):
+            raise InputError(f"--imgsz takes one size, and several only with --task study; found {sizes}")
+        return self
+
+    @property
+    def network(self) -> str:
+        """The file that is evaluated or draws."""
+        return self.file or self.engine_file or ""
+
+    @property
+    def size(self) -> Any:
+        """The input's side or its (height, width); None for the file's own."""
+        return tuple(self.imgsz) if self.imgsz and len(self.imgsz) > 1 else self.imgsz and self.imgsz[0]

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import colorsys
 import contextlib
+import itertools
+import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+import os
+import select
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +22,23 @@ from tqdm import tqdm
 
 from utils.core.device import select_device
 from utils.core.errors import DataError, QatError
-from utils.core.files import atomic_path
-from utils.core.run_folder import new_run
+from utils.core.files import atomic_path, refuse_overwrite, write_bytes, write_text
 from utils.core.tasks import DISPLAY_CONF, DISPLAY_IOU
+from utils.evaluation.coco import TextWriter
 from utils.evaluation.data_yaml import DataConfig, load_data
 from utils.evaluation.dataset import make_loader
 from utils.evaluation.detector import BatchDetections, Detector
 from utils.evaluation.gt_masks import filled
-from utils.evaluation.images import check_source, decode, frames, is_video, open_video, target_names
+from utils.evaluation.images import (
+    decode,
+    find_sources,
+    frames,
+    is_stream,
+    is_video,
+    open_video,
+    shown,
+    target_names,
+)
 from utils.evaluation.input_plan import InputPlan, gives_masks, has_nms, nms_thresholds, nms_words
 from utils.evaluation.letterbox import letterbox_on, letterboxed_planes
 from utils.evaluation.loop import labels_in_images
@@ -44,37 +59,36 @@ logger = logging.getLogger(__name__)
 TINT = 0.45  # how much of a mask's pixels is the colour of its class
 
 
-def run(options: ValOptions, files: Sequence[Path]) -> list[Path]:
-    """Draw detections on `files` into a run folder; class names are the network's, or else the dataset's.
+def run(options: ValOptions, sources: Sequence[str], folder: Path) -> None:
+    """Draw detections on `sources` into a run folder; class names are the network's, or else the dataset's.
 
     Raises:
-        InputError: or one of its kinds: the network cannot be used, or a single file cannot be decoded.
+        InputError: or one of its kinds: the network cannot be used, or no source can be decoded.
     """
-    with open_runner(options.engine_file, select_device(options.device)) as runner:
+    with open_runner(options.network, select_device(options.device)) as runner:
         names = runner.names or (load_data(options.data).names if Path(options.data).is_file() else None)
         artist = Artist(
-            runner, names, imgsz=options.imgsz[0] if options.imgsz else None, max_det=options.max_det,
+            runner, names, imgsz=options.size, max_det=options.max_det,
             conf_thres=DISPLAY_CONF if options.conf_thres is None else options.conf_thres,
             iou_thres=DISPLAY_IOU if options.iou_thres is None else options.iou_thres,
         )  # fmt: skip
-        with new_run(options.project, options.name, options.exist_ok) as folder:
-            written = show(artist, files, folder)
+        show(artist, sources, folder, texts=options.save_txt, scores=options.save_conf, coco=options.save_json)
     logger.info("results: %s", folder)
-    return written
 
 
 class Artist:
     """Runs a network on images and draws its detections."""
 
     def __init__(
-        self, runner: Runner, names: Mapping[int, str] | None = None, *, imgsz: int | None = None,
-        conf_thres: float = DISPLAY_CONF, iou_thres: float = DISPLAY_IOU, max_det: int = 300,
+        self, runner: Runner, names: Mapping[int, str] | None = None, *,
+        imgsz: int | tuple[int, int] | None = None, conf_thres: float = DISPLAY_CONF, iou_thres: float = DISPLAY_IOU,
+        max_det: int = 300,
     ) -> None:  # fmt: skip
         """See `detector.Detector` for the thresholds.
 
         Args:
             names: of the classes, the network's own if None.
-            imgsz: longer side of the input in pixels, for networks of dynamic size.
+            imgsz: longer side of the input, or (height, width), in pixels, for networks of dynamic size.
 
         Raises:
             InputError: the network is no detector, or does not take that size.
@@ -84,31 +98,22 @@ class Artist:
             lowest, overlap = inside.get("conf_thres"), inside.get("iou_thres")
             if runner.task.masks and not gives_masks(runner):
                 logger.warning("NMS is inside the network: the boxes are drawn, and it gives no masks")
-            if lowest is None:
-                logger.warning(
-                    "NMS is inside the network, which does not say its thresholds: --conf-thres %g finds no more than "
-                    "those let through", conf_thres,
-                )  # fmt: skip
-            elif conf_thres < lowest:
-                logger.warning(
-                    "%s is inside the network, and leaves out what scores less than %g: --conf-thres %g finds no "
-                    "more than that; export with a lower --conf-thres for more", nms_words(runner), lowest, conf_thres,
-                )  # fmt: skip
+            if lowest is None or conf_thres < lowest:
+                own = "an unknown threshold" if lowest is None else f"its own {lowest:g}"
+                logger.warning("%s is inside: --conf-thres %g finds what passes %s", nms_words(runner), conf_thres, own)
             if overlap not in (None, iou_thres):
-                logger.warning(
-                    "NMS is inside the network, with its own --iou-thres %g instead of %g", overlap, iou_thres
-                )
+                logger.warning("NMS is inside the network: its --iou-thres is %g instead of %g", overlap, iou_thres)
         self._plan = InputPlan.of(runner, imgsz, 1)
         self.detector = Detector(runner, None, conf_thres=conf_thres, iou_thres=iou_thres, max_det=max_det)
-        self._names = names or runner.names or {}
+        self.names = names or runner.names or {}
 
-    def draw(self, image: np.ndarray) -> tuple[np.ndarray, int]:
-        """Uint8 BGR `[H, W, 3]` → the same with boxes, and with masks where the network has them; and how many."""
+    def draw(self, image: np.ndarray) -> tuple[np.ndarray, list[list[float]]]:
+        """Uint8 BGR `[H, W, 3]` → the same with boxes, and masks where the network has them; and the rows of `find`."""
         detections, best, shapes = self._detect(image)
         rows = detections.rows[0][best].tolist()
         if detections.masks is not None:
             image = draw_masks(image, patches(detections.masks, 0, best, shapes), [int(row[5]) for row in rows])
-        return draw_boxes(image, rows, self._names), len(rows)
+        return draw_boxes(image, rows, self.names), rows
 
     def find(self, image: np.ndarray) -> Tensor:
         """Uint8 BGR `[H, W, 3]` → `[n, 6]` xyxy in its pixels, score, class; the best class of each place."""
@@ -124,49 +129,80 @@ class Artist:
             planes, box = letterboxed_planes(image, self._plan.imgsz, self._plan.imgsz)
             images = torch.from_numpy(planes)[None]
         with torch.inference_mode():
+            self.detector.warm_up(images, [box.shapes])
             detections = self.detector(images, [box.shapes])
             return detections, best_class(detections.rows[0]), box.shapes
 
 
-def show(artist: Artist, source: str | Path | Sequence[Path], folder: Path, *, progress: bool = True) -> list[Path]:
-    """Draw detections on an image, on all images and videos of a folder, or on a video; or on these files.
+def show(
+    artist: Artist, source: str | Path | Sequence[str], folder: Path, *, texts: bool = False, scores: bool = False,
+    coco: bool = False, progress: bool = True,
+) -> list[Path]:  # fmt: skip
+    """Draw detections on what `images.find_sources` finds at `source`, or on these files and streams.
+
+    Ctrl-C ends it; what is written until then is whole.
+
+    Args:
+        texts, scores: write `labels/`, too, as upstream's detect.py does; see `coco.TextWriter`.
+        coco: write `detections.json`, a list like COCO's results, with names of classes and numbers of frames, from 1.
 
     Returns:
-        The files that were written, in `folder`, named as their sources (see `images.target_names`).
+        The drawings, in `folder`, named as their sources (see `images.target_names`).
 
     Raises:
-        InputError: there is nothing at `source`, or it is neither image nor video.
-        DataError: a file cannot be decoded, and it is the only one.
+        InputError: there is nothing at `source`, or what is read would be written over.
+        DataError: no source can be decoded.
     """
-    files = check_source(source) if isinstance(source, (str, Path)) else list(source)
-    names = target_names(files)
-    for file, name in zip(files, names, strict=True):
-        if Path(name).stem != file.stem:
-            logger.info("%s is drawn as %s: another file has that name", file, name)
-    written = []
-    for file, name in zip(files, names, strict=True):
-        try:
-            target = folder / name
-            if is_video(file):
-                count = draw_video(artist, file, target, progress)
-                logger.info("%s: %d frames", target, count)
-            else:
-                image = decode(str(file))
-                if image is None:
-                    raise DataError(f"{file} cannot be decoded")
-                drawn, count = artist.draw(image)
-                _, data = cv2.imencode(target.suffix, drawn)
-                with atomic_path(target) as temporary:
-                    temporary.write_bytes(data.tobytes())
-                logger.info("%s: %d objects", target, count)
-            written.append(target)
-        except DataError as error:
-            if len(files) == 1:
-                raise
-            logger.warning("left out: %s", error)
-    speeds = ", ".join(f"{value:.1f} ms {part}" for part, value in artist.detector.milliseconds().items())
-    logger.info("%d of %d files drawn; %s per image", len(written), len(files), speeds)
-    return written
+    sources = find_sources([str(source)]) if isinstance(source, (str, Path)) else list(source)
+    targets = [folder / name for name in target_names(sources)]
+    refuse_overwrite([*targets, folder / "detections.json"], sources, "choose another --name or --project")
+    writer = TextWriter(folder / "labels", scores, sources) if texts else None
+    counts, drawings, results = Counter[str](), list[Path](), list[str]()
+
+    def draw(image: np.ndarray, frame: int = 0) -> np.ndarray:
+        drawn, rows = artist.draw(image)
+        names = [name_of(row[5], artist.names) for row in rows]
+        counts.update(names)
+        if writer:
+            writer.add(path, rows, image.shape[:2], frame)
+        for (x1, y1, x2, y2, score, label), name in zip(rows, names, strict=True) if coco else ():
+            box = [round(value, 3) for value in (x1, y1, x2 - x1, y2 - y1)]
+            number = int(target.stem) if target.stem.isdecimal() else target.stem
+            entry = {"image_id": number, "file_name": target.name, "frame": frame or None, "category_id": int(label),
+                     "category": name, "bbox": box, "score": round(score, 5)}  # fmt: skip
+            results.append(json.dumps(entry))
+        return drawn
+
+    try:
+        for path, target in zip(sources, targets, strict=True):
+            counts.clear()
+            text, stopped = "", None
+            try:
+                if is_video(path):
+                    text, stopped = draw_video(draw, path, target, progress)
+                elif (image := decode(path)) is not None:
+                    write_bytes(target, cv2.imencode(target.suffix, draw(image))[1].tobytes())
+                else:
+                    raise DataError(f"{shown(path)} cannot be decoded")
+            except DataError as error:
+                if not drawings and path == sources[-1]:
+                    raise
+                logger.warning("%s", error)
+                continue
+            drawings.append(target)
+            source = "" if target.stem == Path(path).stem else f" ({shown(path)})"
+            classes = ", ".join(f"{name}: {number}" for name, number in counts.most_common())
+            objects = f"{counts.total()} object{'s' * (counts.total() != 1)}{f' ({classes})' if classes else ''}"
+            logger.info("%s%s: %s%s", target, source, objects, text)
+            if stopped:
+                raise stopped
+    finally:
+        if drawings:
+            if coco:
+                write_text(folder / "detections.json", "[\n" + ",\n".join(results) + "\n]\n")
+            speeds = ", ".join(f"{value:.1f} ms {part}" for part, value in artist.detector.milliseconds().items())
+            logger.info("%d of %d files drawn; %s per image", len(drawings), len(sources), speeds)
+    return drawings
 
 
 def draw_masks(image: np.ndarray, patches: Iterable[Patch], labels: Sequence[int]) -> np.ndarray:
@@ -184,20 +220,35 @@ def draw_masks(image: np.ndarray, patches: Iterable[Patch], labels: Sequence[int
 
 
 def draw_boxes(image: np.ndarray, rows: Iterable[list[float]], names: Mapping[int, str]) -> np.ndarray:
-    """A copy of uint8 BGR `[H, W, 3]` with boxes `(x1, y1, x2, y2, score, class)` and their names."""
-    image = np.ascontiguousarray(image).copy()
-    width = max(round(sum(image.shape[:2]) / 700), 1)
+    """A copy of uint8 BGR `[H, W, 3]` with boxes `(x1, y1, x2, y2, score, class)` and labels, sized as the image is.
+
+    A label covers no other: it is above its box, inside, below, or further down inside, or nowhere if all is taken.
+    """
+    image, rows = np.ascontiguousarray(image).copy(), list(rows)
+    taken: np.ndarray = np.zeros((0, 4))
+    side, font = sum(image.shape[:2]) / 2, cv2.FONT_HERSHEY_SIMPLEX
+    scale, weight = max(side / 1300, 0.35), max(round(side / 900), 1)
+    for x1, y1, x2, y2, _, label in rows:
+        line = max(round(min(side / 400, (x2 - x1) / 10, (y2 - y1) / 10)), 1)
+        cv2.rectangle(image, (round(x1), round(y1)), (round(x2), round(y2)), _colour(int(label)), line, cv2.LINE_AA)
     for x1, y1, x2, y2, score, label in rows:
-        colour = _colour(int(label))
-        corner = (round(x1), round(y1))
-        cv2.rectangle(image, corner, (round(x2), round(y2)), colour, width, cv2.LINE_AA)
-        text = f"{names.get(int(label), f'class {int(label)}')} {score:.2f}"
-        size, below = cv2.getTextSize(text, cv2.FONT_HERSHEY_SIMPLEX, width / 3 + 0.15, max(width - 1, 1))
-        top = corner[1] - size[1] - below if corner[1] > size[1] + below else corner[1]
-        cv2.rectangle(image, (corner[0], top), (corner[0] + size[0], top + size[1] + below), colour, -1)
-        cv2.putText(image, text, (corner[0], top + size[1] + below // 2), cv2.FONT_HERSHEY_SIMPLEX, width / 3 + 0.15,
-                    (255, 255, 255), max(width - 1, 1), cv2.LINE_AA)  # fmt: skip
+        text = f"{name_of(label, names)} {score:.2f}"
+        (width, ascent), descent = cv2.getTextSize(text, font, scale, weight)
+        height = ascent + descent
+        for top, left in itertools.product((y1 - height, y1, y2, *np.arange(y1, y2, height)), (x1, x2 - width)):
+            x, y = round(max(min(left, image.shape[1] - width), 0)), round(top)
+            apart = (taken[:, :2] >= (x + width, y + height)) | (taken[:, 2:] <= (x, y))
+            if 0 <= y <= image.shape[0] - height and apart.any(1).all():
+                taken = np.append(taken, [[x, y, x + width, y + height]], 0)
+                cv2.rectangle(image, (x, y), (x + width - 1, y + height - 1), _colour(int(label)), -1)
+                cv2.putText(image, text, (x, y + ascent), font, scale, (255, 255, 255), weight, cv2.LINE_AA)
+                break
     return image
+
+
+def name_of(label: float, names: Mapping[int, str]) -> str:
+    """The name of a class, or its number."""
+    return names.get(int(label), f"class {int(label)}")
 
 
 def _colour(label: int) -> tuple[int, int, int]:
@@ -216,29 +267,53 @@ def writable_rate(rate: float) -> float:
     return round(rate, 3 if rate < 65 else 2 if rate < 655 else 0)
 
 
-def draw_video(artist: Artist, file: Path, target: Path, progress: bool) -> int:
-    """Draw detections on every frame of a video, written as MPEG-4 to `target`; return the number of frames."""
-    with open_video(file) as video:
+def draw_video(
+    draw: Callable[[np.ndarray, int], np.ndarray], source: str, target: Path, progress: bool
+) -> tuple[str, KeyboardInterrupt | None]:
+    """`draw` each frame of a video or stream, numbered from 1, into an MPEG-4 at `target`, which is whole in the end.
+
+    Returns:
+        How many frames, and why they ended, in words; and the Ctrl-C that ended them, or None.
+    """
+    count, ended, stopped = 0, "", None
+    if is_stream(source):
+        logger.info("opening %s; Ctrl-C, or q and Enter, ends it", shown(source))
+    with open_video(source) as video, atomic_path(target) as temporary:
         size = int(video.get(cv2.CAP_PROP_FRAME_WIDTH)), int(video.get(cv2.CAP_PROP_FRAME_HEIGHT))
-        rate, total = writable_rate(video.get(cv2.CAP_PROP_FPS)), int(video.get(cv2.CAP_PROP_FRAME_COUNT))
-        with atomic_path(target) as temporary:
-            writer = cv2.VideoWriter(str(temporary), cv2.VideoWriter.fourcc(*"mp4v"), rate, size)
-            if not writer.isOpened():
-                raise DataError(f"{target}: this OpenCV cannot write MP4 videos")
-            bar = tqdm(frames(video), total=total or None, desc=file.name, unit="frame", disable=not progress)
-            count = 0
+        rate, total = writable_rate(video.get(cv2.CAP_PROP_FPS)), max(int(video.get(cv2.CAP_PROP_FRAME_COUNT)), 0)
+        writer = cv2.VideoWriter(str(temporary), cv2.VideoWriter.fourcc(*"mp4v"), rate, size)
+        if not writer.isOpened():
+            raise DataError(f"{target}: this OpenCV cannot write MP4 videos")
+        bar = tqdm(frames(video), total=total or None, desc=target.name, unit="frame", disable=not progress)
+        try:
             for frame in bar:
-                writer.write(artist.draw(frame)[0])
+                writer.write(draw(frame, count + 1))
                 count += 1
-            writer.release()
-            if not count:
-                raise DataError(f"{file} cannot be decoded")
-            whole = 0
-            with contextlib.suppress(DataError), open_video(temporary) as video:
-                whole = int(video.get(cv2.CAP_PROP_FRAME_COUNT))
-            if whole < count:  # OpenCV says nothing when it cannot write
-                raise QatError(f"{target} could not be written whole; is there space left on the disk?")
-    return count
+                if quit_typed():
+                    ended = ", ended by q"
+                    break
+        except KeyboardInterrupt as error:
+            ended, stopped = ", interrupted", error
+        bar.close()
+        writer.release()
+        if not count:
+            raise stopped or DataError(f"{shown(source)} cannot be decoded")
+        whole = 0
+        with contextlib.suppress(DataError), open_video(str(temporary)) as video:
+            whole = int(video.get(cv2.CAP_PROP_FRAME_COUNT))
+        if whole < count:  # OpenCV says nothing when it cannot write
+            raise QatError(f"{target} could not be written whole; is there space left on the disk?")
+    if is_stream(source) and not ended and count != total:
+        ended = ", the connection was lost" if total else ", the stream ended or its connection was lost"
+    return f" in {count}{f' of {total}' if count < total else ''} frames{ended}", stopped
+
+
+def quit_typed() -> bool:
+    """Whether the user has typed q and Enter; never where another program has the terminal, or there is none."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        if os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp() and select.select([sys.stdin], [], [], 0)[0]:
+            return sys.stdin.readline().strip().lower() == "q"
+    return False
 
 
 # --- for report pages ------------------------------------------------------------------------------------------------

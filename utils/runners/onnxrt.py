@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,9 +17,6 @@ from torch import Tensor
 from utils.core.device import cpu_cores, device_name
 from utils.core.errors import DependencyError, InputError, no_file
 from utils.runners.base import Runner, TensorSpec
-
-if TYPE_CHECKING:
-    pass
 
 logger = logging.getLogger(__name__)
 

@@ -77,9 +77,17 @@ def test_a_profile_of_one_size_is_a_fixed_size(known):
 def test_sizes_outside_the_profile_are_refused_at_once(known):
     runner = Profiled(known[0], (1, 64, 64), (8, 128, 96))
     assert InputPlan.of(runner, 96, 8).imgsz == (96, 96)
-    for size in (32, 128):
-        with pytest.raises(InputError, match=f"--imgsz {size} was asked for, and the engine takes 64x64 to 128x96"):
+    assert InputPlan.of(runner, (128, 65), 8).imgsz == (128, 96)
+    for size, text in ((32, "32"), (128, "128"), ((96, 128), "96x128")):
+        with pytest.raises(InputError, match=f"--imgsz {text} was asked for, and the engine takes 64x64 to 128x96"):
             InputPlan.of(runner, size, 8)
+
+
+def test_a_rectangle_finds_what_a_square_does(known):
+    model, data = known
+    square, wide = (evaluate(TorchRunner(model, "cpu"), data, replace(CONFIG, imgsz=size)) for size in (64, (64, 96)))
+    assert numbers(wide) == pytest.approx(numbers(square), abs=1e-6)
+    assert wide.input_size == "64x96"
 
 
 def test_a_study_covers_the_sizes_of_the_profile(known):

@@ -183,16 +183,15 @@ def test_val_trt_reports_masks(known, tmp_path):
     file = export_masks(known.model, tmp_path / "a.onnx", 8)
     options = ValOptions(engine_file=str(file), data=str(known.folder / "data.yaml"), workers=0, device="cpu",
                          save_json=True, project=str(tmp_path))  # fmt: skip
-    report = evaluate_file.run(options, "command")
+    report = evaluate_file.run(options, "command", tmp_path)
     (row,) = report.rows
     assert row.mask_ap == pytest.approx(known.evaluate().masks.ap, abs=1e-6)
     assert row.ap_with == ""
     assert [note.split(":")[0] for note in report.notes] == ["pycocotools", "pycocotools on masks"]
     assert "mask AP" in terminal_table(report)
-    assert Report.load(tmp_path / "exp/report.json").rows == [row]
-    again = evaluate_file.run(options.model_copy(update={"upsample_masks": True, "save_json": False}), "command").rows[
-        0
-    ]
+    assert Report.load(tmp_path / "report.json").rows == [row]
+    options = options.model_copy(update={"upsample_masks": True, "save_json": False})
+    (again,) = evaluate_file.run(options, "command", tmp_path).rows
     assert again.ap_with == "upsampled masks"
     assert again.mask_ap != row.mask_ap
 

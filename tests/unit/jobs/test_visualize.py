@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import http.server
+import json
+import os
+import pty
+import re
+import threading
+import time
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
 import cv2
@@ -13,6 +21,8 @@ from known_images import MIXED, SQUARE, KnowingModel, write_set
 from known_masks import KnowingMasks, export_masks, write_outlined_set
 
 import val_trt
+from utils.core.errors import InputError
+from utils.evaluation.images import find_sources
 from utils.evaluation.masks import Patch
 from utils.jobs import visualize
 from utils.jobs.visualize import Artist, draw_boxes, draw_masks, show
@@ -30,6 +40,20 @@ def known(tmp_path_factory):
 
 def artist(model, **more):
     return Artist(TorchRunner(model, "cpu"), **more)
+
+
+def write_video(path, images):
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"MJPG"), 10.0, images[0].shape[1::-1])
+    for image in images:
+        writer.write(image)
+    writer.release()
+
+
+def frames_of(path):
+    video, frames = cv2.VideoCapture(str(path)), []
+    while (read := video.read())[0]:
+        frames.append(read[1])
+    return frames
 
 
 def test_boxes_are_in_the_images_own_pixels(known):
@@ -119,8 +143,8 @@ def test_an_image_is_drawn_with_the_masks_of_its_detections(outlined):
             y, x = np.mgrid[:64, :64]
             masks.append((wide.numpy() > 0.5) & (x >= x1) & (x < x2) & (y >= y1) & (y < y2))
         expected = tinted(image, masks, [class_colour(int(row[5])) for row in rows])
-        drawn, count = ours.draw(image)
-        assert count == len(rows)
+        drawn, drawn_rows = ours.draw(image)
+        assert drawn_rows == rows.tolist()
         expected = draw_boxes(expected, rows.tolist(), dict(enumerate(NAMES)))
         assert (drawn != expected).any(2).mean() < 0.001  # the last bit of a product may move a pixel
         seen += sum(bool(mask.any()) for mask in masks)
@@ -130,16 +154,13 @@ def test_an_image_is_drawn_with_the_masks_of_its_detections(outlined):
 def test_a_video_of_a_segmentation_network_has_masks(outlined, tmp_path):
     _, samples, model = outlined
     image = cv2.imread(str(samples[1].path))
-    writer = cv2.VideoWriter(str(tmp_path / "film.avi"), cv2.VideoWriter.fourcc(*"MJPG"), 10.0, (64, 64))
-    for _ in range(3):
-        writer.write(image)
-    writer.release()
+    write_video(tmp_path / "film.avi", [image] * 3)
     ours = artist(model, imgsz=64, conf_thres=0.3)
     given = torch.from_numpy(image[..., ::-1].transpose(2, 0, 1).copy())[None] / 255
     known = ours.detector._runner.infer({"images": given})
     ours.detector._runner.infer = lambda _: known  # the colours of a video are not exact
     (written,) = show(ours, tmp_path / "film.avi", tmp_path, progress=False)
-    frame = cv2.VideoCapture(str(written)).read()[1]
+    frame = frames_of(written)[0]
     expected, plain = ours.draw(image)[0], draw_boxes(image, ours.find(image).tolist(), dict(enumerate(NAMES)))
     distance = [np.abs(frame.astype(int) - one).mean() for one in (expected, plain)]
     assert distance[0] < 0.7 * distance[1]
@@ -150,14 +171,12 @@ def test_a_video_of_a_segmentation_network_has_masks(outlined, tmp_path):
     [(30000 / 1001, 29.97), (59.9994, 59.999), (119.88, 119.88), (237.3333, 237.33), (1000, 1000), (90000, 25)],
 )
 def test_videos_of_any_rate_are_written(known, tmp_path, monkeypatch, rate, expected):
-    writer = cv2.VideoWriter(str(tmp_path / "film.avi"), cv2.VideoWriter.fourcc(*"MJPG"), 10.0, (64, 64))
-    writer.write(np.zeros((64, 64, 3), np.uint8))
-    writer.release()
+    write_video(tmp_path / "film.avi", [np.zeros((64, 64, 3), np.uint8)])
     read = cv2.VideoCapture(str(tmp_path / "film.avi"))
     given = SimpleNamespace(read=read.read, get=lambda what: rate if what == cv2.CAP_PROP_FPS else read.get(what))
     monkeypatch.setattr(visualize, "open_video", lambda _: nullcontext(given))
     blank = artist(known[1], imgsz=64)
-    blank.draw = lambda image: (image, 0)
+    blank.draw = lambda image: (image, [])
     (written,) = show(blank, tmp_path / "film.avi", tmp_path, progress=False)
     assert cv2.VideoCapture(str(written)).get(cv2.CAP_PROP_FPS) == pytest.approx(expected, abs=1e-3)
 
@@ -170,20 +189,14 @@ def test_folders_images_and_videos(known, tmp_path):
         (folder / sample.path.name).write_bytes(sample.path.read_bytes())
     (folder / "broken.jpg").write_bytes(b"no image")
     (folder / "notes.txt").write_text("no image")
-    writer = cv2.VideoWriter(str(folder / "film.avi"), cv2.VideoWriter.fourcc(*"MJPG"), 10.0, (64, 64))
-    for _ in range(4):
-        writer.write(np.zeros((64, 64, 3), np.uint8))
-    writer.release()
+    write_video(folder / "film.avi", [np.zeros((64, 64, 3), np.uint8)] * 4)
     blank = artist(model, imgsz=64, conf_thres=0.99)
-    blank.draw = lambda image: (255 - image, 0)
+    blank.draw = lambda image: (255 - image, [])
     written = show(blank, folder, tmp_path / "out", progress=False)
     assert [path.name for path in written] == sorted(["film.mp4", *(sample.path.name for sample in samples[:3])])
     before, after = (cv2.imread(str(root / samples[0].path.name)) for root in (folder, tmp_path / "out"))
     assert np.array_equal(after, 255 - before)
-    video = cv2.VideoCapture(str(tmp_path / "out/film.mp4"))
-    frames = []
-    while (read := video.read())[0]:
-        frames.append(read[1])
+    frames = frames_of(tmp_path / "out/film.mp4")
     assert len(frames) == 4
     assert min(frame.mean() for frame in frames) > 240
 
@@ -191,16 +204,7 @@ def test_folders_images_and_videos(known, tmp_path):
 def test_the_program_draws_masks_of_an_onnx_file(outlined, tmp_path):
     folder, samples, model = outlined
     export_masks(model, tmp_path / "a.onnx", 1)
-    words = [
-        "--engine-file",
-        tmp_path / "a.onnx",
-        "--project",
-        tmp_path / "runs",
-        "--device",
-        "cpu",
-        "--conf-thres",
-        0.3,
-    ]
+    words = [tmp_path / "a.onnx", "--project", tmp_path / "runs", "--device", "cpu", "--conf-thres", 0.3]
     words += ["--source", folder / "images/val"]
     assert val_trt.main(list(map(str, words))) == 0
     ours, masked = artist(model, imgsz=64, conf_thres=0.3), 0
@@ -210,3 +214,166 @@ def test_the_program_draws_masks_of_an_onnx_file(outlined, tmp_path):
         assert (drawn != ours.draw(image)[0]).any(2).mean() < 0.001
         masked += (drawn != draw_boxes(image, ours.find(image).tolist(), dict(enumerate(NAMES)))).any()
     assert masked > 3
+
+
+# --- what is written beside the drawings
+
+
+@pytest.fixture
+def film(outlined, tmp_path):
+    """A network, and a folder with `film.avi`, whose four frames are samples, and the first of them as `film_1.png`."""
+    _, samples, model = outlined
+    (tmp_path / "in").mkdir()
+    write_video(tmp_path / "in/film.avi", [cv2.imread(str(sample.path)) for sample in samples[:4]])
+    (tmp_path / "in/film_1.png").write_bytes(samples[0].path.read_bytes())
+    return artist(model, imgsz=64, conf_thres=0.3), tmp_path / "in", tmp_path / "out"
+
+
+def test_detections_as_upstreams_text_files_and_as_json(film, caplog):
+    """Of a video a file for each frame, from 1 on; those of an image with such a name are not written over."""
+    ours, source, out = film
+    caplog.set_level("INFO")
+    show(ours, source, out, texts=True, scores=True, coco=True, progress=False)
+    expected, entries = {}, []
+    images = [("film.mp4", number, frame) for number, frame in enumerate(frames_of(source / "film.avi"), 1)]
+    for name, number, image in [*images, ("film_1.png", 0, cv2.imread(str(source / "film_1.png")))]:
+        height, width = image.shape[:2]
+        for x1, y1, x2, y2, score, label in ours.find(image).tolist():
+            file = f"film_{number}{'-2' * (number == 1)}.txt" if number else "film_1.txt"
+            row = [label, (x1 + x2) / 2 / width, (y1 + y2) / 2 / height, (x2 - x1) / width, (y2 - y1) / height, score]
+            expected.setdefault(file, []).append(pytest.approx(row, rel=1e-5))
+            entries.append((name, number or None, int(label), NAMES[int(label)], pytest.approx(score, abs=1e-5)))
+    assert {"film_1.txt", "film_1-2.txt"} < set(expected)
+    texts = {path.name: [[float(word) for word in line.split()] for line in path.read_text().splitlines()]
+             for path in (out / "labels").iterdir()}  # fmt: skip
+    assert texts == expected
+    names = ("file_name", "frame", "category_id", "category", "score")
+    assert [tuple(map(one.get, names)) for one in json.loads((out / "detections.json").read_text())] == entries
+    cats = sum(entry[0] == "film.mp4" and entry[3] == "cat" for entry in entries)
+    assert f"cat: {cats}" in next(line for line in caplog.messages if "film.mp4" in line)
+
+
+@pytest.mark.parametrize("how", ["Ctrl-C", "q"])
+def test_what_was_drawn_until_the_user_ends_it_is_whole(film, monkeypatch, how):
+    ours, source, out = film
+    draw, calls = ours.draw, []
+    main, typed = pty.openpty()
+
+    def third(image):
+        calls.append(image)
+        if len(calls) == 3 and how == "q":
+            os.write(main, b"q\n")
+        elif len(calls) == 4:
+            raise KeyboardInterrupt
+        return draw(image)
+
+    ours.draw = third
+    with open(typed) as keyboard, pytest.raises(KeyboardInterrupt) if how == "Ctrl-C" else nullcontext():
+        monkeypatch.setattr("sys.stdin", keyboard)
+        monkeypatch.setattr("os.tcgetpgrp", lambda _: os.getpgrp())
+        show(ours, source / "film.avi", out, coco=True, progress=False)
+    assert len(frames_of(out / "film.mp4")) == 3
+    assert {one["frame"] for one in json.loads((out / "detections.json").read_text())} == {1, 2, 3}
+    assert sorted(path.name for path in out.iterdir()) == ["detections.json", "film.mp4"]
+
+
+@pytest.fixture
+def server(film):
+    """The URL of a server that sends the film, 'cut.avi' without its end, and a camera's 'live' images."""
+    content = (film[1] / "film.avi").read_bytes()
+    images = [cv2.imencode(".jpg", image)[1].tobytes() for image in frames_of(film[1] / "film.avi")]
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+        def do_GET(self):
+            kind = "video/avi" if "avi" in self.path else "multipart/x-mixed-replace; boundary=image"
+            self.send_response(200)
+            self.send_header("Content-Type", kind)
+            if "avi" in self.path:
+                self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            head = b"--image\r\nContent-Type: image/jpeg\r\nContent-Length: %d\r\n\r\n"
+            live = b"".join(head % len(image) + image + b"\r\n" for image in images)
+            whole = {"/film.avi": content, "/cut.avi": content.partition(b"idx1")[0][:-300], "/a.jpg": images[0]}
+            self.wfile.write(whole.get(self.path, live))
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
+        threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True).start()
+        yield f"http://me:secret@127.0.0.1:{running.server_port}"
+        running.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("name", "drawing", "count", "said"),
+    [("film.avi", "film.mp4", 4, "in 4 frames"), ("cut.avi", "cut.mp4", None, "the connection was lost"),
+     ("live?camera=1", "live.mp4", 4, "ended or its connection was lost"), ("a.jpg", "a.jpg", 1, "object")],
+)  # fmt: skip
+def test_a_stream_is_drawn_to_its_end_which_is_said(film, server, caplog, name, drawing, count, said):
+    ours, _, out = film
+    caplog.set_level("INFO")
+    (written,) = show(ours, f"{server}/{name}", out, progress=False)
+    assert written == out / drawing
+    assert len(frames_of(written)) == count if count else 0 < len(frames_of(written)) < 4
+    assert any(said in line for line in caplog.messages if str(written) in line)
+    assert "secret" not in caplog.text
+
+
+def test_sources(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("in").mkdir()
+    for name in ("in/a.jpg", "in/b.png", "in/c.avi", "in/d.pdf", "in/e[1].png"):
+        Path(name).touch()
+    Path("in/list.txt").write_text("b.png\n0\nrtsp://me:secret@host/live\n")
+    cases = {
+        "in/a.jpg": ["in/a.jpg"], "in": ["in/a.jpg", "in/b.png", "in/c.avi", "in/e[1].png"],
+        "in/*g": ["in/a.jpg", "in/b.png", "in/e[1].png"], "**/c*": ["in/c.avi"], "in/e[1].png": ["in/e[1].png"],
+        "in/list.txt": ["in/b.png", "0", "rtsp://me:secret@host/live"], "3": ["3"], "http://h/x?a=b": ["http://h/x?a=b"],
+    }  # fmt: skip
+    for source, expected in cases.items():
+        assert find_sources([source]) == expected
+    assert find_sources(["in/b.png", "in"]) == ["in/b.png", "in/a.jpg", "in/c.avi", "in/e[1].png"]
+    for source in ("in/d.pdf", "in/*.pdf", "none.png", "in/*.gif"):
+        with pytest.raises(InputError, match=re.escape(source)):
+            find_sources(["in", source])
+
+
+# --- how it looks
+
+
+@pytest.mark.parametrize("size", [(120, 160), (480, 640), (1080, 1920)])
+def test_labels_cover_no_other_and_stay_in_the_image(monkeypatch, size):
+    rng, labels, boxes = np.random.default_rng(1), [], []
+    corners = np.sort(rng.uniform(0, 1, (30, 2, 2)), 1).reshape(30, 4) * np.array([size[1], size[0]] * 2)
+    rows = [[*corner, 0.5, index % 3] for index, corner in enumerate(corners.tolist())]
+    rectangle = cv2.rectangle
+
+    def noted(image, start, end, colour, thickness, *more):
+        (labels if thickness < 0 else boxes).append((*start, *end) if thickness < 0 else thickness)
+        return rectangle(image, start, end, colour, thickness, *more)
+
+    monkeypatch.setattr(cv2, "rectangle", noted)
+    draw_boxes(np.zeros((*size, 3), np.uint8), rows, dict(enumerate(NAMES)))
+    assert len(boxes) == 30
+    assert len(labels) > (15 if size[0] > 400 else 5)
+    for number, (x1, y1, x2, y2) in enumerate(labels):
+        assert 0 <= x1 < x2 < size[1]
+        assert 0 <= y1 < y2 < size[0]
+        assert all(x1 > a2 or a1 > x2 or y1 > b2 or b1 > y2 for a1, b1, a2, b2 in labels[:number])
+    assert max(boxes) == {120: 1, 480: 1, 1080: 4}[size[0]]
+
+
+def test_the_first_image_warms_up_before_times_are_taken(known, capsys, tmp_path):
+    samples, model = known
+    ours = artist(model, imgsz=64)
+    infer, calls = ours.detector._runner._infer, []
+
+    def slow_at_first(feeds):
+        calls.append(feeds)
+        time.sleep(0.5 if len(calls) == 1 else 0)
+        return infer(feeds)
+
+    ours.detector._runner._infer = slow_at_first
+    show(ours, samples[0].path, tmp_path, progress=False)
+    assert ours.detector.milliseconds()["inference"] < 250

@@ -105,7 +105,7 @@ def shell(script, *words, folder, **variables):
 
 
 def test_build_and_evaluate_an_onnx_file(known):
-    done = shell("val_trt.sh", "answers.onnx", "data.yaml", 64, folder=known, BATCH="1 2 4",
+    done = shell("val_trt.sh", "answers.onnx", "data.yaml", "64x64", folder=known, BATCH="1 2 4",
                  VAL_ARGS="--workers 0 --save-txt")  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert EngineNote.load(known / "answers.engine").profile["images"][2] == [4, 3, 64, 64]

@@ -164,6 +164,8 @@ MISSING = [
     (TENSORRT, "scripts/build_engine.py", ("a.onnx",), "TensorRT is not installed"),
     (TENSORRT, "scripts/check_engine_setup.py", ("data.yaml",), "TensorRT is not installed"),
     (TENSORRT, "val_trt.py", ("--engine-file", "a.engine", "--data", "data.yaml"), "TensorRT is not installed"),
+    (TENSORRT, "val_trt.py", ("none.engine", "--data", "data.yaml"), "none.engine does not exist"),
+    (TENSORRT, "val_trt.py", ("a.onnx", "--data", "data.yaml", "--project", "a.pt"), "cannot create the run folder"),
     (TENSORRT, "scripts/make_report.py", ("run", "--compare", "a.onnx", "a.engine", "--data", "data.yaml"),
      "TensorRT is not installed"),
     ("dot", "scripts/build_engine.py", ("a.onnx", "--generate-graph"), "drawing needs graphviz"),

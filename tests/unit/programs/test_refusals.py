@@ -32,7 +32,7 @@ CASES = [  # program, arguments, what the line names
       for flag in ("--conf-thres 0.1", "--iou-thres 0.5", "--rect", "--save-txt", "--save-json")),
     (V, "--engine-file a.onnx --task study --save-json", "--save-json"),
     *((V, f"--engine-file a.onnx --source a.png {flag}", flag.split()[0])
-      for flag in ("--save-conf", "--save-txt", "--verbose", "--task speed", "--batch-size 32", "--workers 1",
+      for flag in ("--save-conf", "--verbose", "--task speed", "--batch-size 32", "--workers 1",
                    "--limit 3")),
     *((X, f"--weights a.pt --imgsz 64 {flag}", flag.split()[0])
       for flag in ("--nms onnx", "--topk-all 50", "--iou-thres 0.5", "--conf-thres 0.5", "--class-agnostic",
@@ -61,7 +61,10 @@ CASES = [  # program, arguments, what the line names
     *((S, f"--check a {flag}", flag.split()[0]) for flag in ("--name a", "--output b", "--no-nms")),
     (S, "boxes.onnx --onnx b.onnx", "--onnx"),
     # options that contradict each other or the file
-    (V, f"--engine-file a.onnx {EVAL} --imgsz 64 96", "--imgsz"),
+    (V, f"--engine-file a.onnx {EVAL} --imgsz 64 96 128", "--imgsz"),
+    *((V, f"{words} {EVAL}", "--engine-file") for words in ("", "a.onnx --engine-file a.onnx", "--source a.png")),
+    (V, f"a.onnx {EVAL} --imgsz 64x64 96", "--imgsz"),
+    (V, f"{EVAL} --imgsz 64x96 --engine-file fixed.onnx", "[16, 3, 64, 64]"),
     (V, f"--engine-file fixed.onnx {EVAL} --imgsz 96", "[16, 3, 64, 64]"),
     (V, f"--engine-file fixed.onnx {EVAL} --task study", "--task study"),
     (V, f"--engine-file a.onnx {EVAL} --imgsz 64 --task speed --overlap", "--overlap"),
@@ -95,12 +98,14 @@ CASES = [  # program, arguments, what the line names
     # files
     *((V, f"--engine-file {name} {EVAL} --imgsz 64", name)
       for name in ("damaged.onnx", "a.png", "images", "folder.onnx")),
-    (V, f"--engine-file deepstream.onnx {EVAL}", "DeepStream"),
+    (V, f"--weights deepstream.onnx {EVAL}", "DeepStream"),
+    (V, f"a.onnx {EVAL} --imgsz 64 --project a.yaml", "--project"),
     (V, f"--engine-file a.engine {EVAL}", "a.engine"),
     *((V, f"--engine-file a.onnx --imgsz 64 --workers 0 --device cpu --data {name}", name)
       for name in ("none.yaml", "a.onnx", "four.yaml")),
     (V, "--engine-file a.onnx --imgsz 64 --workers 0 --device cpu --data bad.yaml", "bad/labels/a.txt"),
-    *((V, f"--engine-file a.onnx --imgsz 64 --device cpu --source {name}", name) for name in ("none", "empty")),
+    *((V, f"--engine-file a.onnx --imgsz 64 --device cpu --source {name}", name)
+      for name in ("none", "empty", "*.gif", "17", "http://127.0.0.1:9/live", "http://127.0.0.1:9/a.png")),
     (T, "qat.pt", "qat.pt"),
     (T, "a.pt --baseline a.pt", "a.pt"),
     (T, "int8.onnx --baseline none.onnx", "none.onnx"),

@@ -16,6 +16,7 @@ from known_images import SQUARE, KnowingModel, export_answers, write_set
 import val_trt
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.loop import EvalConfig, evaluate
+from utils.jobs.open import open_runner
 from utils.reports.schema import Report
 from utils.runners.pytorch import TorchRunner
 
@@ -118,6 +119,15 @@ def test_study(program, tmp_path):
     rows = Report.load(tmp_path / "exp/report.json").rows
     assert [row.measured_on.split(", ")[-1] for row in rows] == [f"{side}x{side}; 6 images" for side in (64, 96, 128)]
     assert [row.ap for row in rows] == pytest.approx(table[:, 3], abs=1e-3)
+
+
+@pytest.mark.parametrize("words", [("--imgsz", 64, 96), ("--imgsz", "64x96")])
+def test_a_rectangle(known, program, tmp_path, words):
+    assert program(*words)[0] == 0
+    with open_runner(known[0] / "a.onnx") as runner:
+        expected = evaluate(runner, load_data(known[0] / "data.yaml"), EvalConfig(imgsz=(64, 96), workers=0))
+    row = Report.load(tmp_path / "exp/report.json").rows[0]
+    assert (row.ap, row.input_size) == (pytest.approx(expected.ap, abs=1e-6), "64x96")
 
 
 def test_other_splits_and_options(program):
