@@ -19,7 +19,6 @@ from models.quantize import calibration
 from models.quantize.finetune import Finetuner
 from utils.jobs.evaluate import Measurer
 from utils.jobs.run_state import RunState
-from utils.reports.schema import Report
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
 from qat_runs import SMALL_RUN, checkpoints, quantize, report_of, write_small_set
@@ -87,16 +86,10 @@ def at_call(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, call: int
 
 # Steps save in this order: the start; float row; PTQ checkpoint, state, report; each epoch's checkpoint, state, report.
 MOMENTS = {
-    "during the float evaluation": (Measurer, "measure", 1, False),
     "during calibration": (calibration, "calibrate", 1, False),
-    "during the PTQ evaluation": (Measurer, "measure", 2, False),
     "between PTQ's checkpoint and its state": (RunState, "save", 3, False),
-    "between PTQ's state and the report": (Report, "save", 2, False),
     "in the first epoch": (Finetuner, "_step", 2, False),
-    "during the evaluation of the first epoch": (Measurer, "measure", 3, True),
     "between an epoch's checkpoint and its state": (RunState, "save", 4, False),
-    "between an epoch's state and the report": (RunState, "save", 4, True),
-    "in the second epoch": (Finetuner, "_step", 4, False),
     "before the best is named": (Measurer, "samples", 1, False),
 }
 
@@ -173,12 +166,6 @@ def test_what_would_make_it_another_run_is_refused(whole, capsys, small_weights)
         assert resume(whole, *words) == 2
         assert f"error: {words[0]} is " in capsys.readouterr().err
     assert resume(whole, "--weights", str(small_weights), "--batch-size", "2", *LONGER) == 0
-
-
-def test_no_run_to_resume(tmp_path, capsys):
-    assert resume(tmp_path) == 2
-    assert "no run there" in capsys.readouterr().err
-    assert qat.main(["quantize", "--resume", "--project", str(tmp_path)]) == 2
 
 
 @pytest.mark.parametrize("change", ["other weights", "no checkpoint"])

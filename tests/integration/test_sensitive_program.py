@@ -237,7 +237,7 @@ class TestResume:
         return project / "exp", len(calls)
 
     # of about 80 runs of the network: 3 batches of 2 + 16 while screening, then AP of the 4 units and more
-    @pytest.mark.parametrize("moment", ["calibration", 25, 58, "state"])
+    @pytest.mark.parametrize("moment", ["calibration", 58, "state"])
     def test_a_killed_run_finds_the_same(self, moment, whole, few, half, demo_weights, tmp_path, monkeypatch):
         run, total = whole
         with monkeypatch.context() as patch:

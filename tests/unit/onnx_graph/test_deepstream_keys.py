@@ -85,17 +85,11 @@ def test_what_stands_in_front_of_a_file_for_bytes_has_all_that_it_needs(nms):
     [
         ("batch-size=3", "batchsize=3", "[property] batchsize is unknown"),
         ("batch-size=3", "batch-size=0", "batch-size does not take '0'"),
-        ("infer-dims=3;64;96", "infer-dims=64;96", "infer-dims does not take '64;96'"),
         ("infer-dims=3;64;96", "input-dims=3;64;96;0", "input-dims is deprecated"),
-        ("network-mode=1", "network-mode=int8", "network-mode does not take 'int8'"),
         ("network-type=0", "network-type=3", "has no parser for masks"),
-        ("cluster-mode=2", "cluster-mode=5", "cluster-mode does not take '5'"),
         ("maintain-aspect-ratio=1", "maintain-aspect-ratio=0", "symmetric-padding means nothing"),
         ("custom-lib-path=", "#custom-lib-path=", "functions are named, and no custom-lib-path"),
         ("[class-attrs-all]", "[class-attrs-5]", "[class-attrs-5] is for a class that is not there"),
-        ("[class-attrs-all]", "[class-attributes-all]", "is no group of nvinfer's"),
-        ("pre-cluster-threshold", "threshold", "[class-attrs-all] threshold is deprecated"),
-        ("nms-iou-threshold=0.45", "nms-iou-threshold=45", "nms-iou-threshold does not take '45'"),
         ("[property]", "[properties]", "there is no group [property]"),
     ],
 )

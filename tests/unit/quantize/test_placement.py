@@ -124,23 +124,6 @@ def test_prototypes_are_enlarged_with_one_scale_and_all_read_one_finest_level():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("make", [segmenter, segmenter_with_own_input])
-@pytest.mark.parametrize("training", [False, True])
-def test_a_segment_head_with_quantizers_off_computes_what_it_did(make, training):
-    original = make()
-    network, _ = placed(copy.deepcopy(original))
-    original.model[-1].training = network.model[-1].training = training
-    with torch.no_grad(), placement.quantizers_off(network):
-        results = [flat(one(X)) for one in (original, network)]
-    assert len(results[0]) == (4 if training else 5)
-    for ours, theirs in zip(*results, strict=True):
-        assert torch.equal(ours, theirs)
-
-
-def flat(result) -> list[torch.Tensor]:
-    return [result] if isinstance(result, torch.Tensor) else [one for item in result for one in flat(item)]
-
-
 FIRST = {  # a layer that reads the image, which is no convolution → tensors that share the image's scale
     "max pool": (nn.MaxPool2d(2), ("images", "model.0")),
     "upsample": (nn.Upsample(None, 2, "nearest"), ("images", "model.0")),
