@@ -70,17 +70,8 @@ def run(start: Any) -> Any:
     return call
 
 
-WORDS = (
-    "--weights",
-    "data/demo/gelan-digits.pt",
-    "--imgsz",
-    320,
-    "--workers",
-    0,
-    "--device",
-    "cpu",
-    "--no-eval-origin",
-)
+WORDS = ("--weights", "data/demo/gelan-digits.pt", "--imgsz", 320, "--workers", 0, "--device", "cpu",
+         "--no-eval-origin")  # fmt: skip
 
 
 @pytest.mark.timeout(900)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 
-import onnx
 import pytest
 import torch
 from qat_runs import write_small_set
 from random_networks import random_network, save_float
 
 from utils.core.errors import QatError
-from utils.core.input_spec import InputSpec
 from utils.jobs import compare_outputs
 from utils.jobs.open import load_network
 from utils.onnx_graph import output_formats
-from utils.onnx_graph.export import export_forms, export_onnx
+from utils.onnx_graph.export import export_forms
 from utils.onnx_graph.export_config import ExportConfig
 from utils.onnx_graph.output_formats import NmsSettings
 from utils.onnx_graph.verify import verify_file
@@ -87,16 +85,3 @@ def test_every_other_form_verifies_and_computes_what_torch_computes(best, tmp_pa
     for words, file in suppressed.items():
         with pytest.raises(QatError, match=words):
             build(file, tmp_path / "refused.engine", build_config, rtx)
-
-
-@pytest.mark.parametrize("kind", ["float", "uint8"])
-@pytest.mark.parametrize("typing", ["weak", "strong"])
-def test_the_first_convolution_is_in_parts_for_tensorrt_8(best, tmp_path, typing, kind):
-    """Two of 32 channels, and two that copy them."""
-    network = load_network(best, torch.device("cpu"))
-    config = ExportConfig((128, 128), typing=typing, input=InputSpec(kind))
-    result = export_onnx(network.model, config, tmp_path / "a.onnx", network.metadata())
-    assert result.report.ok
-    nodes = onnx.load(result.path).graph.node
-    count = sum(node.op_type == "Conv" and node.name.startswith("/model.0/") for node in nodes)
-    assert count == (4 if typing == "weak" else 1)

@@ -17,7 +17,7 @@ from torch import nn
 from models.quantize import checkpoint
 from models.quantize.finetune import seed_everything
 from utils import upstream
-from utils.core.errors import CheckpointError, InputError
+from utils.core.errors import CheckpointError
 from utils.core.tasks import predicted
 
 
@@ -104,17 +104,6 @@ def test_quantized_where_float_is_needed_and_the_reverse(tmp_path, network):
         upstream.load_float(quantized)
     with pytest.raises(CheckpointError, match="is a float checkpoint"):
         checkpoint.load_quantized(weights)
-
-
-def test_description_that_cannot_be_built(tmp_path):
-    with pytest.raises(InputError, match="lacks nc, backbone"):
-        upstream.build_model({"depth_multiple": 1, "width_multiple": 1, "head": []})
-    with pytest.raises(InputError, match="does not exist"):
-        upstream.build_model(tmp_path / "none.yaml")
-    with pytest.raises(InputError, match=r"layer 0 .* is 'NoSuchModule'"):
-        upstream.build_model({**TINY, "backbone": [[-1, 1, "NoSuchModule", [8]]]})
-    with pytest.raises(InputError, match="cannot build this model description"):
-        upstream.build_model({**TINY, "head": [[[0, 1], 1, "Concat", [1]], *TINY["head"]]})
 
 
 def test_a_yamls_activation_does_not_stay_for_the_next_network():

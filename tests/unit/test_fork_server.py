@@ -35,13 +35,6 @@ class Kept: pass
 facts["pickled"] = type(pickle.loads(pickle.dumps(Kept()))).__module__
 print(json.dumps(facts))
 """
-ENDS = {
-    "its last line": "", "0": "sys.exit()", "a number": "sys.exit(7)", "a word": "sys.exit('a word')",
-    "True": "sys.exit(True)", "an error": "1 / 0", "hard": "sys.stdout.flush(); os._exit(5)",
-    "a signal": "sys.stdout.flush(); os.kill(os.getpid(), 9)", "a thread":
-    "import time; threading.Thread(target=lambda: (time.sleep(0.1), print('the thread is done'))).start()",
-    "not Python": "return",
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -72,16 +65,6 @@ def test_what_it_knows_of_itself(where, server, tmp_path):
     assert facts == expected
     assert facts["environment"]["PYTEST_CURRENT_TEST"].startswith("tests/unit/test_fork_server.py::test_what_it_knows")
     assert (ours.returncode, ours.stderr) == (theirs.returncode, theirs.stderr) == (0, "asked\n")
-
-
-@pytest.mark.parametrize("end", ENDS)
-def test_how_it_ends(end, server, tmp_path):
-    file = written(tmp_path, f"{ASKED}\n{ENDS[end]}\n")
-    ours, theirs = ours_and_theirs(server, [file, "leave"], tmp_path)
-    assert (ours.returncode, ours.stdout) == (theirs.returncode, theirs.stdout)
-    last = [one.stderr.splitlines()[-1:] for one in (ours, theirs)]  # of a traceback
-    assert last[0] == last[1]
-    assert ("at the end" in ours.stdout) == (end not in ("hard", "a signal", "not Python"))
 
 
 def test_one_leaves_nothing_to_the_next(server, tmp_path):

@@ -41,10 +41,3 @@ def missing(source: str, folder: Path) -> list[str]:
 @pytest.mark.parametrize("path", LIBRARY, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_files_that_are_named_exist(path):
     assert missing(path.read_text(encoding="utf-8"), path.parent) == []
-
-
-@pytest.mark.parametrize(
-    "source", ['"""See `gone.py`."""\n', "x = 1  # as utils/gone.py does\n", 'def f():\n    """As in gone.py."""\n']
-)
-def test_a_name_of_no_file_is_seen(source):
-    assert len(missing(source, ROOT / "utils")) == 1

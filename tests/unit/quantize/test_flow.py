@@ -25,21 +25,6 @@ def test_statements_parse_and_use_only_what_was_computed_before(rule):
     assert "out" in known
 
 
-@pytest.mark.parametrize(
-    ("text", "call", "targets"),
-    [
-        ("y = cv1(x)", "cv1", ("y",)),
-        ("a, b = chunk(y, 2)", "chunk", ("a", "b")),
-        ("y = cv2[0].m(x)", "cv2.0.m", ("y",)),
-        ("y = self[3](x)", "3", ("y",)),
-        ("box0 = cv2[0](x[0])", "cv2.0", ("box0",)),
-    ],
-)
-def test_parsing(text, call, targets):
-    (step,) = modules.parse((text,))
-    assert (step.call, step.targets) == (call, targets)
-
-
 @pytest.mark.parametrize("text", ["cv1(x)", "y = x", "y = 3"])
 def test_other_statements_are_refused(text):
     with pytest.raises(SyntaxError, match="name = call"):

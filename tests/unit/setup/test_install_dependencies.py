@@ -180,15 +180,6 @@ def test_running_it_again_installs_only_what_is_missing(installed, tmp_path: Pat
     assert "reports" in pip(folder / ".venv", "list")
 
 
-def test_a_quantizer_library_in_its_tested_version(installed):
-    project, folder, _ = installed
-    result = project.install("--quantizer", OPTIONAL, cwd=folder)
-    assert (result.returncode, f"not installed: {OPTIONAL}" in result.stdout) == (0, False)
-    assert f"{OPTIONAL} 2.1.3" in " ".join(pip(folder / ".venv", "list").split())
-    assert f"{OPTIONAL}: installed already" in project.install("--quantizer", OPTIONAL, cwd=folder).stdout
-    pip(folder / ".venv", "uninstall", "-y", OPTIONAL)
-
-
 def test_an_installed_torch_stays_if_it_is_new_enough(installed):
     project, folder, _ = installed
     pip(

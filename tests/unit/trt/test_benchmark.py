@@ -42,20 +42,3 @@ def test_speed_against_the_baseline_of_the_same_kind():
         "int8", "INT8", "without", "8", "2.500 ms", "2.500 ms", "400.0", "3,200", "+60.0%",
     )  # fmt: skip
     assert compared([row("before", baseline=True), row("after", ms=5.0)])[1].notes == ()  # nothing of FP16
-
-
-def test_networks_with_masks_have_a_baseline_and_a_column_of_their_own():
-    rows = [
-        row("seg-fp16", baseline=True, ms=5.0, precision="FP16", masks=True),
-        row("fp16", baseline=True, ms=4.0, precision="FP16"),
-        row("seg-int8", ms=2.5, masks=True),
-        row("int8", ms=2.0),
-        row("seg-nms", ms=3.0, masks=True, nms=True),
-    ]
-    found = compared(rows)
-    assert [one.gain for one in found] == [None, None, pytest.approx(1.0), pytest.approx(1.0), None]
-    lines = benchmark_report.benchmark_text(found).splitlines()
-    assert lines[0].split()[:5] == ["model", "precision", "NMS", "masks", "batch"]
-    kinds = [line.split()[2:4] for line in lines[3:]]
-    assert kinds == [["without", "with"], ["without", "without"], ["inside", "with"]]
-    assert "masks" not in benchmark_report.benchmark_text([found[1], found[3]])

@@ -120,22 +120,6 @@ def test_ctrl_c_leaves_the_best_so_far_or_nothing(bench, at):
     assert [path.name for path in engine.parent.iterdir() if path.name.startswith(".a")] == []
 
 
-def test_an_engine_is_used_again_if_it_was_asked_for_the_same(bench):
-    onnx, engine = bench(lambda n, level: 100 - n)
-    api, gpu = tensorrt_api.load_tensorrt(), tensorrt_api.gpu()
-    level = dataclasses.replace(CONFIG, optimization_level=2)
-    tune.build_or_tune(onnx, engine, dataclasses.replace(level, tune=None))
-    plain = BuildConfig(optimization_level=2)
-    assert is_current(engine, onnx, api, gpu, plain)
-    for change in ({"optimization_level": 3}, {"max_aux_streams": 0}, {"tactic_sources_off": ("CUDNN",)}, {"tune": 1}):
-        assert not is_current(engine, onnx, api, gpu, dataclasses.replace(plain, **change))
-    tuned(onnx, engine, level)
-    assert not is_current(engine, onnx, api, gpu, plain)
-    assert is_current(engine, onnx, api, gpu, dataclasses.replace(level, tune=10))
-    for change in ({"tune": 61}, {"optimization_level": None}):
-        assert not is_current(engine, onnx, api, gpu, dataclasses.replace(level, **change))
-
-
 def test_an_engine_that_cannot_be_timed_is_no_candidate(bench, monkeypatch):
     onnx, engine = bench(lambda n, level: 100 - n)
     real = Execution.graph
