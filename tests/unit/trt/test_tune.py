@@ -133,3 +133,10 @@ def test_an_engine_that_cannot_be_timed_is_no_candidate(bench, monkeypatch):
     note = tuned(onnx, engine, dataclasses.replace(CONFIG, optimization_level=2))
     assert note.options["max_aux_streams"] == 3
     assert "CUDA out of memory" in {one["error"] for one in note.tuning["candidates"]}
+
+
+def test_engines_of_dynamic_shape_are_timed_at_the_opt_shape(bench):
+    onnx, engine = bench(lambda n, level: 100, ("batch", 3, 32, 32))
+    tuned(onnx, engine, dataclasses.replace(CONFIG, batch=(1, 4, 8), optimization_level=2))
+    shapes = {item for name, item in tensorrt_api.load_tensorrt().module.calls if name == "execute"}
+    assert shapes == {((4, 3, 32, 32),)}
