@@ -149,9 +149,8 @@ convert() {
   trained=$weights
   [ "$own" = yes ] || return 0
   local converted
-  converted=$run/weights/$(basename "$weights" .pt)-converted.pt
+  converted=$run/$(basename "$weights" .pt)-converted.pt
   if [ "$resume" = no ]; then
-    mkdir -p "$run/weights"
     run_part "convert, if it has an auxiliary branch" program reparameterization.py --weights "$weights" \
       --save "$converted" --if-needed || exit $?
   fi

@@ -163,7 +163,7 @@ def test_own_models_options_and_folders_are_passed_on(folder, tmp_path, dual):
     done = quickstart(folder, "--weights", "my own.pt", *words.split(), cwd=tmp_path, **({"DUAL": "1"} if dual else {}))
     convert, quantize, *_, report = calls(done)
     assert (convert[0], convert[2:4]) == ("reparameterization.py", [str(tmp_path / "my"), "own.pt"])
-    used = "out/weights/my own-converted.pt" if dual else "my own.pt"
+    used = "out/my own-converted.pt" if dual else "my own.pt"
     assert f"qat.py quantize --weights {tmp_path / used} --data " in done.stdout
     assert [value(quantize, f"--{name}") for name in ("epochs", "iters", "batch-size")] == ["3", "7", "4"]
     assert not [words for words in calls(done) if "--imgsz" in words]
