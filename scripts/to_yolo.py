@@ -76,8 +76,9 @@ def convert_annotations(options: ConvertOptions) -> None:
     from utils.evaluation.images import SUFFIXES
 
     source, output, names, counts = options.annotations, options.output, list[str](), Counter[str]()
-    if output.exists():
-        raise InputError(f"--output {output} exists; name a new folder")
+    for path in (source, options.images, output):
+        if path.exists() == (path is output):
+            raise InputError(f"{path} {'exists; --output names a new folder' if path is output else 'does not exist'}")
     paths = sorted(path for path in options.images.rglob("*") if path.suffix.lower() in SUFFIXES)
     images, annotated = {path.stem: path for path in paths}, dict[Path, Annotation]()
     if len(images) < len(paths):
@@ -104,8 +105,7 @@ def convert_annotations(options: ConvertOptions) -> None:
             counts["boxes clipped"] += kept and inside != box
             counts["difficult objects and crowds left out"] += not single
             counts["boxes of no size left out"] += single and not kept
-            if kept:
-                lines += f"{names.index(name)} {x1 / width + w / 2:.6f} {y1 / height + h / 2:.6f} {w:.6f} {h:.6f}\n"
+            lines += kept * f"{names.index(name)} {x1 / width + w / 2:.6f} {y1 / height + h / 2:.6f} {w:.6f} {h:.6f}\n"
         for kind in ("images", "labels"):
             (output / kind / split).mkdir(parents=True, exist_ok=True)
         (output / "images" / split / image.name).write_bytes(image.read_bytes())

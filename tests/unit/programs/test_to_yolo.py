@@ -101,6 +101,7 @@ def test_coco(folder):
         ("xml/b.xml", VOC.format("nowhere.jpg", "", 9, 9, ""), "--images"),
         ("images/plain.png", "", "several images of one name"),
         ("a.json", "{}", "a.json"),
+        ("xml/c.txt", "", "nowhere does not exist"),
         ("a.json", '{"categories": [{"id": 1}]}', "a.json"),
         ("a.json", json.dumps({**JSON, "annotations": [{"image_id": 5, "category_id": 4, "bbox": []}]}), "a.json"),
     ],
@@ -109,7 +110,7 @@ def test_what_is_wrong_is_one_line(file, content, part, folder):
     if part != "--images":
         write_voc(folder)
     (folder / file).write_text(content)
-    source = "a.json" if file == "a.json" else "xml"
+    source = {"a.json": "a.json", "xml/c.txt": "nowhere"}.get(file, "xml")
     done = convert(folder / source, "--images", folder / "images", "--output", folder / "out")
     assert (done.returncode, done.stderr.count("\n"), (folder / "out").exists()) == (2, 1, False)
     assert part in done.stderr
