@@ -320,8 +320,9 @@ def find_sources(sources: Iterable[str]) -> list[str]:
                 raise InputError(f"--source {no_file(source, expected)}")
         named = [path for path in listed if is_video(path) or Path(source_name(path)).suffix.lower() in SUFFIXES]
         files = [path for path in named if "://" in path or is_stream(path) or os.path.isfile(path)]
-        for path in sorted(set(named) - set(files)):
-            logger.warning("%s", no_file(path, "expected an image or a video"))
+        missing = sorted(set(named) - set(files))
+        if missing:
+            logger.warning("%d of %d in %s are no files; the first: %s", len(missing), len(named), source, missing[0])
         if not files:
             raise InputError(f"--source {source} holds neither images nor videos by their names")
         paths += files

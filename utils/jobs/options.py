@@ -272,7 +272,7 @@ class ValOptions(RunFolderOptions, DeviceOptions):
         None, "an .onnx, .engine or .plan file, or a .pt (at the size of its calibration, or 640, unless --imgsz)",
         positional=True, nargs="?", metavar="FILE",
     )  # fmt: skip
-    engine_file: str | None = option(None, "the same", "--engine-file", "--weights", metavar="FILE")
+    engine_file: str | None = option(None, "FILE, by other names", "--engine-file", "--weights", metavar="FILE")
     data: str = data_option()
     source: list[str] | None = option(
         None, "draw detections on images or videos instead of evaluating: files, folders, globs, lists (.txt), a "

@@ -320,12 +320,12 @@ def test_a_stream_is_drawn_to_its_end_which_is_said(film, server, caplog, name, 
     assert "secret" not in caplog.text
 
 
-def test_sources(tmp_path, monkeypatch):
+def test_sources(tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     Path("in").mkdir()
     for name in ("in/a.jpg", "in/b.png", "in/c.avi", "in/d.pdf", "in/e[1].png"):
         Path(name).touch()
-    Path("in/list.txt").write_text("b.png\n0\nrtsp://me:secret@host/live\n")
+    Path("in/list.txt").write_text("b.png\nnone.png\n0\nrtsp://me:secret@host/live\n")
     cases = {
         "in/a.jpg": ["in/a.jpg"], "in": ["in/a.jpg", "in/b.png", "in/c.avi", "in/e[1].png"],
         "in/*g": ["in/a.jpg", "in/b.png", "in/e[1].png"], "**/c*": ["in/c.avi"], "in/e[1].png": ["in/e[1].png"],
@@ -333,6 +333,7 @@ def test_sources(tmp_path, monkeypatch):
     }  # fmt: skip
     for source, expected in cases.items():
         assert find_sources([source]) == expected
+    assert [line for line in caplog.messages if line.startswith("1 of 4 in in/list.txt")]
     assert find_sources(["in/b.png", "in"]) == ["in/b.png", "in/a.jpg", "in/c.avi", "in/e[1].png"]
     for source in ("in/d.pdf", "in/*.pdf", "none.png", "in/*.gif"):
         with pytest.raises(InputError, match=re.escape(source)):
