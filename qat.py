@@ -27,8 +27,8 @@ logger = logging.getLogger(__name__)
 # What each command writes into its run folder.
 WRITTEN: dict[type[QatOptions], tuple[str, ...]] = {
     QuantizeOptions: ("weights/last.pt", "weights/ptq_*.pt", "weights/qat_*.pt", "report.*", "placement.txt", "*.png"),
-    SensitiveOptions: ("state.json", "summary-sensitive-analysis.json", "*.png", "recipe.yaml"),
-    CalibrateOptions: ("calibration.json", "recipe.yaml"),
+    SensitiveOptions: ("state.json", "summary-sensitive-analysis.json", "*.png", "recipe.yaml", "report.json"),
+    CalibrateOptions: ("calibration.json", "recipe.yaml", "report.*", "*.png"),
     EvalOptions: ("report.json", "*_predictions.json"),
 }
 OF_TRAINING = ("hyp", "epochs", "iters", "lr", "train", "supervision", "supervision_stride", "teacher")

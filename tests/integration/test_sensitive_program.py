@@ -108,7 +108,7 @@ class TestRanking:
 
     def test_the_files_lie_in_the_run_folder(self, ranked):
         assert {path.name for path in ranked.iterdir()} - {".lock"} == {
-            SUMMARY, "sensitivity.png", "recipe.yaml", "state.json",
+            SUMMARY, "sensitivity.png", "recipe.yaml", "report.json", "state.json",
         }  # fmt: skip
         assert (ranked / "sensitivity.png").stat().st_size > 10_000
         recipe, summary = Recipe.from_file(ranked / "recipe.yaml"), summary_of(ranked)
@@ -327,6 +327,15 @@ class TestCalibrate:
         recipe = Recipe.from_file(swept / "recipe.yaml")
         assert found["chosen_ap"] == max(found["chosen_ap"], *found["methods"].values())
         assert recipe.calibration.method == found["chosen"]["method"]
+        assert recipe.float == Recipe.from_file(half[1]).float, "of the recipe that was given, all else is kept"
+
+    def test_it_ends_in_a_table_and_a_page(self, swept):
+        rows = report_of(swept)["rows"]
+        assert [row["stage"] for row in rows[:1]] == ["float"]
+        assert {row["stage"] for row in rows[1:]} == set(calibrate.METHODS)
+        assert [row["ap"] for row in rows[1:]] == sorted(row["ap"] for row in rows[1:]), "the best last"
+        page = (swept / "report.html").read_text()
+        assert all(f"{row['ap']:.4f}" in page for row in rows)
 
     def test_method_auto_is_the_same_sweep(self, swept, few, half, demo_weights, tmp_path):
         words = ("--ptq-only", "--no-eval-origin", "--calib-method", "auto", *half)

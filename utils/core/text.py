@@ -16,6 +16,16 @@ def printable(text: str) -> str:
     return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
+def plural(count: int, noun: str) -> str:
+    """A count and its noun: '1 image', '2 images', '0 classes'.
+
+    >>> plural(1, "batch"), plural(2, "batch"), plural(2, "copy"), plural(1500, "step")
+    ('1 batch', '2 batches', '2 copies', '1500 steps')
+    """
+    ending = "es" if re.search("(s|x|ch|sh)$", noun) else "s"
+    return f"{count} {noun if count == 1 else re.sub('(?<=[^aeiou])y$', 'ie', noun) + ending}"
+
+
 def short_repr(value: Any) -> str:
     """A value in a few words on one line, whatever it is: very long, nested, or holding itself.
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shlex
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -17,15 +16,18 @@ import torch
 
 from models.quantize import calibration
 from models.quantize.recipe import Calibration
+from utils import upstream
 from utils.cli import command_line
 from utils.core.files import write_text
 from utils.core.run_folder import new_run
 from utils.core.score import Difference, difference_error
-from utils.evaluation.loop import EvalConfig
 from utils.evaluation.results import EvalResult
 from utils.jobs.evaluate import Measurer, without_tables
 from utils.jobs.inputs import Inputs
 from utils.jobs.options import RECIPE_FILE, CalibrateOptions
+from utils.reports.page import PAGE_NAME, write_all
+from utils.reports.schema import Report, Row
+from utils.reports.tables import terminal_table, verdict
 
 if TYPE_CHECKING:
     from torch import nn
@@ -53,6 +55,7 @@ class Sweep:
         seconds: for the ranges of all methods, after the pass of statistics.
         errors: standard error of a method's AP difference to the best method's.
         measure: what is called AP here: of segmentation the mean of box and mask AP.
+        rows: of a report, one for each method, the best last.
     """
 
     chosen: Calibration
@@ -62,6 +65,7 @@ class Sweep:
     seconds: float
     errors: Mapping[str, float | None] = field(default_factory=dict)
     measure: str = "AP"
+    rows: list[Row] = field(default_factory=list, repr=False)
 
     def lines(self) -> list[str]:
         """For the terminal and the report's notes, best method first; the others with their difference to it."""
@@ -84,16 +88,25 @@ def run(options: CalibrateOptions) -> Sweep:
     recipe = options.merged_recipe()
     inputs = Inputs.load(options, recipe)
     with new_run(options.project, options.name, options.exist_ok) as folder, without_tables():
+        measurer = Measurer.of(inputs, options.num_image)
+        result = measurer.measure(upstream.call_fused(inputs.network()), "the float model")
+        report = Report(command=command_line(), title="Calibration methods", data=str(options.data))
+        report.add(measurer.row("float", options.weights, result, result.seconds))
         found = sweep(inputs.placed(), inputs, options.num_image)
+        recipe_file = {"file": str(folder / RECIPE_FILE), "size_bytes": None}  # a recipe's size is no network's
+        report.rows += [row.model_copy(update=recipe_file) for row in found.rows]
+        report.notes = found.lines()
         content = {"schema_version": 1, "command": command_line(), **asdict(found), "options": options.model_dump()}
+        del content["rows"]
         content["chosen"] = found.chosen.to_dict()
         if found.measure == "AP":
             del content["measure"]
         recipe.replace(calibration=found.chosen).save(folder / RECIPE_FILE, found.lines()[0])
+        write_all(report, folder)
         # last: where it lies, all is written
         write_text(folder / "calibration.json", json.dumps(content, indent=2) + "\n")
-    logger.info("\n%s\n", "\n".join(found.lines()))
-    logger.info("python qat.py quantize --recipe %s applies it", shlex.quote(str(folder / RECIPE_FILE)))
+    table, page = terminal_table(report), folder / PAGE_NAME
+    logger.info("\n%s\n\n%s\n\n%s\n%s\nreport: %s", table, "\n".join(report.notes), *verdict(report), page)
     return found
 
 
@@ -113,8 +126,7 @@ def sweep(model: nn.Module, inputs: Inputs[Any], limit: int = IMAGES) -> Sweep:
         torch.cuda.synchronize(inputs.device)
     seconds = time.perf_counter() - began
 
-    config = EvalConfig(imgsz=inputs.imgsz, batch_size=options.batch_size, workers=options.workers, limit=limit)
-    measurer = Measurer(inputs.data, inputs.device, config)
+    measurer = Measurer.of(inputs, limit)
     results: dict[str, EvalResult] = {}
     for name, amax in ranges.items():
         calibration.set_ranges(model, amax)
@@ -124,4 +136,7 @@ def sweep(model: nn.Module, inputs: Inputs[Any], limit: int = IMAGES) -> Sweep:
     resampled = {name: one.statistics.score_resampled() if one.statistics else None for name, one in results.items()}
     errors = {name: difference_error(one, resampled[best]) for name, one in resampled.items() if name != best}
     calibration.apply_calibration(model, statistics, settings[best])
-    return Sweep(settings[best], ap[best], results[best].images, ap, seconds, errors, results[best].score.what)
+    rows = [measurer.row(name, options.weights, one, one.seconds) for name, one in results.items()]
+    rows.sort(key=lambda row: (ap[row.stage], row.stage == best))
+    what = results[best].score.what
+    return Sweep(settings[best], ap[best], results[best].images, ap, seconds, errors, what, rows)

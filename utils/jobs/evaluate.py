@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,7 +22,7 @@ from utils.evaluation.input_plan import InputPlan
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.evaluation.results import EvalResult, Reference
 from utils.jobs.evaluate_file import make_row, warn_of_a_cut_curve
-from utils.jobs.inputs import check_classes
+from utils.jobs.inputs import Inputs, check_classes
 from utils.jobs.options import EvalOptions
 from utils.jobs.visualize import collect_samples
 from utils.reports.schema import Report, Row, Sample
@@ -47,6 +47,13 @@ class Measurer:
     def __init__(self, data: DataConfig, device: torch.device, config: EvalConfig) -> None:
         self._data, self._device, self._config = data, device, config
         self.reference: Reference | None = None
+
+    @classmethod
+    def of(cls, inputs: Inputs[Any], limit: int) -> Measurer:
+        """Of a run's val images, `limit` at most."""
+        options = inputs.options
+        config = EvalConfig(imgsz=inputs.imgsz, batch_size=options.batch_size, workers=options.workers, limit=limit)
+        return cls(inputs.data, inputs.device, config)
 
     def measure(
         self, model: nn.Module, name: str, out_dir: Path | None = None, *, as_reference: bool = False

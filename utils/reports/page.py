@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from utils.core.errors import InputError
-from utils.core.files import atomic_path
+from utils.core.files import write_bytes
 from utils.core.score import Difference
 from utils.reports import figures
 from utils.reports.detections import detection_sheet
@@ -62,9 +62,7 @@ def write_all(report: Report, folder: str | Path, json_name: str = JSON_NAME) ->
 
 def write_html(report: Report, path: str | Path) -> Path:
     """Write `report` as one self-contained page to `path`; a crash leaves no half file."""
-    text = page(report)
-    with atomic_path(Path(path)) as temporary:
-        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
+    write_bytes(path, page(report).encode("utf-8", "backslashreplace"))
     return Path(path)
 
 

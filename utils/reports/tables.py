@@ -198,16 +198,17 @@ def verdict(report: Report) -> tuple[str, str]:
         ".yaml": ("quantize with", ["python", "qat.py", "quantize", *of_float, "--recipe", row.file]),
     }.get(suffix, ("deploy", []))
     todo = f"{step} {row.file}"
-    if difference.significant and difference.value <= -LITTLE and suffix != ".yaml":
+    if difference.significant and difference.value <= -LITTLE and row.stage != "recipe":
         networks = [one for one in int8[: int8.index(row)] if one.file.endswith(".pt")]
         more = row.difference(networks[-1], kind) if networks else None
         if more and more.significant and more.value < 0:
             todo = f"{networks[-1].stage} does not lose as much, so compare {row.file} with {networks[-1].file}"
             command = ["python", "export_qat.py", "--verify", row.file] if suffix == ".onnx" else []
-        elif not report.history:
+        elif suffix != ".yaml" and not report.history:
             todo, command = "let QAT regain it", ["python", "qat.py", "quantize", *of_float]
         else:
             todo, command = "keep the layers that lose it in float", ["python", "qat.py", "sensitive", *of_float]
+            command += ["--recipe", row.file] if suffix == ".yaml" else []
     if "qat.py" in command and not (floats and report.data):
         command = []  # a report of a file alone does not know the float checkpoint
     return f"{sentence}: {todo}.", shlex.join(command)

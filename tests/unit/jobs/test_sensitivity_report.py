@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import shlex
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from utils.core.score import Resampled
 from utils.jobs.sensitivity import report as report
 from utils.jobs.sensitivity.search import Screened, Selection
+from utils.reports.schema import Report
+from utils.reports.tables import verdict
 
 KEY = "a" * 32
 RESAMPLED = {  # of each, three AP: the spread of their differences is plain to see
@@ -69,21 +73,41 @@ def test_standard_errors_stand_where_the_images_are_the_same(tmp_path):
     ]
     errors = {"INT8 to float": 0, "recipe to float": pytest.approx(0.01), "recipe to INT8": pytest.approx(0.01)}
     assert content["ap_difference_error"] == errors
-    lines = report.lines(content, tmp_path)
+    lines = report.lines(content)
     assert lines[0].endswith("INT8: ap = 0.60000 (-0.1000 ± 0.0000)")
     assert "ap = 0.69000 (+0.0900 ± 0.0100)" in lines[1]
     assert "ap = 0.63000 (+0.0300)," in lines[2]
-    assert "ap = 0.68800 (+0.0880 ± 0.0100) when placed" in "\n".join(lines)
-    assert "no gain" not in "\n".join(lines)
+    assert "AP is 0.68800 (+0.0880 ± 0.0100 against INT8)" in "\n".join(lines)
+    assert "no measurable gain" not in "\n".join(lines)
     assert report.chart(content).axes[1].collections  # bars of error
 
 
 def test_what_is_smaller_than_its_standard_error_is_called_no_gain(tmp_path):
     content = make_summary(("model.1", "model.0"), 0.61, resampled=RESAMPLED,
                            recipe_resampled=Resampled.of(KEY, (0.61, 0.64, 0.58)))  # fmt: skip
-    lines = report.lines(content, tmp_path)
-    assert "that is no gain over INT8: the difference is within its standard error" in lines
-    assert "by themselves these gain no AP beyond its standard error: model.0" in lines
+    lines = report.lines(content)
+    assert any("no measurable gain over INT8" in line for line in lines)
+    assert any(line.endswith("no measurable AP: model.0.") for line in lines)
+
+
+def test_a_report_has_the_rows_all_layers_of_the_recipe_and_a_command_that_runs_as_printed(tmp_path):
+    layers = [f"model.{i}" for i in range(12)]  # more than the top ten
+    content = make_summary(resampled=RESAMPLED, recipe_resampled=RESAMPLED["model.1"])
+    content["recipe"]["float"] = layers
+    options = SimpleNamespace(weights="my weights.pt", data="d.yaml")
+    inputs = SimpleNamespace(options=options, device=torch.device("cpu"), imgsz=320)
+    found = report.to_report(content, inputs, tmp_path / "a run", 25)
+    found.save(tmp_path / "report.json")
+    assert Report.load(tmp_path / "report.json") == found
+    assert [(row.stage, row.ap) for row in found.rows] == [("float", 0.7), ("INT8", 0.6), ("recipe", 0.688)]
+    assert {row.ap_with for row in found.rows} == {"25 images"}
+    (sentence,) = [note for note in found.notes if note.startswith("The recipe keeps")]
+    assert ", ".join(layers) in sentence
+    words = shlex.split(verdict(found)[1])
+    assert words[:3] == ["python", "qat.py", "quantize"]
+    options = dict(zip(words[3::2], words[4::2], strict=True))
+    assert options == {"--weights": "my weights.pt", "--data": "d.yaml", "--imgsz": "320",
+                       "--recipe": str(tmp_path / "a run/recipe.yaml")}  # fmt: skip
 
 
 def test_files(summary, tmp_path):

@@ -7,23 +7,26 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from utils.core.device import device_name
 from utils.core.errors import CheckpointError
 from utils.core.files import write_text
 from utils.core.score import Difference, Resampled, difference_error
+from utils.core.text import plural
 from utils.jobs.options import RECIPE_FILE
 from utils.jobs.run_state import START_AGAIN, marked, unmarked
 from utils.reports import figures
 from utils.reports.machine import hardware, library_versions
+from utils.reports.schema import Report, Row
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from utils.jobs.inputs import Inputs
     from utils.jobs.sensitivity.search import Search, Selection
 
 STATE_FILE = "state.json"
@@ -124,6 +127,10 @@ def summarize_search(
         "command": state.command,
         "options": dict(state.options),
         "ap": {"float": ap["float"], "INT8": ap["INT8"], "recipe": recipe_ap},
+        "ap_resampled": {
+            name: one.to_text() for name, one in (resampled | {"recipe": recipe_resampled}).items()
+            if one and name in ("float", "INT8", "recipe")
+        },
         "ap_difference_error": {
             "INT8 to float": difference_error(resampled["INT8"], resampled["float"]),
             "recipe to float": difference_error(recipe_resampled, resampled["float"]),
@@ -150,8 +157,27 @@ def save_summary(content: Mapping[str, Any], folder: Path) -> None:
     write_text(folder / SUMMARY_FILE, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 
-def lines(content: Mapping[str, Any], folder: Path) -> list[str]:
-    """The top ten in the form that users know, and what follows from them."""
+def to_report(content: Mapping[str, Any], inputs: Inputs[Any], folder: Path, images: int) -> Report:
+    """The run as a report: AP of float, INT8 and the recipe on `images` images, and `lines` as notes."""
+    options, ap = inputs.options, content["ap"]
+    count = plural(images, "image")
+    rows = [
+        Row(
+            stage=stage, file=str(folder / RECIPE_FILE) if stage == "recipe" else options.weights, ap=ap[stage],
+            ap_resampled=content["ap_resampled"].get(stage, ""), ap50=None, precision=None, recall=None, seconds=None,
+            device=device_name(inputs.device), versions=content["versions"], size_bytes=None, ms_per_image=None,
+            measured_on=f"PyTorch, {device_name(inputs.device)}; {count}", ap_with=count,
+            input_size=f"{inputs.imgsz}x{inputs.imgsz}",
+        )
+        for stage in ("float", "INT8", "recipe") if ap[stage] is not None
+    ]  # fmt: skip
+    return Report(
+        command=content["command"], title="Sensitivity of layers", data=options.data, rows=rows, notes=lines(content)
+    )
+
+
+def lines(content: Mapping[str, Any]) -> list[str]:
+    """The top ten in the form that users know, and what follows from them in sentences."""
     ap, recipe, errors = content["ap"], content["recipe"], content["ap_difference_error"]
     top, correlation = content["rows"][:TOP], content["rank_correlation"]
     measured = (row for row in content["rows"] if row["gain"] is not None)
@@ -167,24 +193,24 @@ def lines(content: Mapping[str, Any], folder: Path) -> list[str]:
         cost = ", ".join(f"{share:.1%} {name}" for name, share in shares if share is not None)
         found.append(f"Top{place}: Using fp16 {row['unit']}, {result}, {cost}")
     if any(row["gain_error"] is not None for row in top):
-        found.append("in brackets: AP gained over INT8 ± its standard error, from resampling the images")
+        found.append("In brackets is the AP gained over INT8 ± its standard error, from resampling the images.")
     if correlation["spearman"] is not None and correlation["units"] > 2:
-        spearman = f"{correlation['spearman']:.2f} (Spearman, {correlation['units']} units)"
-        found.append(f"rank correlation of score and AP: {spearman}")
+        spearman = f"{correlation['spearman']:.2f} (Spearman, {plural(correlation['units'], 'unit')})"
+        found.append(f"The rank correlation of score and AP is {spearman}.")
     found += [f"note: {note}" for note in content["notes"]]
-    chosen, gain = "nothing more", None
-    if recipe["units"]:
-        chosen = f"{', '.join(recipe['units'])} ({recipe['cost']:.1%} of the cost)"
+    if not lost.significant:
+        found.append("INT8 loses no AP that these images can show, so that no recipe may be needed.")
+    share = f" (this run added {recipe['cost']:.1%} of the cost)" if recipe["units"] else ""
+    found.append(
+        f"The recipe keeps {', '.join(recipe['float']) or 'nothing'} in float{share}, because {recipe['why']}."
+    )
     if ap["recipe"] is not None:
         gain = Difference(ap["recipe"] - ap["INT8"], errors["recipe to INT8"])
-        chosen += f", ap = {ap['recipe']:.5f} ({gain}) when placed and calibrated anew"
-    found.append(f"in float: {chosen}")
-    if gain and not gain.significant:
-        found.append("that is no gain over INT8: the difference is within its standard error")
+        found.append(f"Placed and calibrated anew, its AP is {ap['recipe']:.5f} ({gain} against INT8).")
+        if not gain.significant:
+            found.append("That is no measurable gain over INT8: the difference is below two standard errors.")
     if unsure := [name for name, one in gains.items() if name in recipe["units"] and not one.significant]:
-        found.append(f"by themselves these gain no AP beyond its standard error: {', '.join(unsure)}")
-    file = shlex.quote(str(folder / RECIPE_FILE))
-    found.append(f"because {recipe['why']}; python qat.py quantize --recipe {file} applies it")
+        found.append(f"By themselves, these units gain no measurable AP: {', '.join(unsure)}.")
     return found
 
 

@@ -21,7 +21,6 @@ import torch
 from models.quantize import backend, calibration, placement
 from models.quantize.partial_forward import Layerwise
 from models.quantize.recipe import Recipe
-from utils.evaluation.loop import EvalConfig
 from utils.jobs.evaluate import Measurer, without_tables
 from utils.jobs.inputs import Inputs
 from utils.jobs.options import RECIPE_FILE, SensitiveOptions
@@ -30,6 +29,8 @@ from utils.jobs.sensitivity import report
 from utils.jobs.sensitivity.report import AnalysisState
 from utils.jobs.sensitivity.search import FLOAT, Clock, Passes, Search, Selection
 from utils.jobs.sensitivity.units import Costs, Units
+from utils.reports.page import JSON_NAME
+from utils.reports.tables import verdict
 
 if TYPE_CHECKING:
     from torch import nn
@@ -66,7 +67,9 @@ def run(options: SensitiveOptions) -> dict[str, Any]:
             state.save(folder)
         summary = summarize_run(state, inputs, search, chosen, recipe)
         report.save_summary(summary, folder)
-    logger.info("\n%s\nresult: %s", "\n".join(report.lines(summary, folder)), folder)
+        measured = report.to_report(summary, inputs, folder, len(loader.dataset))
+        measured.save(folder / JSON_NAME)
+    logger.info("\n%s\n\n%s\n%s\nresult: %s", "\n".join(measured.notes), *verdict(measured), folder)
     return summary
 
 
@@ -85,11 +88,7 @@ def measure_recipe(recipe: Recipe, name: str, inputs: Inputs[SensitiveOptions], 
     """Measure AP of the network that `qat.py quantize --recipe` makes; `name` says what is in float."""
     model = inputs.placed(placement.plan(inputs.source.model, recipe))
     calibration.calibrate(model, inputs.calibration_images(), inputs.recipe.calibration)
-    options = inputs.options
-    config = EvalConfig(
-        imgsz=inputs.imgsz, batch_size=options.batch_size, workers=options.workers, limit=options.num_image
-    )
-    result = Measurer(inputs.data, inputs.device, config).measure(model, "the recipe")
+    result = Measurer.of(inputs, inputs.options.num_image).measure(model, "the recipe")
     resampled = result.statistics.score_resampled() if result.statistics else None
     state.keep_ap("recipe", {name: result.score.decides}, {name: resampled})
 
