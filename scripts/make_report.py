@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from utils.cli import run_program
 from utils.core.device import select_device
 from utils.core.errors import InputError, QatError
-from utils.core.files import check_file, check_files, file_hash, refuse_overwrite
+from utils.core.files import check_file, check_files, distinct_names, file_hash, refuse_overwrite
 from utils.core.options import IMAGE_SIZE_FLAGS, DeviceOptions, Field, Fraction, ImageSize, option
 from utils.core.run_folder import held
 from utils.core.tasks import DISPLAY_CONF
@@ -67,7 +67,9 @@ class ReportOptions(DeviceOptions):
     )
     data: str | None = option(None, "the dataset's YAML, whose val images are shown", group="images", metavar="FILE")
     samples: Annotated[int, Field(ge=1, le=100)] = option(4, "images", group="images", metavar="N")
-    imgsz: ImageSize = option(640, "input size", *IMAGE_SIZE_FLAGS, group="images", metavar="PX")
+    imgsz: ImageSize | None = option(
+        None, "input size (default: that of the files, or 640)", *IMAGE_SIZE_FLAGS, group="images", metavar="PX"
+    )
     conf_thres: Fraction = option(DISPLAY_CONF, "lowest score shown", group="images", metavar="F")
 
 
@@ -171,19 +173,41 @@ def _metadata(path: Path) -> Mapping[str, Any]:
 
 
 def compared_samples(options: ReportOptions, files: Sequence[str], data: str) -> list[Sample]:
-    """Detections of both networks on the same images."""
+    """Detections of both networks on the same images, under headings that follow from the files."""
     from utils.evaluation.data_yaml import load_data
+    from utils.evaluation.input_plan import InputPlan, fixed_sizes
+    from utils.jobs.evaluate_file import stage
     from utils.jobs.open import open_runner
     from utils.jobs.visualize import collect_samples
 
+    stages = [stage(Path(file)) for file in files]
+    floats = [name.endswith(("float", "FP16", "FP32")) for name in stages]
+    if floats == [False, True] and stages[0] != "TensorRT":  # an engine without a note may be either
+        logger.warning("--compare takes FLOAT INT8: %s is %s and %s is %s, so they are drawn the other way round",
+                       files[0], stages[0], files[1], stages[1])  # fmt: skip
+        files = files[::-1]
+    names = ["float", "INT8"]
+    if floats[0] == floats[1] and "TensorRT" not in stages:
+        names = distinct_names(Path(file).name for file in files)
+        logger.warning("--compare takes FLOAT INT8: %s is %s and %s is %s", files[0], stages[0], files[1], stages[1])
     device = select_device(options.device)
     with ExitStack() as stack:
-        names = ("float", "INT8")
         runners = {
             name: stack.enter_context(open_runner(path, device)) for name, path in zip(names, files, strict=True)
         }
+        own = {}  # sizes that the files know
+        for file, runner in zip(files, runners.values(), strict=True):
+            fixed = fixed_sizes(runner)[2:]
+            if size := runner.imgsz if None in fixed else fixed:
+                own[file] = max(pixels or 0 for pixels in size)
+        imgsz = options.imgsz or [640, *own.values()][-1]
+        for file, side in own.items():
+            if side != imgsz:
+                logger.warning("%s was made for --imgsz %d, and is drawn at %d: it may find less", file, side, imgsz)
+        for runner in runners.values():
+            InputPlan.of(runner, imgsz, 1)  # refuses a size that a file cannot take
         return collect_samples(
-            runners, load_data(data), imgsz=options.imgsz, count=options.samples, confidence=options.conf_thres
+            runners, load_data(data), imgsz=imgsz, count=options.samples, confidence=options.conf_thres
         )
 
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
 import torch
 from known_images import SQUARE, KnowingModel, export_answers, write_set
@@ -25,6 +29,9 @@ from utils.reports.schema import Report
 from utils.reports.tables import terminal_table
 from utils.runners.base import TensorSpec
 from utils.runners.pytorch import TorchRunner
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
+import make_report
 
 NAMES = ("cat", "dog", "owl")
 CONFIG = EvalConfig(imgsz=64, batch_size=8, workers=0)
@@ -85,6 +92,50 @@ def test_a_network_and_its_export_have_a_standard_error_between_them(known, tmp_
     both.rows[1] = both.rows[1].model_copy(update={"stage": "ONNX"})  # as if it had quantizers
     assert both.difference(both.rows[1]) == Difference(pytest.approx(0, abs=1e-6), pytest.approx(0, abs=1e-6))
     assert "+0.0000 ± 0.0000" in terminal_table(both)
+
+
+@pytest.fixture(scope="module")
+def int8(known):
+    """a.onnx with a quantizer, which says that it was made for images of 64 pixels."""
+    graph = onnx.load(known[2] / "a.onnx")
+    graph.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(1), "scale"))
+    graph.graph.node.append(onnx.helper.make_node("QuantizeLinear", [graph.graph.input[0].name, "scale"], ["unused"]))
+    onnx.helper.set_model_props(graph, {"imgsz": "[64, 64]", "names": json.dumps(dict(enumerate(NAMES)))})
+    onnx.save(graph, known[2] / "int8.onnx")
+    return known[2] / "int8.onnx"
+
+
+@pytest.mark.parametrize(
+    ("files", "words", "headings", "said"),
+    [
+        (("a.onnx", "int8.onnx"), (), ["float", "INT8"], ""),
+        (("int8.onnx", "a.onnx"), (), ["float", "INT8"], "other way round"),
+        (("int8.onnx", "int8.onnx"), (), ["int8.onnx", "int8-2.onnx"], "int8.onnx is ONNX and "),
+        (("a.onnx", "int8.onnx"), ("--imgsz", "96"), ["float", "INT8"], "int8.onnx was made for --imgsz 64"),
+    ],
+)
+def test_compared_files_stand_under_what_they_are_at_the_size_they_know(
+    known, int8, tmp_path, capsys, files, words, headings, said
+):
+    Report(command="x").save(tmp_path / "report.json")
+    paths = [str(int8.with_name(name)) for name in files]
+    options = ["--data", str(int8.with_name("data.yaml")), "--samples", "1", "--device", "cpu", *words]
+    assert make_report.run([str(tmp_path), "--compare", *paths, *options]) == 0
+    samples = Report.load(tmp_path / "report-merged.json").samples
+    assert [list(sample.predictions) for sample in samples] == [headings]
+    output = capsys.readouterr().out
+    assert said in output
+    assert bool(said) == ("--compare takes" in output or "made for" in output)
+
+
+@pytest.mark.parametrize(
+    ("extra", "expected"), [(None, "float"), ({"stage": "PTQ"}, "PTQ"), ({"stage": "QAT"}, "QAT"), ({}, "PyTorch")]
+)
+def test_a_file_is_called_what_it_is(int8, tmp_path, extra, expected):
+    content = {"epoch": 3} if extra is None else {"format": "yolov9-quantized", "format_version": 1, "extra": extra}
+    torch.save(content, tmp_path / "a.pt")
+    assert evaluate_file.stage(tmp_path / "a.pt") == expected
+    assert (evaluate_file.stage(int8), evaluate_file.stage(int8.with_name("a.onnx"))) == ("ONNX", "float")
 
 
 def test_nms_in_the_file_and_what_is_not_evaluated(known):
