@@ -51,7 +51,7 @@ def supervised_layers(count: int, stride: int) -> list[int]:
     return sorted({*range(0, count - 1, stride), count - 2, count - 1})
 
 
-def task_terms(student: Any, teacher: Any, classes: int) -> tuple[Tensor, Tensor]:
+def task_terms(student: Any, teacher: Any, classes: int, *, by_image: bool = False) -> tuple[Tensor, Tensor]:
     """Distance of the student's head from the teacher's, and what it is relative to; two float32 scalars.
 
     The distance is the sum over anchors of the Kullback-Leibler divergences of the class probabilities (each class a
@@ -63,7 +63,12 @@ def task_terms(student: Any, teacher: Any, classes: int) -> tuple[Tensor, Tensor
         student, teacher: what the head returns while training: for each level the raw map
             `[B, 4 * bins + classes, H, W]`, logits of the distances, then of the classes; with masks a tuple of these,
             the coefficients and the prototypes.
+        by_image: give both of each image, `[B]`, whose sums are those of the batch.
     """
+
+    def total(values: Tensor) -> Tensor:
+        return values.reshape(len(values), -1).sum(1) if by_image else values.sum()
+
     (our_maps, our_masks), (their_maps, their_masks) = trained(student), trained(teacher)
     ours, theirs = (torch.cat([one.flatten(2) for one in maps], 2).float() for maps in (our_maps, their_maps))
     sides = ours.shape[1] - classes
@@ -73,18 +78,18 @@ def task_terms(student: Any, teacher: Any, classes: int) -> tuple[Tensor, Tensor
         functional.binary_cross_entropy_with_logits(logits, probability, reduction="none")
         for logits in (our_logits, their_logits)
     )
-    distance = (cross - entropy).sum()  # not of sums: they are large, and nearly equal
+    distance = total(cross - entropy)  # not of sums: they are large, and nearly equal
     best = probability.amax(1)  # [B, anchors]
     our_bins, their_bins = (one[:, :sides].unflatten(1, (4, -1)).log_softmax(2) for one in (ours, theirs))
     boxes = (their_bins.exp() * (their_bins - our_bins)).sum((1, 2))
-    distance = distance + (best * boxes).sum()
+    distance = distance + total(best * boxes)
     if their_masks:
-        distance = distance + mask_distance(our_masks, their_masks, best)
-    return distance, best.sum()
+        distance = distance + total(mask_distance(our_masks, their_masks, best))
+    return distance, total(best)
 
 
 def mask_distance(student: tuple[Tensor, ...], teacher: tuple[Tensor, ...], best: Tensor) -> Tensor:
-    """Distance of the student's masks from the teacher's, without computing one; a float32 scalar.
+    """Distance of the student's masks from the teacher's, without computing one; float32 `[B]`.
 
     The logits of an anchor's mask are its coefficients c times the image's prototypes P. With d for a difference from
     the teacher's, those of the student's are off by dc P + c dP; the mean square of that over all pixels is a quadratic
@@ -106,7 +111,7 @@ def mask_distance(student: tuple[Tensor, ...], teacher: tuple[Tensor, ...], best
     objects = best.sum(1)  # [B]
     share = best / objects.clamp(min=SMALLEST_SHARE)[:, None]
     ratios = (share * errors).sum(1) / (share * variances).sum(1).clamp(min=SMALLEST_VARIANCE)
-    return (objects * ratios).sum()
+    return objects * ratios
 
 
 def _mean_squares(factors: Tensor, maps: Tensor) -> Tensor:

@@ -57,11 +57,39 @@ from utils.core.device import disable_tf32
 CONSTANT_MODULES = frozenset({"DFL"})
 SYNCHRONIZED = 20  # steps between two looks at the loss on a GPU: each of them waits for all that was launched
 WARM_UP = 0.05  # share of the steps
+REPLICATES = 1000  # of a bootstrap: its standard error is known to 2 %
 USUAL_RATE, SHORT, LONG = 3e-5, 30, 1000  # the rate of a run of at most SHORT steps, or at least LONG steps
 
 
 class DivergedError(ArithmeticError):
     """The supervision loss became NaN or infinite; the weights since the last good state are not to be used."""
+
+
+@dataclass(frozen=True)
+class HeldOutLoss:
+    """The task loss of a network on images that decide and do not train.
+
+    Attributes:
+        terms: distance from the teacher and weight of each image, float64 `[images, 2]`, on the CPU.
+    """
+
+    terms: Tensor
+
+    @property
+    def value(self) -> float:
+        """The loss of all images together."""
+        return float(_ratio(self.terms.sum(0)))
+
+    def difference(self, other: HeldOutLoss) -> tuple[float, float]:
+        """This loss minus that of another network on the same images, and its standard error by a paired bootstrap."""
+        generator, number = torch.Generator().manual_seed(0), len(self.terms)
+        draws = [torch.randint(number, (number,), generator=generator) for _ in range(REPLICATES)]
+        each = torch.stack([_ratio(self.terms[one].sum(0)) - _ratio(other.terms[one].sum(0)) for one in draws])
+        return self.value - other.value, float(each.std())
+
+
+def _ratio(terms: Tensor) -> Tensor:
+    return terms[0] / terms[1].clamp(min=SMALLEST_WEIGHT)
 
 
 @dataclass(frozen=True)
@@ -237,25 +265,30 @@ class Finetuner:
             raise ValueError("no images to finetune on")
         return EpochResult(loss=_finite(total) / count, iterations=count, seconds=time.perf_counter() - start)
 
-    def held_out_loss(self, batches: Iterable[Tensor]) -> float:
-        """Task loss of the student as it is saved and exported, on images `[B, 3, H, W]` that it is not trained on.
+    def held_out_loss(self, batches: Iterable[Tensor]) -> HeldOutLoss:
+        """Task loss of the student as it is saved and exported, on images `[B, 3, H, W]` that decide.
+
+        Several processes each give their part of every batch, and get the terms of all images in the same order.
 
         Raises:
             DivergedError: the loss is not finite.
             ValueError: there is no batch at all.
         """
-        distance, weight, count = (torch.zeros((), device=self.device) for _ in range(3))
-        classes = self._classes()
+        parts, classes, rank = [], self._classes(), distributed.world().rank
         with raw_head(self.student), raw_head(self.teacher), torch.no_grad(), disable_tf32():
             for images in batches:
+                counts = [int(count) for (count,) in distributed.all_numbers([len(images)])]
+                part = torch.zeros(sum(counts), 2, dtype=torch.float64, device=self.device)
                 if len(images):
                     x = as_input(images, self.device)
-                    terms = task_terms(self.student(x), self.teacher(x), classes)
-                    distance, weight, count = distance + terms[0], weight + terms[1], count + 1
-        distance, weight, count = distributed.all_sum(torch.stack((distance, weight, count)))
-        if not count:
+                    terms = task_terms(self.student(x), self.teacher(x), classes, by_image=True)
+                    part[sum(counts[:rank]) :][: len(images)] = torch.stack(terms, 1).double()
+                parts.append(part)
+        if not sum(map(len, parts)):
             raise ValueError("no images to measure the loss on")
-        return _finite(distance / weight.clamp(min=SMALLEST_WEIGHT), "the loss on held-out images")
+        loss = HeldOutLoss(distributed.all_sum(torch.cat(parts)).cpu())
+        _finite(loss.value, "the loss on held-out images")
+        return loss
 
     def _check_last_step(self) -> None:
         """Raises `DivergedError` where the loss of a next step would not be finite: no further step looks at it."""
@@ -320,7 +353,7 @@ class Finetuner:
         return torch.cuda.stream(self._side)
 
 
-def _finite(loss: Tensor, name: str = "the supervision loss") -> float:
+def _finite(loss: Tensor | float, name: str = "the supervision loss") -> float:
     value = float(loss)
     if not math.isfinite(value):
         raise DivergedError(f"{name} is {value}")

@@ -83,7 +83,7 @@ class Finetune(StrictModel):
     ranges: Literal["learned", "fixed"] = "learned"  # of activations
     supervision: Supervision = "task"  # see distillation.py
     supervision_stride: Stride = 1  # by layers: every n-th is compared
-    held_out: int = Field(default=200, ge=1, le=100_000_000)  # images that choose the best state, at most a tenth
+    held_out: int = Field(default=200, ge=1, le=100_000_000)  # images that choose the best state, at most
     grad_clip: Factor = 10.0  # largest gradient norm
     collapse: Number = Field(default=0.5, ge=0, lt=1)  # stop when AP falls below this fraction of the PTQ AP
 

@@ -17,7 +17,7 @@ import yaml
 
 import qat
 from models.quantize import checkpoint
-from models.quantize.finetune import DivergedError, Finetuner
+from models.quantize.finetune import DivergedError, Finetuner, HeldOutLoss
 from utils import upstream
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.images import find_images
@@ -68,7 +68,7 @@ class TestFiles:
 
     def test_the_report_has_rows_history_ranges_and_samples(self, finished):
         report = report_of(finished)
-        assert [row["stage"] for row in report["rows"]] == ["float", "PTQ", "QAT"]
+        assert [row["stage"] for row in report["rows"]][:2] == ["float", "PTQ"]
         for row in report["rows"]:
             assert row["size_bytes"] == Path(row["file"]).stat().st_size
             assert {"torch", "python"} <= set(row["versions"])
@@ -77,9 +77,10 @@ class TestFiles:
             assert Row(**{name: row[name] for name in row if not name.endswith("_error")}).resampled().error > 0
         assert [row["ap_difference_error"] is None for row in report["rows"]] == [True, False, False]
         assert [entry["epoch"] for entry in report["history"]] == [0, 1]
-        assert {"ap", "ap50", "loss", "held_out", "lr", "seconds"} <= set(report["history"][0])
+        assert {"ap", "ap50", "loss", "held_out", "held_out_error", "lr", "seconds"} <= set(report["history"][0])
+        assert all(entry["ap_error"] > 0 and entry["held_out_error"] > 0 for entry in report["history"])
         assert {row["kind"] for row in report["ranges"]} == {"activation", "weight"}
-        assert {"float", "QAT"} == set(report["samples"][0]["predictions"])
+        assert {"float", report["rows"][2]["stage"]} == set(report["samples"][0]["predictions"])
 
     def test_the_best_file_is_one_of_the_others(self, finished):
         weights = finished / "weights"
@@ -87,8 +88,8 @@ class TestFiles:
         best = torch.load(weights / "last.pt", weights_only=True)["best"]
         assert [path.name for path in others] == [best["file"]]
         losses = [entry["held_out"] for entry in report_of(finished)["history"]]
-        assert best["held_out"] == (min(losses) if best["epoch"] is None else losses[best["epoch"]])
-        assert best["held_out"] <= min(losses)
+        assert best["epoch"] is None or best["held_out"] == min(losses) == losses[best["epoch"]]
+        assert report_of(finished)["rows"][2]["stage"] == ("best (PTQ)" if best["epoch"] is None else "QAT")
 
     def test_training_moved_weights_and_ranges_of_activations(self, finished, demo_weights):
         weights = finished / "weights"
@@ -129,10 +130,15 @@ def losses(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Stands for the loss on held-out images: PTQ's, then one for each epoch."""
 
     def use(*values: float) -> None:
-        left = iter(values)
-        monkeypatch.setattr(Finetuner, "held_out_loss", lambda _self, _batches: next(left))
+        left = (value if isinstance(value, tuple) else (value, value) for value in values)
+        monkeypatch.setattr(Finetuner, "held_out_loss", lambda _self, _batches: loss_of(next(left)))
 
     return use
+
+
+def loss_of(values: tuple[float, ...]) -> HeldOutLoss:
+    """A loss on so many images."""
+    return HeldOutLoss(torch.tensor([(value, 1.0) for value in values], dtype=torch.float64))
 
 
 @pytest.mark.usefixtures("blank_plots")
@@ -153,11 +159,20 @@ class TestWhatIsKept:
         ("aps", "held_out", "best", "said", "noted"),
         [
             ((0.7, 0.6, 0.71, 0.65, 0.72), (3.0, 2.0, 1.0, 1.5), "qat_ep_1_ap_0.6500", "epoch 1, AP 0.6500", False),
-            ((0.7, 0.6, 0.65, 0.69), (3.0, 3.0, 3.1), "ptq_ap_0.6000", "no epoch of QAT beat PTQ on the held", True),
+            ((0.7, 0.6, 0.65), (3.0, 1.0), "qat_ep_0_ap_0.6500", "QAT is kept: the loss on 2 training images", True),
+            (
+                (0.7, 0.6, 0.65, 0.69),
+                (3.0, 3.0, 3.1),
+                "ptq_ap_0.6000",
+                "PTQ is kept: the loss on 2 training images",
+                True,
+            ),
+            ((0.7, 0.6, 0.65), ((3.0, 3.0), (2.9, 2.5)), "qat_ep_0_ap_0.6500", "difference -0.3 ± 0.1", True),
+            ((0.7, 0.6, 0.65), ((3.0, 3.0, 3.0), (2.9, 2.9, 2.0)), "ptq_ap_0.6000", "difference -0.4 ± 0.", True),
             ((0.7, 0.6), (3.0,), "ptq_ap_0.6000", "no epoch of QAT was trained: qat_best", True),
             ((0.7, 0.6, 0.61, 0.29), (3.0, 2.0, 1.0), "qat_ep_0_ap_0.6100", "epoch 1: AP fell to 0.2900", True),
         ],
-        ids=["smallest loss", "PTQ", "no epoch", "collapse"],
+        ids=["smallest loss", "QAT", "PTQ", "beyond the error", "within the error", "no epoch", "collapse"],
     )
     def test_the_state_with_the_smallest_loss_on_held_out_images_is_the_best_whatever_its_ap(
         self, run, scores, losses, tmp_path, capsys, aps, held_out, best, said, noted
@@ -171,9 +186,18 @@ class TestWhatIsKept:
         report = report_of(tmp_path / "exp")
         assert any(said in note for note in report["notes"]) == noted
         assert len(report["history"]) == len(aps) - 2
+        assert report["rows"][2]["stage"] == ("best (PTQ)" if best.startswith("ptq") else "QAT")
         assert f"_ap_{report['rows'][2]['ap']:.4f}" in best
         assert qat.main(["quantize", "--resume", str(tmp_path / "exp")]) == 0, "a finished run is shown again"
         assert "the run is finished" in capsys.readouterr().out
+
+    def test_few_training_images_are_not_trained_on_unless_epochs_are_asked_for(self, run, scores, tmp_path):
+        scores(0.7, 0.6)
+        run()
+        report = report_of(tmp_path / "exp")
+        assert (report["history"], report["rows"][2]["stage"]) == ([], "best (PTQ)")
+        assert "6 training images" in report["notes"][0]
+        assert "--epochs 10" in report["notes"][0]
 
     def test_a_loss_that_is_not_finite_stops_and_restores_the_best(self, run, scores, losses, capsys, monkeypatch):
         scores(0.7, 0.6, 0.61)
@@ -228,8 +252,9 @@ class TestWhatIsKept:
         teacher = save_float(tmp_path / "tiny.pt", random_network(TINY))
         assert quantize(demo_weights, data, tmp_path, "--epochs", "1", "--teacher", str(teacher)) == 0
 
-    def test_the_two_no_flags_disable_and_an_unknown_score_is_not_made_up(self, run, scores, tmp_path):
+    def test_the_two_no_flags_disable_and_an_unknown_score_is_not_made_up(self, run, scores, losses, tmp_path):
         scores(0.6)
+        losses(3.0, 2.0)
         run("--epochs", "1", "--no-eval-origin", "--no-eval-ptq")
         assert checkpoints(tmp_path / "exp") == [
             "last.pt", f"ptq_{NAME}.pt", f"qat_best_{NAME}.pt", f"qat_ep_0_ap_0.6000_{NAME}.pt"

@@ -100,7 +100,7 @@ def trained(sizes: list[int], changes: dict[str, Any]) -> dict[str, Any]:
     tuner.optimizer.step = step  # type: ignore[method-assign]
     batches = parts(whole_batches(sizes))
     found = tuner.run_epoch(batches, lambda _: 1e-3)
-    held_out = tuner.held_out_loss(batches)
+    held_out = tuner.held_out_loss(batches).value
     parameters = [p.detach().clone() for p in tuner._parameters]
     return {"gradients": steps[0], "parameters": parameters, "loss": found.loss, "steps": found.iterations,
             "held_out": held_out}  # fmt: skip

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Profile = Sequence[tuple[str, float]]  # layers of an engine and their milliseconds
+FEWEST_HELD_OUT = 100  # images: on 24, the loss jumped by half from epoch to epoch
 Share = Annotated[Number, Field(ge=0, le=1)]
 
 
@@ -158,9 +159,19 @@ class Inputs(Generic[Kind]):
         )  # fmt: skip
 
     def held_out_loader(self) -> DataLoader[Any]:
-        """The held out training images, letterboxed as for validation; all of them where none are held out."""
+        """The held-out training images, letterboxed as for validation; all training images where none are held out."""
         keep = None if not self.held_out else lambda file: os.path.realpath(file) in self.held_out
         return self.training_loader(augment=False, shuffle=False, keep=keep)
+
+    @property
+    def training_images(self) -> int:
+        """How many images the training split has."""
+        return len(find_images(self.data.paths("train")))
+
+    @property
+    def seen_by_qat(self) -> str:
+        """What the images that choose the best state are, in words."""
+        return "held out from QAT" if self.held_out else "too few to hold some of them out from QAT"
 
     def validation_loader(self, limit: int) -> DataLoader[Any]:
         """Validation images in a fixed order, at most `limit` of them, evenly spread."""
@@ -188,9 +199,14 @@ def measures_ap(options: CalibratingOptions, recipe: Recipe) -> bool:
 
 
 def choose_held_out(data: DataConfig, number: int) -> frozenset[str]:
-    """Real paths of training images, evenly spread: so many, and a tenth of the split at most."""
+    """Real paths of training images, evenly spread: a tenth of the split, at least 100, and at most `number`.
+
+    They are none where QAT would be left with fewer images than these: then all training images decide.
+    """
     files = find_images(data.paths("train"))
-    number = min(number, len(files) // 10)
+    number = min(number, max(len(files) // 10, FEWEST_HELD_OUT))
+    if 2 * number > len(files):
+        return frozenset()
     return frozenset(os.path.realpath(files[(2 * i + 1) * len(files) // (2 * number)]) for i in range(number))
 
 

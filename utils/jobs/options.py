@@ -167,6 +167,11 @@ class MethodOptions(CalibratingOptions):
     )  # fmt: skip
 
 
+def rate(text: str) -> float | str:
+    """A learning rate, or auto."""
+    return text if text == AUTO else float(text)
+
+
 class QuantizeOptions(MethodOptions):
     """Calibrate (PTQ), then finetune (QAT).
 
@@ -187,9 +192,10 @@ class QuantizeOptions(MethodOptions):
     iters: Iterations | None = option(
         None, "iterations an epoch, at most (default: 200)", group=RECIPE, metavar="N", recipe="finetune.iters"
     )
-    lr: Rate | None = option(
-        None, "highest learning rate, of weights; those of biases and ranges keep their ratio (default: 3e-5; more for "
-        "30 to 1,000 steps, three times as much for 100)", group=RECIPE, metavar="LR", recipe="finetune.lr",
+    lr: Rate | Literal["auto"] | None = option(
+        None, "highest learning rate, of weights, or auto; those of biases and ranges keep their ratio (default: 3e-5; "
+        "more for 30 to 1,000 steps, three times as much for 100)", group=RECIPE, metavar="LR", recipe="finetune.lr",
+        type=rate,
     )  # fmt: skip
     train: Train | None = option(
         None, "what QAT trains; all: weights, biases, ranges (default: all)", group=RECIPE, recipe="finetune.train"

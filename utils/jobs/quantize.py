@@ -1,7 +1,8 @@
 """The quantize job: float evaluation → PTQ → PTQ evaluation → QAT epochs → the best, resumable after every step.
 
-The best state is the one with the smallest loss on training images that are held out from QAT. AP on the validation
-images is reported after every epoch, and chooses nothing: the best of several draws of it would be too good.
+The best state is the one with the smallest loss on training images that are held out from QAT, and PTQ unless that is
+lower by two standard errors. AP on the validation images is reported after every epoch, and chooses nothing: the best
+of several draws of it would be too good.
 
 Each step ends with the state being saved (`run_state.py`), and is skipped where the state says that it is done, so that
 a run killed at any moment continues with the step that was interrupted.
@@ -18,12 +19,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import yaml
 
 from models.quantize import calibration, checkpoint, placement
 from models.quantize.finetune import (
     DivergedError,
     Finetuner,
+    HeldOutLoss,
     highest_rate,
     learning_rate,
     seed_everything,
@@ -40,13 +43,16 @@ from utils.jobs.inputs import Inputs, image_batches
 from utils.jobs.options import QuantizeOptions
 from utils.jobs.run_state import STOPPED, Best, RunState, checkpoint_name, open_run, weights_folder
 from utils.reports import figures
-from utils.reports.schema import Epoch, Range, Report, Row
+from utils.reports.schema import AP, BEST_PTQ, Epoch, Range, Report, Row
 from utils.reports.tables import terminal_table
 
 if TYPE_CHECKING:
     from torch import nn
 
 logger = logging.getLogger(__name__)
+
+FEWEST_IMAGES = 50  # training images; fewer are not trained on unless `--epochs` says so
+SIGNIFICANT = 2  # standard errors by which QAT has to be better
 
 
 def run(options: QuantizeOptions) -> Report:
@@ -72,7 +78,6 @@ def run(options: QuantizeOptions) -> Report:
             if session.epochs_left():
                 teacher = inputs.teacher() or session.float_model
                 training = Training(student, teacher, inputs, session.recipe.finetune, state.trainer)
-                session.measure_held_out(training)
                 for epoch in session.epochs_left():
                     session.train_epoch(epoch, student, training)
                     if state.stopped:
@@ -133,17 +138,16 @@ class Session:
         self.state.best = Best(score, None, name)
         self.save(self.measurer.row("PTQ", self.weights / name, result, time.perf_counter() - began))
 
+    @property
+    def too_few(self) -> bool:
+        """Whether there are too few training images for QAT, and `--epochs` does not ask for it nevertheless."""
+        return self.options.epochs is None and self.inputs.training_images < FEWEST_IMAGES
+
     def epochs_left(self) -> range:
-        """The epochs of QAT that are to be trained."""
-        if self.options.ptq_only or self.state.stopped:
+        """The epochs of QAT that are to be trained: without `--epochs`, none on too few images."""
+        if self.options.ptq_only or self.state.stopped or self.too_few:
             return range(0)
         return range(len(self.state.history), self.recipe.finetune.epochs)
-
-    def measure_held_out(self, training: Training) -> None:
-        """Measure the loss of the PTQ state, which the epochs have to beat."""
-        best = self.state.best
-        if best is not None and best.held_out is None:
-            best.held_out = training.start()
 
     def train_epoch(self, epoch: int, student: nn.Module, training: Training) -> None:
         """Train and evaluate an epoch, write its checkpoint, and keep it if it is the best; or stop training."""
@@ -167,8 +171,13 @@ class Session:
         name = checkpoint_name(f"qat_ep_{epoch}", self.options.stem, score)
         self.write_checkpoint(name, student, {"stage": "QAT", "epoch": epoch, **score.to_dict()})
         state.trainer = training.state_dict()
-        better = state.offer(Best(score, epoch, name, trained["held_out"]))
-        self.save(self.measurer.row("QAT", self.weights / name, result, seconds) if better else None)
+        row = self.measurer.row("QAT", self.weights / name, result, seconds)
+        for ap in AP:
+            difference = row.difference(Row(**state.rows["PTQ"]), ap)
+            state.history[-1][f"{ap}_error"] = difference.error if difference else None
+        lower = trained["held_out"] + SIGNIFICANT * trained["held_out_error"] < training.ptq.value
+        better = lower and state.offer(Best(score, epoch, name, trained["held_out"]))
+        self.save(row if better else None)
         best = ", the best so far" if better else ""
         losses = trained["loss"], trained["held_out"]
         logger.info("epoch %d: %s, loss %.4g, held out %.4g%s", epoch, score, *losses, best)
@@ -185,13 +194,26 @@ class Session:
         if not self.options.ptq_only:
             final = self.weights / checkpoint_name("qat_best", self.options.stem)
             copy_file(self.weights / best.file, final)
-            if not state.trained:
-                self.note(f"no epoch of QAT was trained: {final.name} is the PTQ state")
-            elif best.epoch is None:
-                self.note(f"no epoch of QAT beat PTQ on the held-out images: {final.name} is the PTQ state")
+            ended = state.history[: sum(name.startswith("qat_ep_") for name in state.files)]  # not one that collapsed
+            if ended and state.trainer:
+                lowest = min(ended, key=lambda entry: (entry["epoch"] != best.epoch, entry["held_out"]))
+                ptq, error = HeldOutLoss(state.trainer["ptq"]), lowest["held_out_error"]
+                self.note(
+                    f"{'PTQ' if best.epoch is None else 'QAT'} is kept: the loss on {len(ptq.terms)} training images "
+                    f"({self.inputs.seen_by_qat}) is {lowest['held_out']:.4g} after epoch {lowest['epoch']} and "
+                    f"{ptq.value:.4g} with PTQ (difference {lowest['held_out'] - ptq.value:+.2g} ± {error:.2g}); QAT "
+                    "is kept where its loss is lower by two standard errors"
+                )
+            else:
+                why = (
+                    f", because there are {self.inputs.training_images} training images and not {FEWEST_IMAGES} "
+                    "(--epochs 10 trains anyway)"
+                )
+                self.note(f"no epoch of QAT was trained{why * self.too_few}: {final.name} is the PTQ state")
             row = state.rows["PTQ" if best.epoch is None else "QAT"]
             seconds = sum(entry["seconds"] for entry in state.history)
-            state.rows["QAT"] = {**row, "stage": "QAT", "file": str(final), "seconds": seconds}
+            stage = BEST_PTQ if best.epoch is None else "QAT"
+            state.rows["QAT"] = {**row, "stage": stage, "file": str(final), "seconds": seconds}
         return checkpoint.load_quantized(final).model
 
     def write_results(self, model: nn.Module) -> None:
@@ -199,7 +221,7 @@ class Session:
         report = self.report()
         report.ranges = [Range(**entry) for entry in calibration.tensor_ranges(model)]
         if "val" in self.inputs.data.splits:
-            stage = "PTQ" if self.options.ptq_only else "QAT"
+            stage = "PTQ" if self.options.ptq_only else report.rows[-1].stage
             report.samples = self.measurer.samples({"float": self.float_model, stage: model})
         self.state.save(self.folder)
         report.save(self.folder / "report.json")
@@ -214,7 +236,7 @@ class Session:
         if best is None or self.options.ptq_only:
             return f"quantized: {self.weights / best.file if best else self.weights}"
         score = "" if best.score is None else f", {best.score}"
-        ptq = "the PTQ state, which no epoch beat" if self.state.trained else "the PTQ state"
+        ptq = "the PTQ state, which no epoch beat by two standard errors" if self.state.trained else "the PTQ state"
         origin = ptq if best.epoch is None else f"epoch {best.epoch}"
         lost = lost_by_qat(report.rows)
         file = self.weights / checkpoint_name("qat_best", self.options.stem)
@@ -257,8 +279,11 @@ class Session:
 class Training:
     """The epochs of a run: a student, its teacher, the training images, and those that are held out from training.
 
+    Attributes:
+        ptq: the loss on the held-out images of the state that training begins with.
+
     Args:
-        state: of the optimizer, as `state_dict` gave it after an epoch; None before the first.
+        state: as `state_dict` gave it after an epoch; None before the first.
     """
 
     def __init__(
@@ -268,11 +293,8 @@ class Training:
         options = inputs.options
         self._settings, self._seed = settings, options.seed
         self._tuner = Finetuner(student, teacher, settings, device=inputs.device)
-        if state:
-            self._tuner.load_state_dict(state)
         self._images = inputs.training_loader()
         self._held_out = inputs.held_out_loader()
-        self._kind = "held out from QAT" if inputs.held_out else "too few to hold some of them out from QAT"
         self._steps = steps = min(settings.iters, len(self._images))
         self._highest = highest_rate(settings.lr, settings.epochs * steps)
         images = len(self._images.dataset)
@@ -283,25 +305,28 @@ class Training:
             settings.epochs, steps, settings.epochs * steps, min(options.batch_size, images),
             self._highest, short,
         )  # fmt: skip
-
-    def start(self) -> float:
-        """The loss of the state that training begins with, on the held-out images."""
-        loss = self._measure()
-        logger.info("PTQ: loss %.4g on %d training images, %s", loss, len(self._held_out.dataset), self._kind)
-        return loss
+        if state:
+            self._tuner.load_state_dict(state)
+            self.ptq = HeldOutLoss(state["ptq"])
+        else:
+            self.ptq = self._measure()
+            logger.info(
+                "PTQ: loss %.4g on %d training images, %s", self.ptq.value, len(self.ptq.terms), inputs.seen_by_qat
+            )
 
     def epoch(self, number: int) -> dict[str, float]:
         """Train an epoch on images whose order and augmentation depend on nothing but the seed and the epoch.
 
         Returns:
-            The mean loss, the loss on the held-out images after it, and the mean learning rate, as history has them.
+            The mean loss, the loss on the held-out images after it with the standard error of its difference to PTQ's,
+            and the mean learning rate, as history has them.
 
         Raises:
             DivergedError: the loss is not finite.
         """
         from tqdm import tqdm
 
-        seed = self._seed + 1 + number
+        seed = int(np.random.SeedSequence([self._seed, number]).generate_state(1)[0])
         seed_everything(seed)
         self._images.generator.manual_seed(seed)
         batches = itertools.islice(image_batches(self._images), self._settings.iters)
@@ -317,11 +342,13 @@ class Training:
             "epoch %d: %d steps in %.1f s: %.2f steps/s, %.1f images/s",
             number, trained.iterations, trained.seconds, speed, speed * self._images_per_step,
         )  # fmt: skip
-        return {"loss": trained.loss, "held_out": self._measure(), "lr": sum(rates) / self._steps}
+        held_out = self._measure()
+        errors = {"held_out": held_out.value, "held_out_error": held_out.difference(self.ptq)[1]}
+        return {"loss": trained.loss, **errors, "lr": sum(rates) / self._steps}
 
     def state_dict(self) -> dict[str, Any]:
         """What a killed run needs to train the next epoch, beside the network."""
-        return self._tuner.state_dict()
+        return {**self._tuner.state_dict(), "ptq": self.ptq.terms}
 
-    def _measure(self) -> float:
+    def _measure(self) -> HeldOutLoss:
         return self._tuner.held_out_loss(image_batches(self._held_out))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from utils.core.files import write_bytes
-from utils.reports.schema import Report
+from utils.reports.schema import BEST_PTQ, Report
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -63,6 +63,9 @@ def render(figure: Figure, kind: str, dpi: int = 150) -> bytes:
 def ap_per_epoch(report: Report) -> Figure:
     """AP over QAT epochs, with the float model's and PTQ's AP as horizontal lines; masks have a panel of their own.
 
+    Bars are the standard error of the difference to PTQ, where it is known. The chosen state is marked: an epoch by a
+    ring, PTQ by its label.
+
     Raises:
         ValueError: the report has no history.
     """
@@ -87,6 +90,10 @@ def _draw_epochs(axes: Axes, report: Report, name: str) -> None:
     epochs = [epoch.epoch for epoch in report.scored_epochs]
     scores = [getattr(epoch, name) for epoch in report.scored_epochs]
     axes.plot(epochs, scores, "-o", color=BLUE, linewidth=1.8, markersize=5, label="QAT", zorder=3)
+    errors = [getattr(epoch, f"{name}_error") or 0.0 for epoch in report.scored_epochs]
+    if any(errors):
+        axes.errorbar(epochs, scores, errors, fmt="none", ecolor=BLUE, elinewidth=1.2, capsize=3)
+        axes.set_title("bars: standard error of the difference to PTQ", loc="right", fontsize=8, color=GREY)
     labels = []
     best = _chosen(report)
     if best is not None:
@@ -98,7 +105,8 @@ def _draw_epochs(axes: Axes, report: Report, name: str) -> None:
         if row.stage.lower() in STAGE_LINES and ap is not None:
             colour, line = STAGE_LINES[row.stage.lower()]
             axes.axhline(ap, color=colour, linestyle=line, linewidth=1.6, label=row.stage)
-            labels.append((ap, f"{row.stage} {ap:.4f}", colour))
+            chosen = row.stage == "PTQ" and any(one.stage == BEST_PTQ for one in report.rows)
+            labels.append((ap, f"{'chosen: ' * chosen}{row.stage} {ap:.4f}", colour))
     axes.set_ylabel("AP (IoU 0.50:0.95)")
     axes.set_xlim(min(epochs) - 0.4, max(epochs) + 0.4)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
@@ -109,13 +117,13 @@ def _draw_epochs(axes: Axes, report: Report, name: str) -> None:
 def _chosen(report: Report) -> int | None:
     """Index of the epoch that became the result, among those with an AP; None where that is the PTQ state.
 
-    It is the one with the smallest loss on held-out images, or with the best AP in reports without such losses.
+    Of those with the result's AP it is the one with the smallest loss on held-out images, or else with the best AP.
     """
-    scores = [epoch.ap or 0.0 for epoch in report.scored_epochs]
-    losses = [epoch.held_out for epoch in report.scored_epochs if epoch.held_out is not None]
-    best = losses.index(min(losses)) if len(losses) == len(scores) else scores.index(max(scores))
-    result = next((row.ap for row in report.rows if row.stage == "QAT"), None)
-    return best if result is None or result == scores[best] else None
+    results = {row.stage: row.ap for row in report.rows}
+    epochs = report.scored_epochs
+    alike = [index for index, one in enumerate(epochs) if results.get("QAT") in (None, one.ap)]
+    losses = [-(epoch.ap or 0.0) if epoch.held_out is None else epoch.held_out for epoch in epochs]
+    return None if BEST_PTQ in results else min(alike, key=losses.__getitem__, default=None)
 
 
 def f1_curves(report: Report) -> Figure:

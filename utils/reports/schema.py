@@ -24,6 +24,7 @@ from utils.core.text import short_repr
 from utils.reports.machine import hardware
 
 SCHEMA_VERSION = 2  # 1 has no masks
+BEST_PTQ = "best (PTQ)"  # the stage of a run's result where that is the PTQ state
 SIZES = ("small", "medium", "large")  # of objects, as COCO has them
 AnyAp = Literal["ap", "mask_ap"]  # of boxes, and of masks
 AP: tuple[AnyAp, ...] = ("ap", "mask_ap")
@@ -194,7 +195,11 @@ class Row(StrictModel):
 
 
 class Epoch(StrictModel):
-    """One epoch of QAT; `held_out` is the loss on training images that QAT does not see."""
+    """One epoch of QAT.
+
+    `held_out` is the loss on training images that QAT does not see; errors are standard errors of differences to PTQ,
+    of that loss and of AP.
+    """
 
     epoch: Annotated[int, Field(ge=0)]
     ap: Fraction | None = None
@@ -203,6 +208,9 @@ class Epoch(StrictModel):
     mask_ap50: Fraction | None = None
     loss: Finite = None
     held_out: Finite = None
+    held_out_error: Finite = None
+    ap_error: Finite = None
+    mask_ap_error: Finite = None
     lr: Finite = None
     seconds: Positive | None = None
 

@@ -23,7 +23,7 @@ from utils.jobs.options import QuantizeOptions
 def data_of(folder: Path, count: int) -> DataConfig:
     (folder / "images/train").mkdir(parents=True)
     for index in range(count):
-        cv2.imwrite(str(folder / f"images/train/{index:04d}.png"), np.full((32, 32, 3), index, np.uint8))
+        cv2.imwrite(str(folder / f"images/train/{index:04d}.png"), np.full((32, 32, 3), index % 256, np.uint8))
     (folder / "data.yaml").write_text(yaml.safe_dump({"path": str(folder), "train": "images/train", "names": ["a"]}))
     return load_data(folder / "data.yaml")
 
@@ -35,16 +35,16 @@ def numbers(files: object) -> list[int]:
 @pytest.mark.parametrize(
     ("count", "asked", "expected"),
     [
-        (100, 200, [5, 15, 25, 35, 45, 55, 65, 75, 85, 95]),  # a tenth at most
+        (1110, 200, [5 + 10 * index for index in range(111)]),  # a tenth
+        (1100, 105, [int((2 * index + 1) * 1100 / 210) for index in range(105)]),
+        (200, 200, list(range(1, 200, 2))),  # a hundred, and at least as many to train on
+        (199, 200, []),
         (100, 2, [25, 75]),
-        (100, 1, [50]),
-        (19, 200, [9]),
-        (10, 200, [5]),
-        (9, 200, []),
+        (2, 1, [1]),
         (1, 1, []),
     ],
 )
-def test_held_out_images_are_evenly_spread_and_a_tenth_at_most(tmp_path, count, asked, expected):
+def test_held_out_images_are_evenly_spread_a_tenth_and_at_least_a_hundred(tmp_path, count, asked, expected):
     assert numbers(choose_held_out(data_of(tmp_path, count), asked)) == expected
 
 
@@ -53,18 +53,18 @@ def test_the_choice_is_by_real_paths(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "there")
     content = yaml.safe_load((tmp_path / "there/data.yaml").read_text()) | {"path": str(tmp_path / "link")}
     (tmp_path / "data.yaml").write_text(yaml.safe_dump(content))
-    found = choose_held_out(load_data(tmp_path / "data.yaml"), 200)
+    found = choose_held_out(load_data(tmp_path / "data.yaml"), 2)
     assert found == {os.path.realpath(tmp_path / f"there/images/train/{number:04d}.png") for number in (5, 15)}
 
 
 def made(tmp_path: Path, count: int) -> Inputs:
     data = data_of(tmp_path, count)
-    held_out = choose_held_out(data, Recipe().finetune.held_out)
+    held_out = choose_held_out(data, 4)
     options = QuantizeOptions(workers=0, batch_size=4, imgsz=32)
     return Inputs(options, Recipe(), SimpleNamespace(stride=32), None, data, None, 32, held_out)
 
 
-@pytest.mark.parametrize(("count", "held_out"), [(40, [5, 15, 25, 35]), (9, [])])
+@pytest.mark.parametrize(("count", "held_out"), [(40, [5, 15, 25, 35]), (7, [])])
 def test_training_never_sees_what_is_held_out_and_calibration_sees_all(tmp_path, count, held_out):
     found = made(tmp_path, count)
     everything = found.training_loader(augment=False, keep=None)

@@ -19,6 +19,7 @@ def test_the_command_line_wins_over_the_recipe_file(tmp_path):
     assert (recipe.calibration.method, recipe.calibration.batches) == ("max", 7)
     assert (recipe.finetune.epochs, recipe.finetune.iters, recipe.head) == (4, 2, "float")
     assert recipe.finetune.lr == 4e-6
+    assert parsed(QuantizeOptions, "--recipe", str(file), "--lr", "auto").merged_recipe().finetune.lr == "auto"
 
 
 def test_every_recipe_flag_arrives():

@@ -34,9 +34,9 @@ class Given:
     """Stands for `Inputs`: eight images to train on, two that are held out, and what was read."""
 
     device = torch.device("cpu")
+    seen_by_qat = "held out"
 
-    def __init__(self, held_out: bool = True) -> None:
-        self.held_out = frozenset({"a.png"} if held_out else ())
+    def __init__(self) -> None:
         self.read: list[int] = []
         self.batch_size = 2
 
@@ -71,12 +71,12 @@ def training(student: nn.Module, given: Given, state: Any = None, batch_size: in
 
 def test_an_epoch_tells_its_loss_its_mean_rate_and_the_loss_on_held_out_images(student):
     trains = training(copy.deepcopy(student), Given())
-    before = trains.start()
     done = trains.epoch(0)
     assert done["lr"] == pytest.approx(sum(learning_rate(step, 12, LR) for step in range(4)) / 4)
     assert done["loss"] > 0
-    assert done["held_out"] != before
-    assert done["held_out"] == trains._tuner.held_out_loss([IMAGES[8:]])
+    after = trains._tuner.held_out_loss([IMAGES[8:]])
+    assert (done["held_out"], done["held_out_error"]) == (after.value, after.difference(trains.ptq)[1])
+    assert done["held_out"] != trains.ptq.value
 
 
 def test_an_epochs_images_depend_on_seed_and_epoch_alone(student):

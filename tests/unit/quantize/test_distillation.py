@@ -142,9 +142,22 @@ def test_coefficients_and_prototypes_count_by_themselves(part, size, tolerance):
     best = torch.cat([one.flatten(2) for one in theirs[0]], 2)[:, 4 * BINS :].sigmoid().amax(1)
     expected = mask_reference(ours, theirs)
     assert expected > 0
-    assert float(mask_distance(ours[1:], theirs[1:], best)) == pytest.approx(
+    assert float(mask_distance(ours[1:], theirs[1:], best).sum()) == pytest.approx(
         expected, rel=1e-2 if size < 1e-2 else 1e-4
     )
+
+
+def test_images_count_by_themselves_so_that_parts_of_a_batch_add_up():
+    ours, theirs = head(0), head(1)
+    parts = [
+        [tuple([one[image : image + 1] for one in side[0]] if index == 0 else side[index][image : image + 1]
+               for index in range(3)) for side in (ours, theirs)]
+        for image in range(2)
+    ]  # fmt: skip
+    whole = [float(one) for one in task_terms(ours, theirs, CLASSES)]
+    alone = torch.tensor([[float(one) for one in task_terms(*part, CLASSES)] for part in parts])
+    assert alone.sum(0).tolist() == pytest.approx(whole, rel=1e-6)
+    assert torch.allclose(torch.stack(task_terms(ours, theirs, CLASSES, by_image=True), 1), alone)
 
 
 @pytest.mark.parametrize("certainty", [-30.0, -200.0])

@@ -13,7 +13,7 @@ from small_networks import Network, detector, segmenter, segmenter_with_own_inpu
 
 from models.quantize import backend, finetune
 from models.quantize.distillation import raw_head, task_terms
-from models.quantize.finetune import DivergedError, Finetuner, highest_rate, learning_rate
+from models.quantize.finetune import DivergedError, Finetuner, HeldOutLoss, highest_rate, learning_rate
 from models.quantize.recipe import Finetune
 
 
@@ -118,27 +118,27 @@ def test_the_held_out_loss_of_masks_is_that_of_all_batches_together():
         ours, theirs = tuner.student(x), teacher(x)
     wanted = float(task_loss(ours, theirs, 3))
     assert wanted > 1.01 * float(task_loss(ours[0], theirs[0], 3))
-    assert tuner.held_out_loss(batches) == pytest.approx(wanted, rel=1e-3)
+    assert tuner.held_out_loss(batches).value == pytest.approx(wanted, rel=1e-3)
 
 
 def test_learned_ranges_bring_wrong_ranges_nearer_to_the_teacher_than_fixed_ones(teacher):
     losses = {}
     for ranges in ("learned", "fixed"):
         tuner = make(teacher, factor=8.0, ranges=ranges)
-        start = tuner.held_out_loss(images(2, seed=9))
+        start = tuner.held_out_loss(images(2, seed=9)).value
         for seed in range(5):
             tuner.run_epoch(images(8, seed), constant(1e-4))
-        losses[ranges] = tuner.held_out_loss(images(2, seed=9)) / start
+        losses[ranges] = tuner.held_out_loss(images(2, seed=9)).value / start
     assert losses["learned"] < 0.5 * losses["fixed"]
 
 
 def test_ranges_alone_mend_wrong_ranges(teacher):
     tuner = make(teacher, factor=8.0, train="ranges")
     weights, old, _ = parts(tuner)
-    start = tuner.held_out_loss(images(2, seed=9))
+    start = tuner.held_out_loss(images(2, seed=9)).value
     for seed in range(5):
         tuner.run_epoch(images(8, seed), constant(1e-4))
-    assert tuner.held_out_loss(images(2, seed=9)) < 0.3 * start
+    assert tuner.held_out_loss(images(2, seed=9)).value < 0.3 * start
     again, new, _ = parts(tuner)
     assert not moved(weights, again)
     assert np.median([float(new[name] / old[name]) for name in old]) < 0.5
@@ -202,14 +202,14 @@ def test_the_held_out_loss_is_the_task_loss_of_the_student_as_it_is_saved(teache
         x = torch.cat([finetune.as_input(one, CPU) for one in batches])
         wanted = float(task_loss(tuner.student(x), teacher(x), 3))
     before = parts(tuner)
-    assert tuner.held_out_loss(batches) == pytest.approx(wanted, rel=1e-3), "batches are taken together"
+    assert tuner.held_out_loss(batches).value == pytest.approx(wanted, rel=1e-3), "batches are taken together"
     assert not any(moved(one, other) for one, other in zip(before, parts(tuner), strict=True))
     assert not any(m.training for m in tuner.student.modules())
 
 
 def test_a_finer_range_counts_less(teacher):
     """The held-out loss sees ranges: without rounding to speak of, the student is the teacher."""
-    near, far = (make(teacher, factor).held_out_loss(images(2)) for factor in (1.0, 8.0))
+    near, far = (make(teacher, factor).held_out_loss(images(2)).value for factor in (1.0, 8.0))
     assert 0 < near < 0.2 * far
 
 
@@ -240,3 +240,17 @@ def test_runs_of_a_hundred_steps_want_three_times_the_rate_of_short_and_of_long_
     found = [highest_rate("auto", steps) for steps in (1, 30, 60, 100, 250, 1000, 100_000)]
     assert found == pytest.approx([3e-5, 3e-5, 6e-5, 9.49e-5, 6e-5, 3e-5, 3e-5], rel=1e-3)
     assert highest_rate(2e-4, 100) == 2e-4
+
+
+def test_the_error_of_a_difference_of_losses_is_that_of_paired_images():
+    """Against the delta method for a ratio of sums, image by image."""
+    generator = np.random.default_rng(3)
+    weights = generator.uniform(1, 9, 300)
+    common = weights * generator.gamma(2, 0.02, 300)
+    change = weights * generator.normal(-0.004, 0.01, 300)
+    ptq, qat = (HeldOutLoss(torch.tensor(np.stack((one, weights), 1))) for one in (common, common + change))
+    value, error = qat.difference(ptq)
+    assert value == pytest.approx(change.sum() / weights.sum())
+    assert error == pytest.approx(np.sqrt(((change - value * weights) ** 2).sum()) / weights.sum(), rel=0.1)
+    assert ptq.difference(ptq) == (0.0, 0.0)
+    assert error < 0.5 * HeldOutLoss(ptq.terms).difference(HeldOutLoss(ptq.terms.flip(0)))[1], "paired, and not apart"

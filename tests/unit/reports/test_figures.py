@@ -39,12 +39,29 @@ def test_masks_have_a_panel_of_their_own(report, segmented):
 def test_no_epoch_is_marked_where_ptq_is_the_result(report):
     report.rows = [make_row(), make_row("PTQ", ap=0.7401), make_row("QAT", ap=0.7401)]
     axes = figures.ap_per_epoch(report).axes[0]
-    assert not any("chosen" in text.get_text() for text in axes.texts)
+    assert not any("chosen" in text.get_text() for text in axes.texts), "as runs before named that row"
+    report.rows[-1] = make_row("best (PTQ)", ap=0.7401)
+    axes = figures.ap_per_epoch(report).axes[0]
+    assert {text.get_text() for text in axes.texts} == {"float 0.7412", "chosen: PTQ 0.7401"}
     report.rows[-1] = make_row("QAT", ap=0.7365)
     losses = zip(report.history, (0.1, 0.2), strict=True)
     report.history = [epoch.model_copy(update={"held_out": loss}) for epoch, loss in losses]
     axes = figures.ap_per_epoch(report).axes[0]
     assert "chosen 0.7365" in {text.get_text() for text in axes.texts}, "the loss chooses, and not AP"
+    report.rows[-1] = make_row("QAT", ap=0.7399)
+    axes = figures.ap_per_epoch(report).axes[0]
+    assert "chosen 0.7399" in {text.get_text() for text in axes.texts}, "within its error the lowest loss is not chosen"
+
+
+def test_bars_are_the_errors_of_the_epochs(report):
+    assert not figures.ap_per_epoch(report).axes[0].containers
+    report.history = [epoch.model_copy(update={"ap_error": 0.002}) for epoch in report.history]
+    axes = figures.ap_per_epoch(report).axes[0]
+    (bars,) = axes.containers[0].lines[2]
+    assert [list(one[:, 1]) for one in bars.get_segments()] == [
+        pytest.approx([ap - 0.002, ap + 0.002]) for ap in (0.7365, 0.7399)
+    ]
+    assert "standard error" in axes.get_title(loc="right")
 
 
 @pytest.mark.parametrize(("kind", "format_"), [("png", "PNG"), ("jpg", "JPEG")])
