@@ -29,7 +29,7 @@ def by_onnx_runtime(demo_onnx, demo_data):
 @pytest.mark.parametrize("batch", [1, 8])
 def test_accuracy(demo_engine, demo_data, by_onnx_runtime, batch):
     report = json.loads(demo("DEMO_REPORT").read_text())
-    pytorch = next(row for row in reversed(report["rows"]) if row["stage"] in ("PTQ", "QAT"))
+    pytorch = next(row for row in reversed(report["rows"]) if row["stage"] in ("PTQ", "QAT", "best (PTQ)"))
     config = EvalConfig(imgsz=320, workers=8, batch_size=batch)
     with open_runner(demo_engine, "cuda:0") as runner:
         found = evaluate(runner, demo_data, config, progress=False)
