@@ -18,6 +18,7 @@ from utils.core.device import select_device
 from utils.core.errors import InputError
 from utils.core.files import check_files, refuse_overwrite
 from utils.core.options import DeviceOptions, Field, option
+from utils.core.text import plural
 from utils.jobs.open import need
 
 
@@ -59,7 +60,9 @@ def convert_checkpoint(options: ReparameterizationOptions) -> None:
     training = upstream.load_training(weights)
     variant = reparam.choose_variant(training.model, options.model, weights)
     if options.classes_num is not None and options.classes_num != training.nc:
-        raise InputError(f"--classes_num {options.classes_num} was given, and {weights} has {training.nc} classes")
+        raise InputError(
+            f"--classes_num {options.classes_num} was given, and {weights} has {plural(training.nc, 'class')}"
+        )
     if options.cfg:
         expected = reparam.deploy_description(training.yaml, variant, training.nc)
         reparam.check_same_network(upstream.read_description(options.cfg), expected, options.cfg, variant.own)
@@ -69,7 +72,8 @@ def convert_checkpoint(options: ReparameterizationOptions) -> None:
     when = ", before its values were rounded to FP16" if reparam.is_rounded_by_half(deployed.model, weights) else ""
     reparam.save_converted(target, deployed.model)
     print(
-        f"{target}: GELAN-{variant.name}, {deployed.nc} classes, {after:.2f} M parameters (of {before:.2f} M), FP16, "
+        f"{target}: GELAN-{variant.name}, {plural(deployed.nc, 'class')}, "
+        f"{after:.2f} M parameters (of {before:.2f} M), FP16, "
         f"{target.stat().st_size / 1e6:.1f} MB; "
         f"largest difference from the training network's output: {difference:g}{when}"
     )

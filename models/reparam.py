@@ -21,6 +21,7 @@ from utils import upstream
 from utils.core.errors import CheckpointError, InputError, QatError
 from utils.core.files import save_torch
 from utils.core.tasks import predicted
+from utils.core.text import plural
 
 CHECK_SIDE = 64  # pixels of the image on which both networks are compared
 TOLERANCE = 1e-3  # pixels, and score: float arithmetic in another order
@@ -93,7 +94,7 @@ class Variant:
         return any(first <= layer <= last for first, last in self.auxiliary)
 
     def __str__(self) -> str:
-        facts = f"{self.head + 1} layers, {self.stem} channels first, {self.down}"
+        facts = f"{plural(self.head + 1, 'layer')}, {self.stem} channels first, {self.down}"
         return f"{self.name} ({facts})" if self.kind == "DualDDetect" else f"{self.name} ({facts}, {self.kind})"
 
 
@@ -134,7 +135,7 @@ def choose_variant(model: Any, name: str | None, where: str | Path) -> Variant:
         if name not in (None, found.name):
             raise InputError(f"--model {name} is {VARIANTS[name or '']}, and {where} is {found}; leave --model out")
         return found
-    own = f"{where} has {layers} layers, {stem} channels first and {down}, and ends in {kind}"
+    own = f"{where} has {plural(layers, 'layer')}, {stem} channels first and {down}, and ends in {kind}"
     if name is None:
         raise InputError(
             f"{own}: none of {', '.join(map(str, VARIANTS.values()))}; "
@@ -184,7 +185,7 @@ def deploy_description(training: Mapping[str, Any], variant: Variant, nc: int) -
     """
     layers = [*training["backbone"], *training["head"]]
     if len(layers) != variant.head + 1:
-        raise CheckpointError(f"the checkpoint describes {len(layers)} layers and holds {variant.head + 1}")
+        raise CheckpointError(f"the checkpoint describes {plural(len(layers), 'layer')} and holds {variant.head + 1}")
     deployed = {source: index for index, source in variant.sources.items()}
     rows = []
     for index, source in variant.sources.items():
@@ -261,7 +262,7 @@ def tensor_map(variant: Variant, source: Mapping[str, Tensor], target: Mapping[s
         raise CheckpointError("two tensors of the deployed network would be filled with the same one")
     left = [name for name in source if name not in used and not _is_auxiliary(name, variant)]
     if left:
-        raise CheckpointError(f"{len(left)} tensors of the main branch would be lost, such as {left[0]}")
+        raise CheckpointError(f"{plural(len(left), 'tensor')} of the main branch would be lost, such as {left[0]}")
     return found
 
 

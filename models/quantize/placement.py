@@ -26,7 +26,7 @@ from models.quantize.flow import Graph, Operation, Value, read
 from models.quantize.recipe import Recipe
 from utils.core.errors import RecipeError
 from utils.core.tasks import IMAGES
-from utils.core.text import short_repr
+from utils.core.text import plural, short_repr
 
 logger = logging.getLogger(__name__)
 
@@ -181,7 +181,7 @@ def check(plan: Plan, recipe: Recipe) -> None:
             causes.append(f"the recipe's head is {recipe.head}")
         raise RecipeError(
             f"{' and '.join(causes) or 'the network has no convolution that can be quantized'}: all "
-            f"{len(plan.convolutions)} convolutions would stay in float; leave at least one to INT8"
+            f"{plural(len(plan.convolutions), 'convolution')} would stay in float; leave at least one to INT8"
         )
 
 
@@ -203,7 +203,8 @@ def describe(plan: Plan) -> str:
     total, as_float = len(plan.convolutions), plan.float_convolutions
     scales = plan.scales
     lines = [
-        f"{total - len(as_float)} of {total} convolutions in INT8; {len(plan.tensors)} tensors, {len(scales)} scales",
+        f"{total - len(as_float)} of {plural(total, 'convolution')} in INT8; "
+        f"{plural(len(plan.tensors), 'tensor')}, {plural(len(scales), 'scale')}",
         *(f"  float: {path}: {why}" for path, why in as_float.items()),
         *(
             f"  no rule: {path} ({name}): its convolutions have input scales of their own"

@@ -212,7 +212,7 @@ def fill(name: str, number: float) -> Callable[[Any], None]:
     ("change", "message"),
     [
         (lambda model: delattr(model, "names"), "names"),
-        (lambda model: setattr(model, "names", ["a"]), "names of 1 classes, and its head finds 10"),
+        (lambda model: setattr(model, "names", ["a"]), "names of 1 class, and its head finds 10"),
         (lambda model: setattr(model.model[-1], "nc", 11), "names of 10 classes, and its head finds 11"),
         (lambda model: setattr(model, "stride", torch.tensor([8.0, 16.0, 64.0])), "strides"),
         (lambda model: setattr(model.model[-1], "stride", torch.tensor([8.0, 16.0, 16.0])), "strides"),
@@ -240,7 +240,7 @@ WEIGHT = "model.0.conv.weight"
     ("field", "content", "message"),
     [
         ("names", 5, "damaged"),
-        ("names", {0: "only"}, "names of 1 classes"),
+        ("names", {0: "only"}, "names of 1 class"),
         ("nc", 11, "names of 10 classes, and its head finds 11"),
         ("recipe", {"head": 5}, "head is 5"),
         ("recipe", {"float": ["model.99"]}, "model.99"),

@@ -52,7 +52,7 @@ def known(tmp_path_factory):
         ({}, ""),
         ({"conf_thres": 0.25}, "confidence 0.25"),
         ({"iou_thres": 0.5}, "NMS IoU 0.5"),
-        ({"max_det": 1}, "at most 1 detections"),
+        ({"max_det": 1}, "at most 1 detection"),
         ({"limit": 5}, "5 images"),
         ({"split": "train"}, "split train"),
         ({"single_cls": True}, "one class"),
@@ -71,7 +71,7 @@ def test_a_network_and_its_export_are_marked_alike(known, tmp_path, changes, mar
         device="cpu", task=config.split, conf_thres=changes.get("conf_thres"), iou_thres=changes.get("iou_thres"),
         max_det=config.max_det, single_cls=config.single_cls, limit=config.limit, project=str(tmp_path),
     )  # fmt: skip
-    (other,) = evaluate_file.run(options, "command").rows
+    (other,) = evaluate_file.run(options, "command", tmp_path).rows
     assert (other.stage, other.ap_with) == ("float", mark)
     assert list(other.ap_by_class) == list(row.ap_by_class) != []
     assert other.ap == pytest.approx(row.ap, abs=1e-6)
@@ -87,8 +87,8 @@ def test_a_network_and_its_export_have_a_standard_error_between_them(known, tmp_
     assert row.resampled().error > 0
     options = ValOptions(engine_file=str(folder / "a.onnx"), data=str(folder / "data.yaml"), imgsz=[64], batch_size=3,
                           workers=0, device="cpu", project=str(tmp_path))  # fmt: skip
-    evaluate_file.run(options, "command")
-    both = merged([Report(command="eval", rows=[row]), Report.load(tmp_path / "exp/report.json")])
+    evaluate_file.run(options, "command", tmp_path)
+    both = merged([Report(command="eval", rows=[row]), Report.load(tmp_path / "report.json")])
     both.rows[1] = both.rows[1].model_copy(update={"stage": "ONNX"})  # as if it had quantizers
     assert both.difference(both.rows[1]) == Difference(pytest.approx(0, abs=1e-6), pytest.approx(0, abs=1e-6))
     assert "+0.0000 ± 0.0000" in terminal_table(both)

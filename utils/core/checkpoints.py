@@ -35,6 +35,7 @@ import torch
 from torch import nn
 
 from utils.core.errors import CheckpointError, no_file
+from utils.core.text import plural
 
 STORAGES = {  # name in a pickle → dtype of its elements
     "torch.DoubleStorage": torch.float64,
@@ -298,7 +299,7 @@ class _Builder:
             self._storages[key] = data.to(self._device)
         data = self._storages[key]
         if len(data) != count * dtype.itemsize:
-            raise ValueError(f"storage {key} has {len(data)} bytes, not {count} elements of {dtype}")
+            raise ValueError(f"storage {key} has {plural(len(data), 'byte')}, not {count} elements of {dtype}")
         return data.view(dtype)
 
     def _module_class(self, kind: Any) -> type[nn.Module] | None:

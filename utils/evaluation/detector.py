@@ -15,6 +15,7 @@ from torch import Tensor
 
 from utils.core.errors import InputError
 from utils.core.tasks import DISPLAY_CONF, DISPLAY_IOU, Layout, Prediction
+from utils.core.text import plural
 from utils.evaluation.batch import Batch, RaggedBatch
 from utils.evaluation.input_plan import (
     batch_range,
@@ -297,7 +298,8 @@ class Detector:
             nc = max(Layout.of_rows(*(count or 0 for count in counts)).nc, 0)
         if nc is not None and nc != self._nc:
             raise InputError(
-                f"the network has {nc} classes{_few(names)}, and {data.file} has {self._nc}{_few(data.names)}; give "
+                f"the network has {plural(nc, 'class')}{_few(names)}, and {data.file} has "
+                f"{self._nc}{_few(data.names)}; give "
                 "the dataset that it was trained on"
             )
         if names and list(names.values()) != list(data.names.values()):

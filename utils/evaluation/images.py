@@ -28,6 +28,7 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 
 from utils.core.errors import DataError, InputError, no_file
 from utils.core.files import distinct_names
+from utils.core.text import plural
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +91,7 @@ def read_images(
     if len(unreadable) > 10:
         logger.warning("left out: %d more images that cannot be read", len(unreadable) - 10)
     if not images:
-        raise DataError(f"none of {len(files)} images can be read; the first: {unreadable[0]}")
+        raise DataError(f"none of {plural(len(files), 'image')} can be read; the first: {unreadable[0]}")
     return images, unreadable
 
 
@@ -176,9 +177,9 @@ def _label_values(words: list[str], where: str, nc: int) -> np.ndarray:
     except ValueError:
         raise DataError(f"{where}: {' '.join(words)[:60]!r} is not a list of numbers") from None
     if len(values) != 5 and (len(values) < 7 or len(values) % 2 == 0):
-        raise DataError(f"{where}: {len(values)} values; expected class cx cy w h, or a class and a polygon")
+        raise DataError(f"{where}: {plural(len(values), 'value')}; expected class cx cy w h, or a class and a polygon")
     if not 0 <= values[0] < nc or values[0] != int(values[0]):  # NaN fails the first comparison
-        raise DataError(f"{where}: class {words[0]} is not one of the dataset's {nc} classes (0 to {nc - 1})")
+        raise DataError(f"{where}: class {words[0]} is not one of the dataset's {plural(nc, 'class')} (0 to {nc - 1})")
     if not (values[1:].min() >= 0 and values[1:].max() <= 1):  # nor is NaN
         raise DataError(f"{where}: coordinates must be fractions of the image, 0 to 1; found {' '.join(words)[:60]!r}")
     return values

@@ -16,6 +16,7 @@ from tqdm import tqdm
 from utils.core import distributed
 from utils.core.device import sent
 from utils.core.tasks import AP_CONFIDENCE, Prediction, Task
+from utils.core.text import plural
 from utils.evaluation.batch import Batch, RaggedBatch
 from utils.evaluation.coco import PredictionFiles
 from utils.evaluation.data_yaml import DataConfig
@@ -171,7 +172,7 @@ def evaluate(
             images=len(statistics.paths), instances=int(scores.labels.sum()), ms=detector.milliseconds(), coco=coco,
             seconds=time.perf_counter() - start, left_out=(*dataset.left_out, *undecodable), parts=seconds,
             measured_on=f"{runner.description}, {plan.describe(config.rect)}"
-            + (f", {processes} processes" if processes > 1 else ""),
+            + (f", {plural(processes, 'process')}" if processes > 1 else ""),
             not_finite=not_finite, masks=averages(mask_scores) if mask_scores else None, mask_coco=mask_coco,
             threshold=scores.threshold, f1=tuple(scores.f1.tolist()), agreement=agreed,
             groups=len(set(group_images(statistics.paths, config.groups))) if config.groups else 0,

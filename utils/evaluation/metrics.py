@@ -29,6 +29,7 @@ from torch import Tensor
 from utils.core.device import sent
 from utils.core.errors import DataError, InputError
 from utils.core.score import REPLICATES, Resampled, Score
+from utils.core.text import plural
 from utils.evaluation.batch import RaggedBatch
 
 IOU_THRESHOLDS = tuple(np.linspace(0.5, 0.95, 10).tolist())
@@ -325,7 +326,7 @@ def group_images(paths: Sequence[str], groups: str) -> list[str]:
     missing = [name for name, group in zip(names, found, strict=True) if not group]
     if missing:
         raise InputError(
-            f"--groups {groups} gives no group to {len(missing)} of {len(names)} images, first {missing[0]}"
+            f"--groups {groups} gives no group to {len(missing)} of {plural(len(names), 'image')}, first {missing[0]}"
         )
     return [str(group) for group in found]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from utils.core.device import sent
 from utils.core.score import Resampled, Score
 from utils.core.tasks import DETECT, DISPLAY_CONF, Task
-from utils.core.text import Column, aligned
+from utils.core.text import Column, aligned, plural
 from utils.evaluation.batch import RaggedBatch
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class EvalResult:
     @property
     def mark(self) -> str:
         """What a table says beside AP where it is no AP of a network that computes; empty for nothing."""
-        return f"NaN or infinity for {self.not_finite} of {self.images} images" if self.not_finite else ""
+        return f"NaN or infinity for {self.not_finite} of {plural(self.images, 'image')}" if self.not_finite else ""
 
 
 def averages(scores: ClassScores) -> Averages:
@@ -199,7 +199,7 @@ def result_table(result: EvalResult, *, per_class: bool) -> list[str]:
     if result.mark:
         lines.append(f"The network gives {result.mark}")
     if result.left_out:
-        lines.append(f"{len(result.left_out)} images were left out because they cannot be read")
+        lines.append(f"{plural(len(result.left_out), 'image')} left out, which cannot be read")
     speeds = ", ".join(f"{value:.1f} ms {part}" for part, value in result.ms.items())
     lines.append(f"Speed: {speeds} per image; {result.measured_on}")
     return lines

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from utils.core.files import write_text
-from utils.core.text import Column, aligned, code, columns, markdown_table
+from utils.core.text import Column, aligned, code, columns, markdown_table, plural
 from utils.trt import benchmark
 from utils.trt.benchmark import COMPILED, PYTORCH, TENSORRT, BenchmarkRow
 
@@ -181,7 +181,7 @@ def about(job: Benchmark, method: str) -> dict[str, Any]:
     """What rows are measured on and how, as JSON holds it."""
     import torch
 
-    on_cpu = {"Selected Device": f"CPU, {torch.get_num_threads()} threads"}
+    on_cpu = {"Selected Device": f"CPU, {plural(torch.get_num_threads(), 'thread')}"}
     return {
         "device": device_information(job.device.index) if job.on_gpu else on_cpu,
         "tensorrt": job.api.name if job.api else "",

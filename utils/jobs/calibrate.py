@@ -21,6 +21,7 @@ from utils.cli import command_line
 from utils.core.files import write_text
 from utils.core.run_folder import new_run
 from utils.core.score import Difference, difference_error
+from utils.core.text import plural
 from utils.evaluation.results import EvalResult
 from utils.jobs.evaluate import Measurer, without_tables
 from utils.jobs.inputs import Inputs
@@ -76,7 +77,7 @@ class Sweep:
         chosen = f"chosen: {best}, {self.measure} {self.chosen_ap:.4f}"
         if equal := [name for name in others if not less[name].significant]:
             chosen += f"; no measurable difference (two standard errors) to {', '.join(equal)}"
-        return [f"calibration sweep, {self.measure} on {self.images} images: {text}", chosen]
+        return [f"calibration sweep, {self.measure} on {plural(self.images, 'image')}: {text}", chosen]
 
 
 def run(options: CalibrateOptions) -> Sweep:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from utils.core.errors import InputError, QatError
 from utils.core.tasks import Prediction
+from utils.core.text import plural
 from utils.evaluation.input_plan import batch_range, fixed_sizes, has_nms, image_input, output_names
 from utils.jobs.compare_outputs import check_images, pixels
 from utils.onnx_graph.output_formats import plain
@@ -64,7 +65,8 @@ class EngineCheck:
         if self.skipped:
             return f"not compared with ONNX Runtime: {self.skipped}"
         return (
-            f"the engine beside ONNX Runtime, {self.images} images: boxes differ by up to {self.box:.2g} px on "
+            f"the engine beside ONNX Runtime, {plural(self.images, 'image')}: "
+            f"boxes differ by up to {self.box:.2g} px on "
             f"average, and from image to image by {self.apart:.2g} px"
         )
 
@@ -73,7 +75,7 @@ class EngineCheck:
         """What is wrong, in words; empty if nothing is."""
         if not self.wrong:
             return ""
-        images = f"for {self.wrong} of {self.images} images its results are not those of ONNX Runtime"
+        images = f"for {self.wrong} of {plural(self.images, 'image')} its results are not those of ONNX Runtime"
         if math.isinf(self.share):
             return f"{images}: {self.part} of image {self.image + 1} are not all numbers"
         return (
@@ -107,7 +109,7 @@ def check_engine(engine: Path, onnx: Path, device: torch.device, count: int) -> 
             size, (smallest, most) = (height or 0, width or 0), batch_range(runner)
             batch = max(smallest, min(count, most or count, _room(size)))
             if batch > _room(size):
-                return EngineCheck(skipped=f"a batch of {batch} images would take more memory than there is")
+                return EngineCheck(skipped=f"a batch of {plural(batch, 'image')} would take more memory than there is")
             images = pixels(check_images(batch * math.ceil(count / batch), size, None))
             predicted = _predicted(runner, images, batch)
         except InputError as error:  # it is no detector

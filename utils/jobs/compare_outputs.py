@@ -198,9 +198,9 @@ def check_onnx(
     problems += limits.exceeded(box, score, float(np.max(missed_scores)), all_masks, all_stretches)
     tolerated = max(1, DIFFERENT_DETECTIONS * detections)
     if different_rows > tolerated:
-        problems.append(f"{different_rows} detections differ from those of the evaluation loop's NMS")
+        problems.append(f"detections differ from those of the evaluation loop's NMS: {different_rows}")
     if wrong_masks > tolerated:
-        problems.append(f"{wrong_masks} masks are not what the file's own coefficients and prototypes make")
+        problems.append(f"masks are not what the file's own coefficients and prototypes make: {wrong_masks}")
     return Parity(len(images), box, score, all_stretches, tuple(problems), all_masks)
 
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from models.quantize.flow import export_mode
 from utils.core.device import import_torchvision
 from utils.core.tasks import Prediction, Task, prediction_of, task_of_head
+from utils.core.text import plural
 from utils.evaluation.masks import Masks
 from utils.onnx_graph.provenance import Provenance
 from utils.onnx_graph.qdq_view import QdqGraph
@@ -238,7 +239,9 @@ def _torch_integers(
         for hook in hooks:
             hook.remove()
     if len(expected) != len(scales):
-        raise ValueError(f"{count} quantizers run in torch, and the graph has one that is number {max(scales)}")
+        raise ValueError(
+            f"{plural(count, 'quantizer')} run in torch, and the graph has one that is number {max(scales)}"
+        )
     return expected, result
 
 
@@ -251,7 +254,9 @@ def _cut(graph: ModelProto, order: Collection[str], task: Task) -> tuple[ModelPr
     qdq_graph = QdqGraph(graph)
     quantizers = {node.name: node for node in qdq_graph.activations}
     if set(quantizers) != set(order):
-        raise ValueError(f"the graph has {len(quantizers)} quantizers, {len(order)} were traced; their names differ")
+        raise ValueError(
+            f"the graph has {plural(len(quantizers), 'quantizer')}, {len(order)} were traced; their names differ"
+        )
     scales: dict[str, float] = {}
     for name in order:
         integers = quantizers[name].output[0]

@@ -17,6 +17,7 @@ from utils.core.device import device_name, select_device
 from utils.core.errors import InputError
 from utils.core.files import read_onnx, write_text
 from utils.core.tasks import AP_CONFIDENCE, DISPLAY_CONF, DISPLAY_IOU
+from utils.core.text import plural
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.input_plan import fixed_sizes, has_nms, image_input, mask_frame, nms_words, takes_size
 from utils.evaluation.loop import EvalConfig, evaluate
@@ -187,11 +188,11 @@ def ap_with(config: EvalConfig, result: EvalResult, runner: Runner | None = None
     side = mask_frame(runner) if runner is not None and result.masks is not None else None
     inside = f"{nms_words(runner)} in the file" if runner is not None and has_nms(runner) else ""
     marks = {
-        f"{result.images} images": config.limit is not None,
+        plural(result.images, "image"): config.limit is not None,
         f"split {config.split}": config.split != usual.split,
         f"confidence {config.conf_thres:g}": config.conf_thres != AP_CONFIDENCE,
         f"NMS IoU {config.nms_iou(result.task):g}": config.nms_iou(result.task) != result.task.nms_iou,
-        f"at most {config.max_det} detections": config.max_det != usual.max_det,
+        f"at most {plural(config.max_det, 'detection')}": config.max_det != usual.max_det,
         inside: bool(inside),
         f"masks {side}×{side}": bool(side),
         "one class": config.single_cls,

@@ -23,6 +23,7 @@ from utils.core.errors import DataError, InputError
 from utils.core.files import EXPECTED, read_yaml
 from utils.core.strict_model import StrictModel, validate
 from utils.core.tasks import masks_of_head, task_of_head
+from utils.core.text import plural
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.dataset import SeededImages, ShareOfBatches, dataset_hash, make_loader, whole_batch
 from utils.evaluation.images import find_images, label_file, unlabelled
@@ -276,14 +277,16 @@ def image_batches(loader: Any) -> Iterator[Tensor]:
         files = [image.path for image in getattr(loader.dataset, "images", ())]
         first = f"; the first: {files[0]}" if files else ""
         count = len(loader.dataset)
-        raise DataError(f"none of the {count} images can be decoded, although their headers can be read{first}")
+        raise DataError(
+            f"none of the {plural(count, 'image')} can be decoded, although their headers can be read{first}"
+        )
 
 
 def check_classes(weights: str | Path, names: Mapping[int, str], data: DataConfig) -> None:
     """Raises `DataError` when a checkpoint and a dataset have different numbers of classes."""
     if len(names) != data.nc:
         raise DataError(
-            f"{weights} detects {len(names)} classes and {data.file} has {data.nc}; "
+            f"{weights} detects {plural(len(names), 'class')} and {data.file} has {data.nc}; "
             "give the dataset that the weights were trained on"
         )
 

@@ -35,6 +35,7 @@ from models.quantize.recipe import AUTO, Finetune
 from utils import upstream
 from utils.core.files import copy_file, write_text
 from utils.core.score import Score
+from utils.core.text import plural
 from utils.evaluation.loop import EvalConfig
 from utils.jobs.calibrate import sweep
 from utils.jobs.evaluate import Measurer, without_tables
@@ -299,7 +300,9 @@ class Training:
         self._highest = highest_rate(settings.lr, settings.epochs * steps)
         images = len(self._images.dataset)
         self._images_per_step = min(options.batch_size, images / steps)  # an epoch's last batch may be smaller
-        short = "" if steps == settings.iters else f"; an epoch is one pass over {images} images, and no longer"
+        short = (
+            "" if steps == settings.iters else f"; an epoch is one pass over {plural(images, 'image')}, and no longer"
+        )
         logger.info(
             "QAT: %d epochs x %d steps = %d steps of %d images, learning rate up to %.2g%s",
             settings.epochs, steps, settings.epochs * steps, min(options.batch_size, images),

@@ -32,6 +32,7 @@ from utils.core.errors import CheckpointError, InputError
 from utils.core.files import file_hash, save_torch
 from utils.core.run_folder import held, new_run
 from utils.core.score import Score
+from utils.core.text import plural
 from utils.evaluation.dataset import check_unchanged
 from utils.jobs.inputs import Inputs
 from utils.jobs.options import QuantizeOptions, SensitiveOptions
@@ -167,7 +168,7 @@ class RunState:
             return f"{'the float model is evaluated' if self.rows else 'nothing is done yet'}; calibration comes next"
         if not self.history:
             return "PTQ is done; the first epoch of QAT comes next"
-        return f"QAT has done {len(self.history)} epochs"
+        return f"QAT has done {plural(len(self.history), 'epoch')}"
 
     def offer(self, candidate: Best) -> bool:
         """Keep `candidate` if it is better than the best so far, and say whether it is. Equal is not better."""

@@ -24,6 +24,7 @@ from pathlib import Path
 from utils.core.errors import InputError, no_file
 from utils.core.files import write_text
 from utils.core.tasks import DISPLAY_CONF, DISPLAY_IOU, IMAGES
+from utils.core.text import plural
 from utils.onnx_graph.output_formats import NmsSettings
 
 LABELS, CONFIG = "labels.txt", "config_infer_primary_yoloV9.txt"
@@ -178,7 +179,8 @@ def infer_config(
             "none": "Top-k, no NMS,",
         }
         overlap = "" if nms.kind == "none" else f", overlap {nms.iou_thres:g}"
-        told = f"{kinds[nms.kind]} is in the ONNX file: confidence {nms.conf_thres:g}{overlap}, {nms.topk} detections"
+        told = f"{kinds[nms.kind]} is in the ONNX file: confidence {nms.conf_thres:g}{overlap}, "
+        told += f"{plural(nms.topk, 'detection')}"
         form = {**MASKS, "nms_note": f"#   {told}\n", "confidence": nms.conf_thres, "topk": nms.topk}
     any_batch = f"# {DYNAMIC_BATCH[0]} to {DYNAMIC_BATCH[-1]}: the number of streams is a good one"
     return TEMPLATE.format(

@@ -23,7 +23,7 @@ from onnx import ModelProto, NodeProto
 
 from utils.core.errors import InputError
 from utils.core.files import read_onnx
-from utils.core.text import aligned, columns
+from utils.core.text import aligned, columns, plural
 from utils.onnx_graph.qdq_view import FLOAT_MODULES, POOLS, WEIGHTED, QdqGraph
 from utils.onnx_graph.view import DEQUANTIZE, QUANTIZE, attribute, input_spec, metadata_of
 
@@ -65,7 +65,9 @@ class GraphReport:
         broken = f"{count} breach{'es' if count > 1 else ''}"
         verdict = f"all {len(self.checked)} properties hold" if self.ok else broken
         left = f", {counts['float_convolutions']} left in float" if counts["float_convolutions"] else ""
-        return f"{counts['quantizers']} QuantizeLinear, {counts['convolutions']} convolutions{left}: {verdict}"
+        return (
+            f"{counts['quantizers']} QuantizeLinear, {plural(counts['convolutions'], 'convolution')}{left}: {verdict}"
+        )
 
 
 def verify(model: ModelProto) -> GraphReport:
@@ -177,13 +179,16 @@ def granularity(graph: QdqGraph) -> Check:
         if scale is None or weight is None:
             continue
         if scale.size != weight.shape[axis] or (scale.size > 1 and attribute(node, "axis", 1) != axis):
-            yield node.name, f"{scale.size} scales on axis {attribute(node, 'axis', 1)} for weight {list(weight.shape)}"
+            yield (
+                node.name,
+                f"{plural(scale.size, 'scale')} on axis {attribute(node, 'axis', 1)} for weight {list(weight.shape)}",
+            )
         else:
             yield node.name, None
     for node in graph.activations:
         scale = graph.view.array(node.input[1])
         several = scale is not None and scale.size > 1
-        yield node.name, f"{scale.size} scales for an activation" if several and scale is not None else None
+        yield node.name, f"{plural(scale.size, 'scale')} for an activation" if several and scale is not None else None
 
 
 def pairs(graph: QdqGraph) -> Check:
@@ -287,7 +292,7 @@ def _same_scale(graph: QdqGraph, node: NodeProto) -> Check:
     elif after and len(found := {graph.scale(item).scale for item in (*before, *after)}) > 1:
         kinds = {2: np.float16, 4: np.float32}  # by the bytes of one number
         numbers = sorted(float(np.frombuffer(s, kinds[len(s)])[0]) for s in found if len(s) in kinds)
-        yield node.name, f"{len(found)} scales meet: {', '.join(f'{number:.4g}' for number in numbers[:4])}"
+        yield node.name, f"{plural(len(found), 'scale')} meet: {', '.join(f'{number:.4g}' for number in numbers[:4])}"
     else:
         yield node.name, None
 

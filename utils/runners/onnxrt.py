@@ -16,6 +16,7 @@ from torch import Tensor
 
 from utils.core.device import cpu_cores, device_name
 from utils.core.errors import DependencyError, InputError, no_file
+from utils.core.text import plural
 from utils.runners.base import Runner, TensorSpec
 
 logger = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ class OnnxRuntimeRunner(Runner):
         if device.type == "cuda" and session.get_providers()[0] != _CUDA:
             logger.warning("ONNX Runtime's CUDA provider does not start here; using the CPU")
             device = torch.device("cpu")
-        used = f", {threads or cpu_cores()} threads" if device.type == "cpu" else ""
+        used = f", {plural(threads or cpu_cores(), 'thread')}" if device.type == "cpu" else ""
         self._session: Any = session
         self._path = path
         super().__init__(

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from utils.core.device import device_name, disable_tf32
 from utils.core.errors import InputError
 from utils.core.tasks import IMAGES, Layout, masks_of_head, task_of_head
+from utils.core.text import plural
 from utils.runners.base import Runner, TensorSpec
 
 
@@ -47,7 +48,7 @@ class TorchRunner(Runner):
         if imgsz is not None:
             metadata["imgsz"] = str(imgsz)
         dtype = "float16" if half else "float32"
-        threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
+        threads = f", {plural(torch.get_num_threads(), 'thread')}" if device.type == "cpu" else ""
         nm = masks_of_head(head)
         rows = Layout(len(names), nm).rows if isinstance(names, dict) else None
         shapes = ((None, rows, None), (None, nm, None, None))

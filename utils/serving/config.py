@@ -23,6 +23,7 @@ from tritonclient.utils import np_to_triton_dtype
 from utils.core.errors import InputError
 from utils.core.input_spec import DEFAULT_BATCH
 from utils.core.tasks import DETECT, DETECTIONS, DISPLAY_CONF, DISPLAY_IOU, SEGMENT, Task, task_of_outputs
+from utils.core.text import plural
 from utils.runners.base import TensorSpec, literal
 from utils.serving.options import ServingOptions
 
@@ -132,7 +133,9 @@ def model_configs(file: ServedFile, options: ServingOptions) -> list[ModelConfig
     if file.batched:
         batch = options.max_batch_size or largest or DEFAULT_BATCH[-1]
         if largest and batch > largest:
-            raise InputError(f"--max-batch-size is {batch}, and the profile of {file.path} ends at {largest} images")
+            raise InputError(
+                f"--max-batch-size is {batch}, and the profile of {file.path} ends at {plural(largest, 'image')}"
+            )
     elif options.max_batch_size not in (None, static):
         raise InputError(
             f"--max-batch-size is {options.max_batch_size}, and {file.path} has a static batch size of {static}"

@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Any
 from utils.core.errors import CheckpointError, InputError
 from utils.core.files import read_yaml
 from utils.core.tasks import predicted
-from utils.core.text import short_repr
+from utils.core.text import plural, short_repr
 from utils.upstream.checkout import import_upstream, quiet
 from utils.upstream.description import (
     HEADS,
@@ -160,7 +160,9 @@ def _float_checkpoint(model: Any, path: str | Path) -> FloatCheckpoint:
 def check_class_names(path: str | Path, names: Mapping[int, str], count: int, remedy: str) -> None:
     """Raises `CheckpointError` unless the classes 0 to count - 1, and no others, have names."""
     if set(names) != set(range(count)):
-        raise CheckpointError(f"{path} has names of {len(names)} classes, and its head finds {count}; {remedy}")
+        raise CheckpointError(
+            f"{path} has names of {plural(len(names), 'class')}, and its head finds {count}; {remedy}"
+        )
 
 
 def check_finite(path: str | Path, state: Mapping[str, torch.Tensor], remedy: str) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from utils.core.text import short_repr
+from utils.core.text import plural, short_repr
 
 CYCLE: list = [1]
 CYCLE.append(CYCLE)
@@ -39,3 +40,24 @@ def test_a_value_in_a_few_words(value, text):
 def test_a_large_value_stays_short(value):
     assert len(short_repr(value)) < 450
     assert "\n" not in short_repr(value)
+
+
+@pytest.mark.parametrize(
+    ("count", "noun", "text"),
+    [(1, "image", "1 image"), (0, "image", "0 images"), (2, "batch", "2 batches"), (3, "class", "3 classes"),
+     (2, "process", "2 processes"), (2, "copy", "2 copies"), (2, "day", "2 days"), (1, "box", "1 box")],
+)  # fmt: skip
+def test_counts_and_their_nouns(count, noun, text):
+    assert plural(count, noun) == text
+
+
+NOUNS = "images objects epochs batches frames scales units classes tensors threads quantizers convolutions"
+
+
+def test_no_message_counts_one_of_something_in_the_plural():
+    root = Path(__file__).resolve().parents[3]
+    counted = re.compile(rf"\bf\".*\{{[^{{}}:!]+\}} ({NOUNS.replace(' ', '|')})\b(?!')")
+    files = [*root.glob("*.py"), *(path for part in ("utils", "models") for path in (root / part).rglob("*.py"))]
+    lines = [f"{file.name}: {line.strip()}" for file in files for line in file.read_text().splitlines()
+             if counted.search(line)]  # fmt: skip
+    assert not lines

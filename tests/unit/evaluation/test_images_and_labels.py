@@ -99,7 +99,7 @@ def test_unreadable_images_are_left_out_and_reported(tmp_path, caplog, monkeypat
 
 def test_no_readable_image(tmp_path):
     (tmp_path / "a.jpg").write_bytes(b"x")
-    with pytest.raises(DataError, match=r"none of 1 images can be read; the first: .*a\.jpg: not an image"):
+    with pytest.raises(DataError, match=r"none of 1 image can be read; the first: .*a\.jpg: not an image"):
         ImageDataset([str(tmp_path)], 1, 64)
 
 

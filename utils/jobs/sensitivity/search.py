@@ -19,6 +19,7 @@ import torch
 from models.quantize.finetune import as_input
 from models.quantize.partial_forward import Layerwise, Run, State
 from utils.core.score import Resampled
+from utils.core.text import plural
 from utils.evaluation.batch import Batch
 from utils.evaluation.loop import add_predictions
 from utils.evaluation.metrics import EvalStatistics
@@ -105,7 +106,7 @@ class Passes:
         count = len(self._loader.dataset)
         turn = 1 if self._every_unit else max(1, min(LARGEST_TURN, count // IMAGES_A_UNIT, len(self._loader)))
         done = self.state.screened.setdefault(stage, {})
-        for index, batch in self._batches(f"screening {len(units)} units"):
+        for index, batch in self._batches(f"screening {plural(len(units), 'unit')}"):
             rows = done.setdefault(str(index), {})
             todo = [unit for place, unit in enumerate(units) if (index + place) % turn == 0 and unit.name not in rows]
             if todo and len(batch):

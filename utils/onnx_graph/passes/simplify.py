@@ -5,6 +5,7 @@ from __future__ import annotations
 from onnx import ModelProto
 
 from utils.core.errors import DependencyError, QatError
+from utils.core.text import plural
 from utils.onnx_graph.provenance import without_provenance
 from utils.onnx_graph.view import QUANTIZE
 
@@ -23,7 +24,9 @@ def simplify(model: ModelProto) -> ModelProto:
     result = onnxslim.slim(without_provenance(model))
     before, after = (sum(node.op_type == QUANTIZE for node in m.graph.node) for m in (model, result))
     if before != after:
-        raise QatError(f"onnxslim {onnxslim.__version__} left {after} of {before} quantizers; drop --simplify")
+        raise QatError(
+            f"onnxslim {onnxslim.__version__} left {after} of {plural(before, 'quantizer')}; drop --simplify"
+        )
     notes = {node.output[0]: node.doc_string for node in model.graph.node if node.doc_string}
     for node in result.graph.node:
         node.doc_string = notes.get(node.output[0], "")
