@@ -22,27 +22,28 @@ PLAIN = 400  # images for the plain loop
 def plain_loop(runner, data, count):
     """Images per second, and AP, of the plain loop on so many images."""
     from utils.core.tasks import Prediction
-    from utils.evaluation.dataset import ImageDataset
     from utils.evaluation.images import decode
     from utils.evaluation.letterbox import boxes_to_image, letterboxed_planes
     from utils.evaluation.metrics import match, score
     from utils.evaluation.nms import non_max_suppression
 
-    images = ImageDataset(data.paths("val"), data.nc, 320, limit=count).images
+    images = data.read("val", count).images
     began = time.perf_counter()
     correct, found, labels = [], [], []
     for entry in images:
         planes, box = letterboxed_planes(decode(entry.path), (320, 320), (320, 320))
         pixels = planes.astype(np.float32) / 255
         raw = runner.infer({"images": torch.from_numpy(pixels)[None]})["output0"].cpu()
-        (rows,) = non_max_suppression(Prediction.of_boxes(raw), 0.001, 0.7)
-        rows[:, :4] = boxes_to_image(rows[:, :4], torch.zeros(len(rows), dtype=torch.long), [box.shapes])
+        (detections,) = non_max_suppression(Prediction.of_boxes(raw), 0.001, 0.7)
+        owners = torch.zeros(len(detections), dtype=torch.long)
+        detections[:, :4] = boxes_to_image(detections[:, :4], owners, [box.shapes])
         size = np.array([*entry.size, *entry.size], dtype=np.float32)
-        middle, half = entry.labels[:, 1:3], entry.labels[:, 3:] / 2
+        rows = entry.labels.rows
+        middle, half = rows[:, 1:3], rows[:, 3:] / 2
         corners = np.concatenate([middle - half, middle + half], 1) * size
-        truth = torch.from_numpy(np.concatenate([entry.labels[:, :1], corners], 1).astype(np.float32))
-        correct += match([rows], [truth])
-        found.append(rows[:, 4:])
+        truth = torch.from_numpy(np.concatenate([rows[:, :1], corners], 1).astype(np.float32))
+        correct += match([detections], [truth])
+        found.append(detections[:, 4:])
         labels.append(truth[:, 0])
     correct, found, labels = (torch.cat(rows).numpy() for rows in (correct, found, labels))
     ap = score(correct, found[:, 0], found[:, 1], labels).mean()[3]

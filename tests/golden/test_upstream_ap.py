@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
+from PIL import Image
 from qat_runs import write_small_set
 
 from utils import upstream
-from utils.evaluation.data_yaml import load_data
+from utils.evaluation.data_yaml import DataConfig, load_data
+from utils.evaluation.images import find_images, label_file
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.runners.pytorch import TorchRunner
 from utils.upstream.checkout import import_upstream
@@ -28,6 +32,81 @@ def of_upstream(program: Any, create_dataloader: Any, model: Any, data: Any, rec
         return list(
             program.run(content, model=model, dataloader=loader, batch_size=32, imgsz=320, plots=False, **more)[0]
         )
+
+
+CLIPPED = "3 1.005 0.5 0.1 0.2"
+LEAVES_OUT = (
+    *("1 0.5 0.5 0.1 0.1 0.93", "-1 0.5 0.5 0.1 0.1", "2 1.3 0.5 0.1 0.1", "2 0.5 0.5 0.1", "cat 0.5 0.5 0.1 0.1"),
+    *("3 0.5 0.5 -0.1 0.1", "nan 0.5 0.5 0.1 0.1", " \n4 0.5 0.5 0.1 0.1", "1 0.1 0.1 1.3 0.1 1.3 0.9 2 1"),
+)
+KEEPS = ("2 0.99 0.5 0.4 0.3", "5 0.2 0.2 0.3 0.3\n5 0.2 0.2 0.3 0.3", "\n\n")
+
+
+def odd_set(demo_data: Path, folder: Path, for_upstream: bool) -> DataConfig:
+    """Images of the demo set in all ways that are wrong or rare.
+
+    Args:
+        for_upstream: write those labels plainly that only our reader takes, and upstream's leaves out.
+    """
+    demo = load_data(demo_data)
+    for kind in ("images", "labels"):
+        (folder / kind).mkdir(parents=True)
+    sources = find_images(demo.paths("val"))[::5][:64]
+    images = [Path(shutil.copy(file, folder / "images")) for file in sources]
+    labels = [Path(shutil.copy(label_file(file), folder / "labels")) for file in sources]
+    for number, (image, orientation) in enumerate(zip(images[:24], [1, 3, 6, 8] * 6, strict=True)):
+        shown = Image.open(image).resize([(320, 200), (180, 320), (320, 260)][number % 3])
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        turned = {1: 0, 3: 180, 6: 90, 8: 270}[orientation]
+        shown.rotate(turned, expand=True).save(image, quality=98, exif=exif)
+    for label, line in zip(labels, [*LEAVES_OUT, *KEEPS], strict=False):
+        label.write_text(f"{label.read_text()}{line}\n")
+    for label, encoding in zip(labels[14:18], ("utf-8-sig", "utf-16", "utf-16-le", "utf-16-be"), strict=True):
+        label.write_bytes(label.read_text().encode("utf-8" if for_upstream else encoding))
+    labels[18].write_text(labels[18].read_text() + ("3 0.9775 0.5 0.045 0.2" if for_upstream else CLIPPED))
+    labels[19].write_text("")
+    labels[20].unlink()
+    labels[21].unlink()
+    corners = "{0} {1} {2} {3} {2} {3} {4} {1} {4}".format
+    boxes = [[float(word) for word in line.split()] for line in labels[22].read_text().splitlines()]
+    polygons = (corners(int(c), x - w / 2, y - h / 2, x + w / 2, y + h / 2) for c, x, y, w, h in boxes)
+    labels[22].write_text("\n".join(polygons))
+    images[30].write_bytes(images[30].read_bytes()[:-2])
+    images[31].write_bytes(images[31].read_bytes()[:-999])
+    Image.open(images[32]).save(images[32], "GIF")
+    Image.open(images[33]).resize((9, 40)).save(images[33])
+    Image.open(images[34]).save(folder / "images/more.png")
+    (folder / "images/cut.png").write_bytes((folder / "images/more.png").read_bytes()[:-20])
+    shutil.copy(images[35], folder / "images/left.gif")
+    content = {"path": str(folder), "train": "images", "val": "images", "names": dict(demo.names)}
+    (folder / "data.yaml").write_text(yaml.safe_dump(content))
+    return load_data(folder / "data.yaml")
+
+
+@pytest.mark.parametrize("rect", [False, True])
+def test_boxes_of_a_set_with_every_oddity(demo_data: Path, demo_weights: Path, tmp_path: Path, rect: bool) -> None:
+    import_upstream()
+    import val
+
+    from utils.dataloaders import create_dataloader
+
+    model = network(demo_weights)
+    data = odd_set(demo_data, tmp_path / "ours", for_upstream=False)
+    before = {path: path.read_bytes() for path in (tmp_path / "ours").rglob("*") if path.is_file()}
+    found = evaluate(TorchRunner(model, "cpu"), data, EvalConfig(imgsz=320, rect=rect, workers=0), progress=False)
+    assert {path: path.read_bytes() for path in (tmp_path / "ours").rglob("*") if path.is_file()} == before
+    (counts,) = data.counts()
+    assert (counts.left_out, counts.bad_label_lines, counts.clipped_labels) == (len(LEAVES_OUT) + 6, len(LEAVES_OUT), 1)
+    assert (counts.images, counts.without_a_label_file) == (found.images, 3) == (65 - counts.left_out + 1, 3)
+    plain = odd_set(demo_data, tmp_path / "upstream", for_upstream=True)
+    precision, recall, ap50, ap, *_ = of_upstream(
+        val, create_dataloader, model, plain, rect, conf_thres=0.001, iou_thres=0.7
+    )
+    assert ap > 0.4
+    assert [found.ap, found.ap50, found.precision, found.recall] == pytest.approx(
+        [ap, ap50, precision, recall], abs=1e-6
+    )
 
 
 @pytest.mark.parametrize("rect", [False, True])

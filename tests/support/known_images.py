@@ -74,6 +74,13 @@ def write_set(
     return samples
 
 
+def damaged_png() -> bytes:
+    """An image that begins and ends as it should, so that only decoding can tell."""
+    noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)
+    whole = cv2.imencode(".png", noise)[1].tobytes()
+    return whole[:6000] + whole[-12:]
+
+
 def coco_json(samples: Sequence[Sample], names: Sequence[str], categories: Sequence[int] | None = None) -> dict:
     """The samples as COCO annotations."""
     categories = categories or [3 * (index + 1) for index in range(len(names))]

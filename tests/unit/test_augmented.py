@@ -12,9 +12,11 @@ from utils import upstream
 from utils.evaluation import dataset as dataset_module
 from utils.evaluation.data_yaml import DataConfig
 from utils.evaluation.dataset import SeededImages, make_loader
+from utils.evaluation.images import ImageFile, Labels, SplitImages
 from utils.jobs.inputs import image_batches
 
 COUNT = 11
+SPLIT = SplitImages("train", [ImageFile("0.jpg", (64, 64), Labels(), True, True)], [], [])
 
 
 class Drawing:
@@ -36,7 +38,7 @@ def passes(monkeypatch, tmp_path):
     """A function: workers, seeds of passes → for each pass, image → what was drawn for it, in the pass's order."""
     monkeypatch.setattr(upstream, "make_dataset", lambda *_, **__: Drawing())
     monkeypatch.setattr(dataset_module, "cpu_cores", lambda: 2)
-    monkeypatch.setattr(DataConfig, "paths", lambda *_: ["nowhere"])
+    monkeypatch.setattr(DataConfig, "read", lambda *_, **__: SPLIT)
     data = DataConfig(tmp_path / "data.yaml", tmp_path, {0: "a"}, {}, False)
 
     def run(workers: int, *seeds: int | None) -> list[dict[int, tuple[float, ...]]]:
@@ -84,7 +86,7 @@ def test_an_image_that_cannot_be_decoded_is_left_out_and_said(monkeypatch, tmp_p
 
     monkeypatch.setattr(Drawing, "__getitem__", lacking)
     monkeypatch.setattr(upstream, "make_dataset", lambda *_, **__: Drawing())
-    monkeypatch.setattr(DataConfig, "paths", lambda *_: ["nowhere"])
+    monkeypatch.setattr(DataConfig, "read", lambda *_, **__: SPLIT)
     data = DataConfig(tmp_path / "data.yaml", tmp_path, {0: "a"}, {}, False)
     loader = make_loader(data, "train", imgsz=64, batch_size=2, workers=0, augment=True)
     for _ in range(2):

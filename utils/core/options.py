@@ -209,6 +209,11 @@ def data_option() -> Any:
     return option("data/coco.yaml", "dataset's YAML", metavar="FILE")
 
 
+def strict_labels_option() -> Any:
+    """`--strict-labels`: what is counted otherwise is an error."""
+    return option(False, "stop at wrong label lines, which are clipped or leave their images out otherwise")
+
+
 def add_options(parser: argparse.ArgumentParser, kind: type[Options]) -> None:
     """Add an argument for each field of an options class; what is not given is not in the namespace.
 

@@ -1,4 +1,4 @@
-"""Accuracy of a network: AP of its boxes and masks, AP on resampled images, and differences with standard errors.
+"""Accuracy of a network: AP of its boxes and masks, on which images, on resampled images, and differences of AP.
 
 This module imports neither torch nor anything else that is slow.
 """
@@ -10,6 +10,8 @@ import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from utils.core.strict_model import StrictModel
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,39 @@ class Score:
     def from_dict(cls, entries: Mapping[str, Any]) -> Score | None:
         """The inverse of `to_dict`, also of more entries; None where AP is not known."""
         return None if entries.get("ap") is None else cls(entries["ap"], entries.get("mask_ap"))
+
+
+class SplitCounts(StrictModel):
+    """What a split of a dataset holds, as it was read.
+
+    Attributes:
+        name: of the split, and how much of it was read if not all.
+        images, objects: those that are used.
+        backgrounds: images without objects, with a label file or without.
+        left_out: images that are not used.
+        boxes_among_polygons: which upstream takes for polygons of two points.
+        first: field → the first image, label file or line that it counts, and why.
+    """
+
+    name: str
+    images: int
+    objects: int
+    backgrounds: int
+    without_a_label_file: int
+    left_out: int
+    bad_label_lines: int
+    clipped_labels: int
+    boxes_among_polygons: int
+    jpegs_with_bytes_behind_their_end: int
+    first: dict[str, str]
+
+    def __str__(self) -> str:
+        """One line: the first five counts always, the others where there is something to say."""
+        counts = [(name, value) for name, value in self if isinstance(value, int)]
+        return f"{self.name}: " + ", ".join(
+            f"{name.replace('_', ' ')} {value}" + (f" (first: {self.first[name]})" if name in self.first else "")
+            for index, (name, value) in enumerate(counts) if value or index < 5
+        )  # fmt: skip
 
 
 REPLICATES = 200  # a standard error is known to one part in sqrt(2 * REPLICATES), 5 %

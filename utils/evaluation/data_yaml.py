@@ -1,19 +1,25 @@
-"""Reading a dataset's YAML in upstream's form, without downloading anything."""
+"""Reading a dataset's YAML in upstream's form, without downloading anything, and its splits."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from utils.core.errors import DataError
 from utils.core.files import read_yaml
+from utils.core.score import SplitCounts
 from utils.core.strict_model import StrictModel, validate
+from utils.evaluation.images import SplitImages, list_images, read_images
+
+logger = logging.getLogger(__name__)
 
 SPLITS = ("train", "val", "test")
 COCO_CLASSES = 80
@@ -66,6 +72,8 @@ class DataConfig:
         splits: for `train`, `val`, `test` (those that are given): existing folders of images, or lists of images.
         is_coco: COCO's 80 classes on val2017, whose results use COCO's 91 category ids.
         missing: splits that are given and not there → the first of their entries that lies nowhere.
+        strict_labels: a wrong label line is an error.
+        parts: (split, limit) → what was read of it.
     """
 
     file: Path
@@ -74,6 +82,8 @@ class DataConfig:
     splits: Mapping[str, tuple[str, ...]]
     is_coco: bool
     missing: Mapping[str, str] = field(default_factory=dict)
+    strict_labels: bool = False
+    parts: dict[tuple[str, int | None], SplitImages] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def nc(self) -> int:
@@ -100,9 +110,43 @@ class DataConfig:
             raise DataError(f"{self.file} has no '{split}:' entry; it has {', '.join(self.splits)}")
         return self.splits[split]
 
+    def read(self, split: str, limit: int | None = None, *, progress: bool = False) -> SplitImages:
+        """The images of a split with their labels; they are read once, and then one line says what they are.
 
-def load_data(path: str | Path) -> DataConfig:
-    """Read a data.yaml.
+        Args:
+            limit: only so many images, evenly spread over the split.
+
+        Raises:
+            DataError: the split is not there, no image of it can be used, or a label is wrong with `strict_labels`.
+        """
+        if (split, limit) not in self.parts:
+            files, others = list_images(self.paths(split))
+            chosen, name = files, split
+            if limit is not None and limit < len(files):
+                chosen = [files[i] for i in np.linspace(0, len(files) - 1, max(limit, 1)).astype(int)]
+                name = f"{split} ({len(chosen)} of {len(files)} images)"
+            part = read_images(chosen, self.nc, name=name, progress=progress)
+            part.left_out += [f"{file}: {Path(file).suffix} is not read; convert it to PNG or JPEG" for file in others]
+            if limit is None or not any(read == split for read, _ in self.parts):
+                logger.info("%s", part.counts(self.root))
+                for line in part.left_out[:5] if len(part.left_out) > 1 else ():
+                    logger.info("  %s", line.replace(f"{self.root}{os.sep}", ""))
+            if wrong := self.strict_labels and [*part.bad_lines, *part.clipped_lines]:
+                what = f"--strict-labels: wrong label lines of '{split}': {len(wrong)}; the first: {wrong[0]}"
+                raise DataError(f"{what}; correct them, or leave --strict-labels out")
+            self.parts[split, limit] = part
+        return self.parts[split, limit]
+
+    def counts(self) -> list[SplitCounts]:
+        """What was read; of a split of which all was read, that alone."""
+        whole = {split for split, limit in self.parts if limit is None}
+        return [
+            part.counts(self.root) for (split, limit), part in self.parts.items() if limit is None or split not in whole
+        ]
+
+
+def load_data(path: str | Path, strict_labels: bool = False) -> DataConfig:
+    """Read a data.yaml; `strict_labels` makes a wrong label line an error when a split is read.
 
     A relative `path:` is looked for in the checkout as upstream does, then in the working folder and beside the YAML:
     the first of these that holds the images of a split is taken, or else the first that exists. A split that lies
@@ -133,7 +177,7 @@ def load_data(path: str | Path) -> DataConfig:
     if "val" in missing:
         raise DataError(_not_found(file, "val", missing["val"], root))
     is_coco = len(content.names) == COCO_CLASSES and entries.get("val", ("",))[0].endswith("val2017.txt")
-    return DataConfig(file, root, content.names, splits, is_coco, missing)
+    return DataConfig(file, root, content.names, splits, is_coco, missing, strict_labels)
 
 
 def _not_found(file: Path, split: str, entry: str, root: Path) -> str:
@@ -144,6 +188,7 @@ def _resolve(root: Path, entries: tuple[str, ...]) -> tuple[str, ...]:
     """Absolute paths of all entries, or nothing when one is missing. `../x` is also looked for as `x`, as upstream."""
     found = []
     for entry in entries:
+        entry = entry.replace("\\", "/")  # a file from Windows
         options = [root / entry] + ([root / entry[3:]] if entry.startswith("../") else [])
         with contextlib.suppress(StopIteration):
             found.append(str(next(option for option in options if os.path.exists(option)).resolve()))

@@ -32,7 +32,7 @@ from utils.core.errors import CheckpointError, DataError, InputError
 from utils.evaluation.batch import Item, collate
 from utils.evaluation.data_yaml import DataConfig
 from utils.evaluation.gt_masks import packed_truth
-from utils.evaluation.images import decode, find_images, label_file, read_images
+from utils.evaluation.images import ImageFile, SplitImages, decode, find_images, label_file
 from utils.evaluation.letterbox import boxes_to_input, letterboxed_planes, rectangular_shapes
 
 if TYPE_CHECKING:
@@ -48,38 +48,41 @@ class ImageDataset(Dataset[Item]):
     """A split's images, letterboxed to a shape that is chosen for each of them beforehand.
 
     Attributes:
-        images: those that can be read, sorted by path.
-        left_out: one line for each of the others.
+        split: the images as they were read.
+        images: those that take part, sorted by path.
         shapes: input (height, width) for each image.
         mask_stride: of the grid of the labels' masks; None without masks.
     """
 
     def __init__(
         self,
-        paths: Sequence[str],
-        nc: int,
+        split: SplitImages,
         imgsz: int | tuple[int, int],
         *,
         stride: int = 32,
         rect: bool = False,
         pad: float = 0.5,
         single_cls: bool = False,
-        limit: int | None = None,
         keep: Callable[[str], bool] | None = None,
         mask_stride: int | None = None,
-        progress: bool = False,
     ) -> None:
-        """Read sizes and labels; see `make_loader` for the arguments. `limit` takes so many, evenly spread.
+        """See `make_loader` for the arguments.
 
         Raises:
-            DataError: no image can be read, or a label is wrong.
+            DataError: no image is kept, or masks are asked for and there are boxes.
         """
-        files = [file for file in find_images(paths) if keep is None or keep(file)]
-        if not files:
-            raise DataError(f"all images at {', '.join(paths)} are left out, so that none is left to be read")
-        if limit is not None and limit < len(files):
-            files = [files[i] for i in np.linspace(0, len(files) - 1, max(limit, 1)).astype(int)]
-        self.images, self.left_out = read_images(files, nc, polygons=mask_stride is not None, progress=progress)
+        self.split, self.images = split, images_to_keep(split, keep)
+        if mask_stride is not None and (
+            boxes := [
+                image
+                for image in self.images
+                if len(image.labels.polygons) < len(image.labels.rows) or image.labels.boxes
+            ]
+        ):
+            raise DataError(
+                f"a network for segmentation needs outlines, and {len(boxes)} images of '{split.name}' have boxes as "
+                f"labels; expected a class and a polygon x1 y1 x2 y2 x3 y3 ...; the first: {label_file(boxes[0].path)}"
+            )
         self.mask_stride = mask_stride
         self.fit = (imgsz, imgsz) if isinstance(imgsz, int) else imgsz
         self.single_cls = single_cls
@@ -103,14 +106,23 @@ class ImageDataset(Dataset[Item]):
         if image is None:
             return Item(None, torch.zeros((0, 6)), entry.path, None)
         pixels, box = letterboxed_planes(image, self.fit, shape)
-        labels = torch.zeros((len(entry.labels), 6))
-        if len(entry.labels):
-            xyxy = boxes_to_input(entry.labels[:, 1:], box) / np.array([shape[1], shape[0]] * 2, dtype=np.float32)
-            labels[:, 1] = torch.from_numpy(entry.labels[:, 0] * (not self.single_cls))
+        rows = entry.labels.rows
+        labels = torch.zeros((len(rows), 6))
+        if len(rows):
+            xyxy = boxes_to_input(rows[:, 1:], box) / np.array([shape[1], shape[0]] * 2, dtype=np.float32)
+            labels[:, 1] = torch.from_numpy(rows[:, 0] * (not self.single_cls))
             labels[:, 2:4] = torch.from_numpy((xyxy[:, :2] + xyxy[:, 2:]) / 2)
             labels[:, 4:] = torch.from_numpy(xyxy[:, 2:] - xyxy[:, :2])
-        masks = None if self.mask_stride is None else packed_truth(entry.polygons, box, shape, self.mask_stride)
+        masks = None if self.mask_stride is None else packed_truth(entry.labels.polygons, box, shape, self.mask_stride)
         return Item(torch.from_numpy(pixels), labels, entry.path, box.shapes, masks)
+
+
+def images_to_keep(split: SplitImages, keep: Callable[[str], bool] | None) -> list[ImageFile]:
+    """The images of a split for whose path `keep` holds; raises `DataError` if there is none."""
+    images = [image for image in split.images if keep is None or keep(image.path)]
+    if not images:
+        raise DataError(f"not one of the {len(split.images)} images of '{split.name}' takes part here")
+    return images
 
 
 class SeededImages(Dataset[Any]):
@@ -216,32 +228,34 @@ def make_loader(
         shuffle: random order, fixed by `seed`; not together with `rect`.
         augment: upstream's training augmentation with `hyp`; needs a patched checkout and a square `imgsz`.
         limit: only so many images, evenly spread over the split.
-        keep: only the images for whose path this holds.
+        keep: only the images for whose path this holds, of those that `limit` leaves.
         mask_stride: also give masks of the labels, which must be polygons, on a grid of so many pixels.
         share: of several processes, each loads its part of every batch, see `ShareOfBatches`; otherwise all of it.
 
     Raises:
-        DataError: the split is not there, has no readable image, or has a wrong label.
+        DataError: the split is not there, or none of its images can be used or is kept; see also `DataConfig.read`.
         ValueError: `rect` with `shuffle`, or arguments that augmentation does not have.
     """
     if rect and shuffle:
         raise ValueError("rect groups images by shape and cannot shuffle them")
-    paths = data.paths(split)
     dataset: Dataset[Any]
+    part = data.read(split, limit, progress=progress and distributed.is_main())
     if augment:
         if rect or limit is not None or mask_stride is not None or not isinstance(imgsz, int):
             raise ValueError("augmented images are square, not limited in number, and without masks")
         from utils import upstream
 
+        images = {
+            image.path: (image.labels.rows, image.size, image.labels.polygons) for image in images_to_keep(part, keep)
+        }
         dataset = SeededImages(
             upstream.make_dataset(
-                paths, imgsz, batch_size, stride=stride, single_cls=single_cls, augment=True, hyp=hyp, keep=keep
+                images, imgsz, batch_size, stride=stride, single_cls=single_cls, augment=True, hyp=hyp
             )
         )
     else:
         dataset = ImageDataset(
-            paths, data.nc, imgsz, stride=stride, rect=rect, pad=pad, single_cls=single_cls, limit=limit, keep=keep,
-            mask_stride=mask_stride, progress=progress and distributed.is_main(),
+            part, imgsz, stride=stride, rect=rect, pad=pad, single_cls=single_cls, keep=keep, mask_stride=mask_stride
         )  # fmt: skip
     side = imgsz if isinstance(imgsz, int) else max(imgsz)
     pixels = max(map(math.prod, dataset.shapes)) if isinstance(dataset, ImageDataset) else side**2

@@ -3,24 +3,27 @@
 `.../images/a/b.jpg` has its labels in `.../labels/a/b.txt`: one line per object, `class cx cy w h` as fractions of the
 image, or `class x1 y1 x2 y2 x3 y3 ...`, a polygon. An image without a label file shows no object.
 
-Unlike upstream's reader this one neither keeps a pickled cache beside the labels nor rewrites images, and a wrong
-label is an error that names its file and line instead of an image that is left out.
+An image that upstream's reader leaves out because of its file or its labels is left out here, too: AP is to be that of
+upstream's val.py. Unlike upstream's reader this one keeps no pickled cache beside the labels, rewrites no images, reads
+labels in UTF-16 or with a byte order mark, and clips those that lie a little outside of their image.
 """
 
 from __future__ import annotations
 
+import codecs
 import glob
 import logging
+import mimetypes
 import os
 import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -28,6 +31,7 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 
 from utils.core.errors import DataError, InputError, no_file
 from utils.core.files import distinct_names
+from utils.core.score import SplitCounts
 from utils.core.text import plural
 
 logger = logging.getLogger(__name__)
@@ -37,7 +41,27 @@ WRITTEN = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")  # drawing
 VIDEOS = (".mp4", ".avi", ".mov", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg", ".wmv")
 LISTS = (".txt", ".streams")  # of images, videos and streams, one a line
 SMALLEST = 10  # pixels: upstream leaves out images with a smaller side
+ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}  # of whole files, by Pillow's name of the format
+OUTSIDE = 0.01  # of the image: labels further outside are wrong
 FIRST, SLOW = 64, 1e-3  # images that show how fast the disk is; seconds for one, above which it is slow
+
+
+class Labels(NamedTuple):
+    """What a label file holds.
+
+    Attributes:
+        rows: float32 `[n, 5]`: class, cx, cy, w, h in 0..1.
+        polygons: where one row is a polygon, those of all rows: float32 `[points, 2]`, x, y as fractions of the image.
+        bad: a text for each line that is wrong: its number and why.
+        clipped: a text for each label that lay up to `OUTSIDE` outside of the image.
+        boxes: number of boxes (by their corners in `polygons`) among polygons; upstream takes two points for each.
+    """
+
+    rows: np.ndarray = np.zeros((0, 5), np.float32)
+    polygons: tuple[np.ndarray, ...] = ()
+    bad: tuple[str, ...] = ()
+    clipped: tuple[str, ...] = ()
+    boxes: int = 0
 
 
 @dataclass(frozen=True)
@@ -46,35 +70,73 @@ class ImageFile:
 
     Attributes:
         size: (width, height) as shown.
-        labels: float32 `[n, 5]`: class, cx, cy, w, h.
+        labels: of its label file; nothing where there is none.
         labelled: it has a label file, possibly an empty one.
-        polygons: of the labels, where they were asked for: float32 `[points, 2]`, x, y as fractions of the image.
+        whole: the file ends as its format wants it, without further bytes.
     """
 
     path: str
     size: tuple[int, int]
-    labels: np.ndarray
+    labels: Labels
     labelled: bool
-    polygons: tuple[np.ndarray, ...] = ()
+    whole: bool
 
 
-def read_images(
-    files: Sequence[str], nc: int, *, polygons: bool = False, progress: bool = False
-) -> tuple[list[ImageFile], list[str]]:
+@dataclass
+class SplitImages:
+    """Images of a split as they were read.
+
+    Attributes:
+        name: of the split, and how much of it was read if not all.
+        images: those that can be used, sorted by path.
+        left_out: one line for each of the others: its path and why.
+        bad_lines: a text for each wrong line in labels of images that are left out.
+        undecodable: paths of images that turn out to be damaged where they are decoded.
+    """
+
+    name: str
+    images: list[ImageFile]
+    left_out: list[str]
+    bad_lines: list[str]
+    undecodable: set[str] = field(default_factory=set)
+
+    def counts(self, root: Path) -> SplitCounts:
+        """How many images, objects and oddities there are; names count from `root`."""
+        images = [image for image in self.images if image.path not in self.undecodable]
+        named: dict[str, list[str]] = {
+            "without_a_label_file": [str(label_file(image.path)) for image in images if not image.labelled],
+            "left_out": [*self.left_out, *(f"{path}: cannot be decoded" for path in sorted(self.undecodable))],
+            "bad_label_lines": self.bad_lines,
+            "clipped_labels": self.clipped_lines,
+            "boxes_among_polygons": [image.path for image in images for _ in range(image.labels.boxes)],
+            "jpegs_with_bytes_behind_their_end": [image.path for image in images if not image.whole],
+        }
+        first = {name: lines[0].replace(f"{root}{os.sep}", "") for name, lines in named.items() if lines}
+        return SplitCounts(
+            name=self.name, images=len(images), objects=sum(len(image.labels.rows) for image in images),
+            backgrounds=sum(not len(image.labels.rows) for image in images),
+            **{name: len(lines) for name, lines in named.items()},
+            first={name: line.encode("utf-8", "backslashreplace").decode() for name, line in first.items()},
+        )  # fmt: skip
+
+    @property
+    def clipped_lines(self) -> list[str]:
+        """A text for each label that was clipped."""
+        return [f"{label_file(image.path)}, {text}" for image in self.images for text in image.labels.clipped]
+
+
+def read_images(files: Sequence[str], nc: int, *, name: str = "images", progress: bool = False) -> SplitImages:
     """Read the sizes and labels of `files`; with threads where the disk is slow, since elsewhere threads cost time.
 
     Args:
-        polygons: every label must be a polygon, and is kept.
-
-    Returns:
-        The readable images, in the order of `files`, and one line for each of the others: its path and why.
+        name: of the split.
 
     Raises:
-        DataError: a label is malformed or out of range, or no image at all can be read.
+        DataError: a label file cannot be opened, or no image at all can be used.
     """
     from tqdm import tqdm
 
-    read = partial(_read_image, nc=nc, polygons=polygons)
+    read = partial(_read_image, nc=nc)
     began = time.perf_counter()
     results = [read(file) for file in files[:FIRST]]
     slow = time.perf_counter() - began > SLOW * FIRST
@@ -84,32 +146,42 @@ def read_images(
             rest, "reading labels", len(files), initial=len(results), unit="image", delay=2, disable=not progress
         )
         results += bar
-    images = [result for result in results if isinstance(result, ImageFile)]
-    unreadable = [result for result in results if isinstance(result, str)]
-    for line in unreadable[:10]:
-        logger.warning("left out: %s", line)
-    if len(unreadable) > 10:
-        logger.warning("left out: %d more images that cannot be read", len(unreadable) - 10)
-    if not images:
-        raise DataError(f"none of {plural(len(files), 'image')} can be read; the first: {unreadable[0]}")
-    return images, unreadable
+    split = SplitImages(name, [], [], [])
+    for result in results:
+        if isinstance(result, str):
+            split.left_out.append(result)
+        elif bad := [f"{label_file(result.path)}, {text}" for text in result.labels.bad]:
+            split.left_out.append(bad[0] + (f" (bad lines of the file: {len(bad)})" if len(bad) > 1 else ""))
+            split.bad_lines += bad
+        else:
+            split.images.append(result)
+    if not split.images:
+        raise DataError(f"none of {plural(len(files), 'image')} can be used; the first: {split.left_out[0]}")
+    return split
 
 
-def _read_image(file: str, nc: int, polygons: bool) -> ImageFile | str:
+def _read_image(file: str, nc: int) -> ImageFile | str:
+    """The image, or why it is left out."""
     try:
-        with Image.open(file) as image:  # reads the header only
-            width, height = image.size
+        with open(file, "rb") as stream, Image.open(stream) as image:  # reads the header only
+            (width, height), kind = image.size, image.format or ""
             if _decoder_transposes(image):
                 width, height = height, width
+            end = ENDS.get(kind, b"")
+            stream.seek(-len(end), os.SEEK_END)
+            whole = stream.read() == end if end else True
+            if not whole:  # upstream's reader loads such a JPEG, and checks every PNG
+                image.load() if kind == "JPEG" else image.verify()
     except UnidentifiedImageError:
         return f"{file}: not an image, or damaged"
     except Exception as error:  # noqa: BLE001 - Pillow's readers of damaged files raise whatever they run into
         return f"{file}: {getattr(error, 'strerror', None) or ' '.join(str(error).split()) or type(error).__name__}"
+    if f".{kind.lower()}" not in SUFFIXES:
+        return f"{file}: its content is {kind}, which is not read; convert it to PNG or JPEG"
     if min(width, height) < SMALLEST:
         return f"{file}: {width}x{height} pixels, smaller than {SMALLEST}"
-    content = read_labels(label_file(file), nc, polygons=polygons)
-    labels, outlines = content or (np.zeros((0, 5), np.float32), ())
-    return ImageFile(file, (width, height), labels, content is not None, outlines)
+    labels = read_labels(label_file(file), nc)
+    return ImageFile(file, (width, height), labels or Labels(), labels is not None, whole or kind != "JPEG")
 
 
 def _decoder_transposes(image: Image.Image) -> bool:
@@ -126,63 +198,85 @@ def _decoder_transposes(image: Image.Image) -> bool:
     return exif.get(ExifTags.Base.Orientation) in (5, 6, 7, 8)
 
 
-def read_labels(path: Path, nc: int, *, polygons: bool = False) -> tuple[np.ndarray, tuple[np.ndarray, ...]] | None:
+def read_labels(path: Path, nc: int) -> Labels | None:
     """Labels of one file, sorted; of equal classes and boxes the first stays, as upstream does. None without the file.
 
-    Args:
-        polygons: every label must be a polygon.
-
-    Returns:
-        float32 `[n, 5]`: class, cx, cy, w, h in 0..1; and with `polygons` that of each, float32 `[points, 2]`.
-
     Raises:
-        DataError: naming the file (which may be a folder or a link to nothing), the line, and what is wrong with it.
+        DataError: the file cannot be opened; it may be a folder or a link to nothing.
     """
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        text = _text(path)
     except OSError as error:
         if isinstance(error, (FileNotFoundError, NotADirectoryError)) and not path.is_symlink():
             return None
         expected = "expected a text file with one object a line, or no file for an image without objects"
         raise DataError(f"cannot read the labels {path}: {error.strerror}; {expected}") from error
     rows: list[np.ndarray] = []
-    outlines: list[np.ndarray] = []
-    for number, line in enumerate(lines, 1):
-        if not (words := line.split()):
+    polygons: list[np.ndarray] = []
+    bad: list[str] = []
+    clipped: list[str] = []
+    boxes = 0
+    for number, line in enumerate(text.rstrip().splitlines(), 1):
+        if not line or not (rows or bad or line.strip()):  # a line of blanks in the middle is wrong for upstream
             continue
-        values = _label_values(words, f"{path}, line {number}", nc)
-        points = values[1:].reshape(-1, 2)
-        if len(values) > 5:
-            low, high = points.min(0), points.max(0)
-            values = np.concatenate([values[:1], (low + high) / 2, high - low])
-        elif polygons:
-            raise DataError(
-                f"{path}, line {number}: a box, and a network for segmentation needs outlines; expected a class and a "
-                "polygon x1 y1 x2 y2 x3 y3 ..."
-            )
-        rows.append(values)
-        outlines.append(points)
+        words = line.split()
+        label = _label(words, nc)
+        if isinstance(label, str):
+            bad.append(f"line {number}: {label}")
+            continue
+        row, points, is_clipped = label
+        rows.append(row)
+        polygons.append(points)
+        boxes += len(words) == 5
+        if is_clipped:
+            clipped.append(f"line {number}: {' '.join(words)[:60]!r}")
     if not rows:
-        return np.zeros((0, 5), np.float32), ()
+        return Labels(bad=tuple(bad))
     labels = np.stack(rows)
     order = np.lexsort(labels.T[::-1])  # np.unique over rows takes longer than all the rest
     order = order[np.r_[True, (labels[order][1:] != labels[order][:-1]).any(1)]]
-    return labels[order], tuple(outlines[index] for index in order) if polygons else ()
+    mixed = boxes < len(rows)
+    outlines = tuple(polygons[index] for index in order) if mixed else ()
+    return Labels(labels[order], outlines, tuple(bad), tuple(clipped), boxes * mixed)
 
 
-def _label_values(words: list[str], where: str, nc: int) -> np.ndarray:
-    """The numbers of a line: a class and a box, or a class and a polygon."""
+def _label(words: list[str], nc: int) -> tuple[np.ndarray, np.ndarray, bool] | str:
+    """A line's row, its polygon, and whether it was clipped; or what is wrong with it."""
+    shown = repr(" ".join(words)[:60])
     try:
         values = np.array(words, dtype=np.float32)
     except ValueError:
-        raise DataError(f"{where}: {' '.join(words)[:60]!r} is not a list of numbers") from None
+        return f"{shown} is not a list of numbers"
+    if len(values) == 6:
+        return f"6 values; expected class cx cy w h, without a sixth, which may be a confidence; found {shown}"
     if len(values) != 5 and (len(values) < 7 or len(values) % 2 == 0):
-        raise DataError(f"{where}: {plural(len(values), 'value')}; expected class cx cy w h, or a class and a polygon")
+        return f"{plural(len(values), 'value')}; expected class cx cy w h, or a class and a polygon"
     if not 0 <= values[0] < nc or values[0] != int(values[0]):  # NaN fails the first comparison
-        raise DataError(f"{where}: class {words[0]} is not one of the dataset's {plural(nc, 'class')} (0 to {nc - 1})")
-    if not (values[1:].min() >= 0 and values[1:].max() <= 1):  # nor is NaN
-        raise DataError(f"{where}: coordinates must be fractions of the image, 0 to 1; found {' '.join(words)[:60]!r}")
-    return values
+        return f"class {words[0]} is not one of the dataset's {plural(nc, 'class')} (0 to {nc - 1})"
+    box, points = values[1:], values[1:].reshape(-1, 2)
+    if len(values) > 5:
+        low, high = points.min(0), points.max(0)
+        box = np.concatenate([(low + high) / 2, high - low])
+    else:
+        (x1, y1), (x2, y2) = box[:2] - box[2:] / 2, box[:2] + box[2:] / 2
+        points = np.array([[x1, y1], [x2, y1], [x2, y2], [x1, y2]], np.float32)
+    if box.min() >= 0 and box.max() <= 1:  # nor is NaN; upstream asks no more of corners
+        return np.append(values[:1], box), points, False
+    low, high = points.min(0).clip(0, 1), points.max(0).clip(0, 1)
+    most = 1 + OUTSIDE * np.array([1, 1, 2, 2], np.float32)  # a box can be as wide as the image and both margins
+    if not (box[:2].min() >= -OUTSIDE and box[2:].min() > 0 and (box <= most).all() and (low < high).all()):
+        return f"coordinates must be fractions of the image, 0 to 1; found {shown}"
+    return np.concatenate([values[:1], (low + high) / 2, high - low]), points.clip(0, 1), True
+
+
+def _text(path: Path) -> str:
+    """A text file in UTF-8 or UTF-16, with or without a byte order mark."""
+    data = path.read_bytes()
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return data.decode("utf-16", "replace")
+    if 0 in data[:2]:  # without a mark, of which the first character is a digit or a letter
+        return data.decode("utf-16-be" if data[0] == 0 else "utf-16-le", "replace")
+    return data.decode("utf-8-sig", "replace")
 
 
 @contextmanager
@@ -209,7 +303,10 @@ def decode(path: str) -> np.ndarray | None:
                 return next(frames(video), None)
         data = np.fromfile(path, np.uint8)  # cv2.imread does not open every path on every system
         with quiet_decoders():
-            return cv2.imdecode(data, cv2.IMREAD_COLOR) if len(data) else None
+            image = cv2.imdecode(data, cv2.IMREAD_COLOR) if len(data) else None
+            if image is None and data[:2].tobytes() == b"\xff\xd8":  # cv2.imread reads a JPEG without its last bytes
+                image = cv2.imdecode(np.append(data, np.frombuffer(ENDS["JPEG"], np.uint8)), cv2.IMREAD_COLOR)
+            return image
     except (OSError, cv2.error, DataError):
         return None
 
@@ -220,22 +317,28 @@ def find_images(paths: Iterable[str]) -> list[str]:
     Raises:
         DataError: a path does not exist, or there is no image.
     """
+    return list_images(paths)[0]
+
+
+def list_images(paths: Iterable[str]) -> tuple[list[str], list[str]]:
+    """What `find_images` gives, and images in formats that neither upstream nor this reads, such as GIF."""
     paths = list(paths)
-    files: list[str] = []
+    listed: list[str] = []
     for path in map(Path, paths):
         if path.is_dir():
-            files += _walk(str(path))
+            listed += _walk(str(path))
         elif path.is_file():
-            files += [str(path)] if path.suffix.lower() in SUFFIXES else _read_list(path)
+            listed += [str(path)] if path.suffix.lower() in SUFFIXES else _read_list(path)
         else:
             raise DataError(no_file(path, "expected a folder of images or a list of them"))
-    files = [file for file in files if os.path.splitext(file)[1].lower() in SUFFIXES]
+    files = [file for file in listed if os.path.splitext(file)[1].lower() in SUFFIXES]
     if not files:
         raise DataError(f"no images in {', '.join(paths)}; expected {' '.join(sorted(SUFFIXES))}")
     images = sorted(set(files))
     if len(images) < len(files):
         logger.warning("%d images are listed more than once; each is used once", len(files) - len(images))
-    return images
+    others = {file for file in set(listed) - set(files) if (mimetypes.guess_type(file, False)[0] or "")[:6] == "image/"}
+    return images, sorted(others)
 
 
 def _walk(root: str) -> Iterator[str]:
@@ -255,7 +358,7 @@ def _walk(root: str) -> Iterator[str]:
 def _read_list(path: Path) -> list[str]:
     """The lines of a list of images; relative ones count from the list's folder, or else from the working folder."""
     try:
-        text = path.read_text(encoding="utf-8", errors="ignore")
+        text = _text(path).replace("\\", "/")  # a list from Windows
     except OSError as error:
         raise DataError(f"cannot read the list of images {path}: {error.strerror}") from error
     lines = [line.strip() for line in text.splitlines() if line.strip()]

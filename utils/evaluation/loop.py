@@ -159,8 +159,9 @@ def evaluate(
         seconds = {"metrics": matching + time.perf_counter() - clock, **detector.seconds()}
         decoded = set(statistics.paths)
         undecodable = [f"{path}: cannot be decoded" for path in paths if path not in decoded]
-        for line in undecodable:
-            logger.warning("left out: %s", line)
+        dataset.split.undecodable.update(path for path in paths if path not in decoded)
+        if undecodable:
+            logger.warning("images left out: %d; the first: %s", len(undecodable), undecodable[0])
         coco, mask_coco = files.finish(statistics.paths)
         agreed = None if agreement is None else AgreementScore(agreement.scores().mean()[3], agreement.resampled())
         precision, recall, ap50, ap = scores.mean()
@@ -170,7 +171,7 @@ def evaluate(
             ap50_coco=float(np.mean(scores.ap_coco[:, 0])) if len(scores.classes) else 0.0,
             per_class=per_class_results(scores, mask_scores, data, len(statistics.paths), config.single_cls),
             images=len(statistics.paths), instances=int(scores.labels.sum()), ms=detector.milliseconds(), coco=coco,
-            seconds=time.perf_counter() - start, left_out=(*dataset.left_out, *undecodable), parts=seconds,
+            seconds=time.perf_counter() - start, left_out=(*dataset.split.left_out, *undecodable), parts=seconds,
             measured_on=f"{runner.description}, {plan.describe(config.rect)}"
             + (f", {plural(processes, 'process')}" if processes > 1 else ""),
             not_finite=not_finite, masks=averages(mask_scores) if mask_scores else None, mask_coco=mask_coco,

@@ -105,7 +105,7 @@ def run(options: EvalOptions) -> Report:
     else:
         source = upstream.load_float(options.weights)
         model, stage = upstream.call_fused(upstream.fuse(source.model)), "float"
-    data = load_data(options.data)
+    data = load_data(options.data, options.strict_labels)
     data.paths("val")
     check_classes(options.weights, source.names, data)
     device = select_device(options.device)
@@ -114,6 +114,7 @@ def run(options: EvalOptions) -> Report:
     report = Report(command=command_line(), data=str(options.data), title="YOLOv9 evaluation")
     with new_run(options.project, options.name, options.exist_ok) as folder:
         result = measurer.measure(model, Path(options.weights).stem, folder)
+        report.splits = data.counts()
         report.add(measurer.row(stage, options.weights, result, time.perf_counter() - began))
         for what, found in (("", result.coco), (" on masks", result.mask_coco)):
             if found:

@@ -46,7 +46,7 @@ def run(options: ValOptions, command: str, folder: Path) -> Report:
     Raises:
         InputError: or one of its kinds: the file or the dataset cannot be used, or they do not fit each other.
     """
-    data = load_data(options.data)
+    data = load_data(options.data, options.strict_labels)
     file = Path(options.network)
     with open_runner(file, select_device(options.device)) as runner:
         configs = make_configs(options, runner)
@@ -57,7 +57,7 @@ def run(options: ValOptions, command: str, folder: Path) -> Report:
         for config in configs:
             result = evaluate(runner, data, config, out_dir=folder, name=file.stem)
             report.add(make_row(runner, config, result, options.network, stage(file), result.seconds))
-            report.notes += [f"left out: {line}" for line in result.left_out]
+            report.splits = data.counts()
             for what, coco in (("", result.coco), (" on masks", result.mask_coco)):
                 if coco:
                     report.notes.append(f"pycocotools{what}: AP {coco['ap']:.4f}, AP50 {coco['ap50']:.4f}")

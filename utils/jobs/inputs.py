@@ -26,7 +26,7 @@ from utils.core.tasks import masks_of_head, task_of_head
 from utils.core.text import plural
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.dataset import SeededImages, ShareOfBatches, dataset_hash, make_loader, whole_batch
-from utils.evaluation.images import find_images, label_file, unlabelled
+from utils.evaluation.images import find_images, unlabelled
 from utils.evaluation.input_plan import mask_stride
 from utils.jobs.options import CalibratingOptions, Kind, QuantizeOptions, SensitiveOptions
 from utils.runners.pytorch import TorchRunner, last_layer
@@ -104,8 +104,8 @@ class Inputs(Generic[Kind]):
         """
         profile = read_profile(options.profile) if isinstance(options, SensitiveOptions) and options.profile else None
         source = upstream.load_float(options.weights)
-        data = load_data(options.data)
-        data.paths("train")
+        data = load_data(options.data, options.strict_labels)
+        data.read("train", progress=True)
         if measures_ap(options, recipe):
             check_labelled(data)
         check_classes(options.weights, source.names, data)
@@ -293,9 +293,9 @@ def check_classes(weights: str | Path, names: Mapping[int, str], data: DataConfi
 
 def check_labelled(data: DataConfig) -> None:
     """Raises `DataError` when there are no validation images, or none of them has a label file: AP needs labels."""
-    files = find_images(data.paths("val"))
-    if not any(os.path.isfile(label_file(file)) for file in files):
-        raise unlabelled("val", files[0])
+    images = data.read("val", progress=True).images
+    if not any(image.labelled for image in images):
+        raise unlabelled("val", images[0].path)
 
 
 def fitting_size(imgsz: int, stride: int) -> int:

@@ -39,6 +39,7 @@ from utils.core.options import (
     image_size,
     option,
     project_option,
+    strict_labels_option,
 )
 from utils.core.tasks import AP_CONFIDENCE, AP_NMS_IOU, DISPLAY_CONF, DISPLAY_IOU, MASK_AP_NMS_IOU
 
@@ -60,6 +61,7 @@ class QatOptions(RunFolderOptions, DeviceOptions):
     batch_size: BatchSize = option(10, "images a batch, of all processes together", metavar="N")
     imgsz: ImageSize = option(640, "input size in pixels", *IMAGE_SIZE_FLAGS, metavar="PX")
     workers: Workers = option(8, "processes that read images, at most, for each GPU", metavar="N")
+    strict_labels: bool = strict_labels_option()
 
 
 class CalibratingOptions(QatOptions):
@@ -302,6 +304,7 @@ class ValOptions(RunFolderOptions, DeviceOptions):
         "(default: val)",
     )  # fmt: skip
     workers: Workers = option(8, "processes that read images", metavar="N")
+    strict_labels: bool = strict_labels_option()
     rect: bool = option(False, "smallest input that holds an image (dynamic size only)")
     single_cls: bool = option(False, "all classes count as one")
     verbose: bool = option(False, "a row for each class, however many there are")

@@ -268,6 +268,7 @@ class Session:
         return Report(
             command=state.command, rows=rows, history=[Epoch(**entry) for entry in state.history],
             notes=list(state.notes), data=str(self.options.data), created=state.created,
+            splits=self.inputs.data.counts(),
         )  # fmt: skip
 
     def note(self, text: str) -> None:

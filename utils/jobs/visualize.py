@@ -359,7 +359,9 @@ def collect_samples(
                 outlines = [outline_of(mask.inside, mask.left, mask.top) for mask in masks]
                 predictions[name] = report_boxes(detections.rows[0][best], data.names, outlines)
             file = files[batch.paths[0]]
-            polygons = (filled(points * np.float32(file.size), file.size[::-1]) for points in file.polygons)
+            polygons = (
+                filled(points * np.float32(file.size), file.size[::-1]) for points in file.labels.polygons if with_masks
+            )
             truth = report_boxes(labels[:, [1, 2, 3, 4, 0]], data.names, list(map(outline_of, polygons)))
             samples.append(Sample(image=batch.paths[0], predictions=predictions, truth=truth, confidence=confidence))
     return samples

@@ -172,6 +172,7 @@ def merged(reports: Sequence[Report]) -> Report:
             "history": next((report.history for report in reports if report.history), []),
             "ranges": next((report.ranges for report in reports if report.ranges), []),
             "samples": next((report.samples for report in reports if report.samples), []),
+            "splits": list({str(split): split for report in reports for split in report.splits}.values()),
             "notes": list(dict.fromkeys(note for report in reports for note in report.notes)),
         }
     )

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
 from utils.core.errors import InputError
 from utils.core.files import read_json, write_text
-from utils.core.score import Difference, Resampled, difference_error
+from utils.core.score import Difference, Resampled, SplitCounts, difference_error
 from utils.core.strict_model import StrictModel, first_problem
 from utils.core.tasks import DISPLAY_CONF
 from utils.core.text import short_repr
@@ -238,6 +238,7 @@ class Report(StrictModel, frozen=False):
         ranges: one entry for each scale.
         samples: detections to draw side by side.
         notes: sentences for the reader: what was skipped and why, what was kept and why.
+        splits: what was read of the dataset.
         title, data, created, hardware: the heading, the dataset, the time (UTC, ISO 8601) and the machine.
     """
 
@@ -247,6 +248,7 @@ class Report(StrictModel, frozen=False):
     ranges: list[Range] = Field(default_factory=list)
     samples: list[Sample] = Field(default_factory=list)
     notes: list[Text] = Field(default_factory=list)
+    splits: list[SplitCounts] = Field(default_factory=list)
     title: Text = "YOLOv9 quantization report"
     data: Text = ""
     created: Text = Field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))

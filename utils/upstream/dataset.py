@@ -1,22 +1,22 @@
-"""Upstream's reader of datasets, which augments training images."""
+"""Upstream's dataset, which augments training images; what it holds is read elsewhere."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from utils.core.errors import DataError
 from utils.upstream.checkout import import_upstream, quiet
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
 
 def make_dataset(
-    paths: Sequence[str] | str,
+    images: Mapping[str, tuple[np.ndarray, tuple[int, int], Sequence[np.ndarray]]],
     imgsz: int,
     batch_size: int,
     *,
@@ -24,60 +24,40 @@ def make_dataset(
     single_cls: bool = False,
     augment: bool = False,
     hyp: Mapping[str, Any] | None = None,
-    keep: Callable[[str], bool] | None = None,
 ) -> torch.utils.data.Dataset[Any]:
-    """Upstream's `LoadImagesAndLabels`, of images and labels only: no label cache and no array beside an image is read.
+    """Upstream's `LoadImagesAndLabels` of images whose labels are known: it reads no labels, label caches and arrays.
 
     An item is (image uint8 `[3, H, W]` RGB, labels float `[n, 6]` of 0, class, normalised xywh, path, shapes).
     `dataset.collate_fn` makes batches of them.
 
     Args:
-        keep: only the images for whose path this holds take part, also as parts of others' mosaics.
+        images: path → labels float32 `[n, 5]` of class, normalised xywh; (width, height); and the labels' polygons, or
+            nothing where they are boxes. Mosaics draw from all of them.
 
     Raises:
-        DataError: no image, or no readable one, lies at `paths`.
+        DataError: no image has labels, and augmentation needs some.
     """
     import_upstream()
     from utils.dataloaders import LoadImagesAndLabels
 
-    try:
-        with quiet(), _images_stay_unchanged():
-            dataset = LoadImagesAndLabels(
-                list(paths) if not isinstance(paths, str) else paths,
-                imgsz,
-                batch_size,
-                augment=augment,
-                hyp=dict(hyp) if hyp else None,
-                single_cls=single_cls,
-                stride=stride,
-            )
-    except Exception as error:  # upstream raises a bare Exception, with its help URL on further lines
-        if "can not start training" in str(error):
-            where = paths if isinstance(paths, str) else ", ".join(paths)
-            raise DataError(f"no image of {where} has labels, and --hyp needs some; leave it out") from error
-        raise DataError(str(error).split("\n")[0]) from error
-    if keep is not None:
-        kept = [index for index, file in enumerate(dataset.im_files) if keep(file)]
-        for name in ("im_files", "label_files", "labels", "segments"):  # mosaics draw from all that the dataset holds
-            entries = getattr(dataset, name)
-            setattr(dataset, name, [entries[index] for index in kept])
-        dataset.shapes, dataset.batch = dataset.shapes[kept], dataset.batch[: len(kept)]
-        dataset.n, dataset.indices = len(kept), range(len(kept))
-        dataset.ims, dataset.im_hw0, dataset.im_hw = ([None] * len(kept) for _ in range(3))
+    if augment and not any(len(labels) for labels, _, _ in images.values()):
+        raise DataError(f"no image beside {next(iter(images))} has labels, and --hyp needs some; leave it out")
+
+    class KnownImages(LoadImagesAndLabels):
+        def cache_labels(self, *_: Any, **__: Any) -> dict[str, Any]:  # upstream's name; it reads all labels here
+            known = {
+                path: [labels.copy(), size, list(polygons)]  # upstream writes into them
+                for path, (labels, size, polygons) in images.items()
+            }
+            return {**known, "hash": "", "results": (len(known), 0, 0, 0, len(known)), "msgs": [], "version": 0}
+
+    with quiet(), tempfile.TemporaryDirectory() as folder:
+        listed = Path(folder) / "list.txt"  # upstream looks for images, too, and for a label cache beside the list
+        listed.write_text("image.jpg\n")
+        dataset = KnownImages(
+            str(listed), imgsz, batch_size, augment=augment, hyp=dict(hyp) if hyp else None, single_cls=single_cls,
+            stride=stride,
+        )  # fmt: skip
     # Upstream takes an array NAME.npy beside an image instead of it; below a file there is none.
     dataset.npy_files = [Path(file) / "array" for file in dataset.im_files]
     return dataset
-
-
-@contextmanager
-def _images_stay_unchanged() -> Iterator[None]:
-    """Within it upstream's reader does not rewrite JPEGs that have bytes behind their end, as those of phones do."""
-    from utils import dataloaders
-
-    unsaved = SimpleNamespace(save=lambda *_, **__: None)
-    before = dataloaders.ImageOps
-    dataloaders.ImageOps = SimpleNamespace(exif_transpose=lambda image: unsaved)
-    try:
-        yield
-    finally:
-        dataloaders.ImageOps = before

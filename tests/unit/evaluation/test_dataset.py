@@ -27,7 +27,7 @@ def folder(tmp_path_factory):
 
 
 def test_items(folder):
-    dataset = ImageDataset([str(folder / "images/val")], 3, 64, single_cls=True)
+    dataset = ImageDataset(load_data(folder / "data.yaml").read("val"), 64, single_cls=True)
     image, labels, path, shapes, masks = dataset[0]
     assert masks is None
     assert image.shape == (3, 64, 64)
@@ -35,7 +35,7 @@ def test_items(folder):
     entry = cv2.imread(path)[:, :, ::-1]
     np.testing.assert_array_equal(image.permute(1, 2, 0), entry)  # 64×64 needs no resizing
     assert (labels[:, 1] == 0).all()  # single class
-    np.testing.assert_allclose(labels[:, 2:], dataset.images[0].labels[:, 1:], atol=1e-6)
+    np.testing.assert_allclose(labels[:, 2:], dataset.images[0].labels.rows[:, 1:], atol=1e-6)
     assert shapes[0] == (64, 64)
 
 
@@ -76,24 +76,21 @@ def test_workers_give_the_same_batches(folder):
 
 
 def test_limit_takes_images_evenly_spread(folder):
-    dataset = ImageDataset([str(folder / "images/val")], 3, 64, limit=3)
-    assert [Path(image.path).stem[-2:] for image in dataset.images] == ["01", "10", "20"]
-    assert len(ImageDataset([str(folder / "images/val")], 3, 64, limit=99)) == 20
+    data = load_data(folder / "data.yaml")
+    assert [Path(image.path).stem[-2:] for image in data.read("val", 3).images] == ["01", "10", "20"]
+    assert len(data.read("val", 99).images) == 20
 
 
 def test_keep_takes_only_the_images_that_it_holds_for(folder):
     files = find_images([str(folder / "images/val")])
     kept = files[1::3]
-    dataset = ImageDataset([str(folder / "images/val")], 3, 64, keep=kept.__contains__)
+    data = load_data(folder / "data.yaml")
+    dataset = ImageDataset(data.read("val"), 64, keep=kept.__contains__)
     assert [one.path for one in dataset.images] == kept
-    limited = ImageDataset([str(folder / "images/val")], 3, 64, keep=kept.__contains__, limit=2)
-    assert [one.path for one in limited.images] == [kept[0], kept[-1]]
-    loader = make_loader(
-        load_data(folder / "data.yaml"), "val", imgsz=64, batch_size=3, workers=0, shuffle=True, keep=kept.__contains__
-    )
+    loader = make_loader(data, "val", imgsz=64, batch_size=3, workers=0, shuffle=True, keep=kept.__contains__)
     assert sorted(one for batch in loader for one in batch.paths) == kept
-    with pytest.raises(DataError, match="none is left"):
-        ImageDataset([str(folder / "images/val")], 3, 64, keep=lambda _: False)
+    with pytest.raises(DataError, match="'val'"):
+        ImageDataset(data.read("val"), 64, keep=lambda _: False)
 
 
 def test_batches_that_are_given_together_come_after_a_first_one_alone():

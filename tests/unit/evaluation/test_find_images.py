@@ -6,16 +6,14 @@ import logging
 import os
 from pathlib import Path
 
-import cv2
-import numpy as np
 import pytest
-from known_images import SQUARE, KnowingModel, export_answers, write_set
+from known_images import SQUARE, KnowingModel, damaged_png, export_answers, write_set
 
 import val_trt
 from utils.core.errors import DataError
 from utils.evaluation.coco import TextWriter
 from utils.evaluation.data_yaml import load_data
-from utils.evaluation.dataset import ImageDataset, make_loader
+from utils.evaluation.dataset import make_loader
 from utils.evaluation.images import find_images
 
 pytestmark = pytest.mark.timeout(120)
@@ -81,7 +79,7 @@ def test_labels_that_cannot_be_read_are_not_taken_for_none(folder, make, place):
     else:
         (folder / place).symlink_to(folder / place)
     with pytest.raises(DataError, match=place) as caught:
-        ImageDataset([str(folder / "images/val")], 3, 64)
+        load_data(folder / "data.yaml").read("val")
     assert "\n" not in str(caught.value)
 
 
@@ -93,14 +91,9 @@ def test_images_that_are_no_files_are_left_out(folder):
     for path, make in zip(paths, (os.mkdir, lambda path: os.symlink(path, path)), strict=False):
         os.unlink(path)
         make(path)
-    dataset = ImageDataset([str(folder / "images/val")], 3, 64)
-    assert dataset.left_out == [f"{paths[1]}: Too many levels of symbolic links"]  # a folder is looked into
-    assert len(dataset) == 2
-
-
-def truncated_png() -> bytes:
-    noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)
-    return cv2.imencode(".png", noise)[1].tobytes()[:6000]
+    split = load_data(folder / "data.yaml").read("val")
+    assert split.left_out == [f"{paths[1]}: Too many levels of symbolic links"]  # a folder is looked into
+    assert len(split.images) == 2
 
 
 def test_images_none_of_which_can_be_decoded_are_said_to_be_that(folder):
@@ -108,7 +101,7 @@ def test_images_none_of_which_can_be_decoded_are_said_to_be_that(folder):
 
     for path in images_of(folder):
         with open(path, "wb") as file:
-            file.write(truncated_png())
+            file.write(damaged_png())
     loader = make_loader(load_data(folder / "data.yaml"), "val", imgsz=64, batch_size=2, workers=0)
     with pytest.raises(DataError, match=r"none of the 4 images can be decoded, although .*; the first: .*0001\.png"):
         list(image_batches(loader))
@@ -118,7 +111,7 @@ def test_images_none_of_which_can_be_decoded_are_said_to_be_that(folder):
 def test_images_that_cannot_be_decoded_among_good_ones_are_counted_once(folder, caplog, shuffle):
     from utils.jobs.inputs import image_batches
 
-    Path(images_of(folder)[0]).write_bytes(truncated_png())
+    Path(images_of(folder)[0]).write_bytes(damaged_png())
     data = load_data(folder / "data.yaml")
     loader = make_loader(data, "val", imgsz=64, batch_size=3, workers=0, shuffle=shuffle)
     caplog.clear()
@@ -165,7 +158,7 @@ def test_files_whose_drawings_have_one_name(folder, draw, tmp_path):
 @pytest.mark.parametrize("content", [b"none", b"", b"\0\0\0\x18ftypmp42\0\0\0\0mp42isom\0\0\0\x08mdat"])
 @pytest.mark.parametrize("name", ["a.mp4", "a.avi", "a.png"])
 def test_a_source_that_cannot_be_decoded_leaves_nothing(draw, tmp_path, name, content):
-    (tmp_path / name).write_bytes(truncated_png() if content and name == "a.png" else content)
+    (tmp_path / name).write_bytes(damaged_png() if content and name == "a.png" else content)
     code, _, err = draw("--source", tmp_path / name)
     assert (code, err) == (2, f"error: {tmp_path / name} cannot be decoded\n")
     assert not list((tmp_path / "made/runs").iterdir())

@@ -72,30 +72,24 @@ def test_a_polygon_lies_where_the_letterbox_puts_it():
 def test_polygons_are_read_with_the_boxes_that_a_detector_gets(tmp_path):
     file = tmp_path / "a.txt"
     file.write_text("1 0.5 0.5 0.7 0.5 0.6 0.9\n\n0 0.1 0.1 0.3 0.1 0.3 0.4 0.1 0.4\n1 0.6 0.9 0.7 0.5 0.5 0.5\n")
-    labels, polygons = read_labels(file, 2, polygons=True)
-    np.testing.assert_array_equal(labels, read_labels(file, 2)[0])
+    labels, polygons, *_ = read_labels(file, 2)
     np.testing.assert_allclose(labels, [[0, 0.2, 0.25, 0.2, 0.3], [1, 0.6, 0.7, 0.2, 0.4]], atol=1e-6)
     assert [one.tolist() for one in polygons] == [  # of two with one box the first stays
         np.array(rows, np.float32).tolist()
         for rows in ([[0.1, 0.1], [0.3, 0.1], [0.3, 0.4], [0.1, 0.4]], [[0.5, 0.5], [0.7, 0.5], [0.6, 0.9]])
     ]
     file.write_text("")
-    labels, polygons = read_labels(file, 2, polygons=True)
+    labels, polygons, *_ = read_labels(file, 2)
     assert (labels.shape, polygons) == ((0, 5), ())
 
 
-@pytest.mark.parametrize(
-    ("lines", "number"),
-    [("0 0.5 0.5 0.2 0.2\n", 1), ("0 0.1 0.1 0.3 0.1 0.3 0.4\n\n0 0.1 0.1 0.9 0.9\n", 3)],  # a two-point polygon, too
-)
-def test_a_box_is_no_outline(tmp_path, lines, number):
-    file = tmp_path / "a.txt"
+@pytest.mark.parametrize("lines", ["0 0.5 0.5 0.2 0.2\n", "0 0.1 0.1 0.3 0.1 0.3 0.4\n\n0 0.1 0.1 0.9 0.9\n"])
+def test_a_box_is_no_outline(tmp_path, lines):
+    write_outlined_set(tmp_path, 3, SQUARE)
+    file = tmp_path / "labels/val/000000000002.txt"
     file.write_text(lines)
-    assert len(read_labels(file, 1)[0])
-    with pytest.raises(
-        DataError, match=rf"a\.txt, line {number}: a box, and a network for segmentation needs outlines"
-    ):
-        read_labels(file, 1, polygons=True)
+    with pytest.raises(DataError, match=rf"outlines, and 1 images of 'val' have boxes.*{file}"):
+        make_loader(load_data(tmp_path / "data.yaml"), "val", imgsz=64, batch_size=2, workers=0, mask_stride=4)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

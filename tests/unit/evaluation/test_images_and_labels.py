@@ -8,13 +8,15 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from known_images import write_set
+from known_images import damaged_png, write_set
+from PIL import Image
 
 from utils.core.errors import DataError
 from utils.evaluation import images as images_module
 from utils.evaluation.batch import collate
+from utils.evaluation.data_yaml import load_data
 from utils.evaluation.dataset import ImageDataset
-from utils.evaluation.images import decode, find_images, label_file, read_labels
+from utils.evaluation.images import decode, find_images, label_file, read_images, read_labels
 
 
 def test_find_images_in_folders_and_lists(tmp_path, monkeypatch):
@@ -47,48 +49,126 @@ def test_labels(tmp_path):
     file = tmp_path / "a.txt"
     file.write_text("1 0.5 0.5 0.25 1\n\n0 0.1 0.2 0.5 0.2 0.5 0.6 0.1 0.6\n1 0.5 0.5 0.25 1\n")
     expected = [[0, 0.3, 0.4, 0.4, 0.4], [1, 0.5, 0.5, 0.25, 1]]
-    np.testing.assert_allclose(read_labels(file, 2)[0], expected, atol=1e-6)
+    labels = read_labels(file, 2)
+    np.testing.assert_allclose(labels.rows, expected, atol=1e-6)
+    assert (labels.bad, labels.clipped, labels.boxes) == ((), (), 2)
     file.write_text("\n")
-    assert read_labels(file, 2)[0].shape == (0, 5)
+    assert read_labels(file, 2).rows.shape == (0, 5)
+    assert read_labels(tmp_path / "none.txt", 2) is None
 
 
 @pytest.mark.parametrize(
     "line",
-    ["1 0.5 0.5 0.1", "2 0.5 0.5 0.1 0.1", "-1 0.5 0.5 0.1 0.1", "0.5 0.5 0.5 0.1 0.1", "nan 0.5 0.5 0.1 0.1",
-     "1 0.5 1.5 0.1 0.1", "1 0.5 nan 0.1 0.1", "1 0.5 -0.5 0.1 0.1", "cat 0.5 0.5 0.1 0.1"],
+    ["1 0.5 0.5 0.1", "2 0.5 0.5 0.1 0.1", "-1 0.5 0.5 0.1 0.1", "0.5 0.5 0.5 0.1 0.1", "nan 0.5 0.5 0.1 0.1", " ",
+     "1 0.5 1.5 0.1 0.1", "1 0.5 nan 0.1 0.1", "1 0.5 -0.5 0.1 0.1", "cat 0.5 0.5 0.1 0.1", "1 0.5 0.5 0.1 0.1 0.93",
+     "1 0.5 1.011 0.1 0.1", "1 0.5 0.5 -0.001 0.1", "1 1.009 0.5 0.002 0.1", "1 0.1 0.1 1.2 0.1 1.2 0.5 2 0.5"],
 )  # fmt: skip
-def test_a_bad_label_names_its_file_and_line(tmp_path, line):
-    file = tmp_path / "a.txt"
-    file.write_text(f"0 0.5 0.5 0.1 0.1\n{line}\n")
-    with pytest.raises(DataError) as caught:
-        read_labels(file, 2)
-    assert f"{file}, line 2" in str(caught.value)
+def test_bad_labels_are_counted_and_leave_their_image_out_or_are_an_error(tmp_path, line, caplog):
+    write_set(tmp_path, 8, names=("cat", "dog"))
+    files = sorted((tmp_path / "labels/val").iterdir())
+    for file in files[:6]:
+        file.write_text(f"0 0.5 0.5 0.1 0.1\n{line}\n{line}\n1 0.5 0.5 0.1 0.1\n")
+    with caplog.at_level(logging.INFO):
+        data = load_data(tmp_path / "data.yaml")
+        split = data.read("val")
+        data.read("val"), data.read("val", 3)
+    first = f"labels/val/{files[0].name}, line 2: "
+    (counts,) = data.counts()
+    assert (counts.images, counts.left_out, counts.bad_label_lines) == (2, 6, 12)
+    assert counts.first["left_out"].startswith(first)
+    assert split.left_out[5].startswith(f"{files[5]}, line 2: ")
+    assert caplog.messages[0] == str(counts)
+    shown = [message.split(",")[0].strip() for message in caplog.messages[1:]]
+    assert shown == [f"labels/val/{file.name}" for file in files[:5]]
+    assert ("confidence" in counts.first["left_out"]) == (line.count(" ") == 5)
+    with pytest.raises(DataError, match=f"--strict-labels.* 12; the first: {files[0]}, line 2"):
+        load_data(tmp_path / "data.yaml", strict_labels=True).read("val")
+
+
+@pytest.mark.parametrize(
+    ("line", "box"),
+    [("0 1.005 0.5 0.1 0.2", (0.9775, 0.5, 0.045, 0.2)), ("0 0.5 0.5 1.02 1", (0.5, 0.5, 1, 1)),
+     ("0 -0.01 -0.004 0.1 0.1", (0.02, 0.023, 0.04, 0.046)),
+     ("0 -0.01 0.1 1.01 0.1 1.01 0.5", (0.5, 0.3, 1, 0.4))],
+)  # fmt: skip
+def test_a_label_a_little_outside_is_clipped_and_counted(tmp_path, line, box):
+    write_set(tmp_path, 3)
+    file = tmp_path / "labels/val/000000000002.txt"
+    file.write_text(f"{line}\n")
+    data = load_data(tmp_path / "data.yaml")
+    labels = data.read("val").images[1].labels
+    np.testing.assert_allclose(labels.rows[0, 1:], box, atol=1e-6)
+    assert all(polygon.min() >= 0 and polygon.max() <= 1 for polygon in labels.polygons)
+    assert (data.counts()[0].clipped_labels, data.counts()[0].left_out) == (1, 0)
+    with pytest.raises(DataError, match=rf"--strict-labels.* 1; the first: {file}, line 1"):
+        load_data(tmp_path / "data.yaml", strict_labels=True).read("val")
+
+
+def test_what_upstream_accepts_is_not_clipped_here(tmp_path):
+    """Corners may lie outside where the box itself is made of fractions; the evaluation clips them, as upstream's."""
+    (tmp_path / "a.txt").write_text("0 0.9 0.5 0.6 0.2\n1 0.4 0.1 1.2 0.1 1.2 0.5\n0 0.5 0.5 0.1 0.1\n")
+    labels = read_labels(tmp_path / "a.txt", 2)
+    np.testing.assert_allclose(labels.rows[1:, 1:], [(0.9, 0.5, 0.6, 0.2), (0.8, 0.3, 0.8, 0.4)], atol=1e-6)
+    assert (labels.bad, labels.clipped, labels.boxes, labels.polygons[2].max()) == ((), (), 2, np.float32(1.2))
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be"])
+def test_labels_and_lists_of_windows_programs(tmp_path, encoding):
+    write_set(tmp_path, 4)
+    expected = load_data(tmp_path / "data.yaml").read("val").images
+    for file in (tmp_path / "labels/val").iterdir():
+        file.write_bytes(file.read_text().encode(encoding))
+    names = [f"images\\val\\{Path(image.path).name}" for image in expected]
+    (tmp_path / "list.txt").write_bytes("\r\n".join(names).encode(encoding))
+    data = tmp_path / "data.yaml"
+    data.write_text(data.read_text().replace('"val": "images/val"', '"val": ".\\\\list.txt"'))
+    images = load_data(data).read("val").images
+    assert [image.path for image in images] == [image.path for image in expected]
+    for one, other in zip(images, expected, strict=True):
+        np.testing.assert_array_equal(one.labels.rows, other.labels.rows)
+
+
+def test_what_a_split_holds_is_one_line_with_first_names(tmp_path, caplog):
+    samples = write_set(tmp_path, 9)
+    files = [tmp_path / f"labels/val/00000000000{number}.txt" for number in range(1, 10)]
+    files[3].unlink(), files[5].unlink(), files[6].write_text("")
+    (tmp_path / "images/val/b.gif").write_bytes(b"GIF89a")
+    with caplog.at_level(logging.INFO):
+        data = load_data(tmp_path / "data.yaml")
+        data.read("val"), data.read("val")
+    objects = [len(sample.labels) for index, sample in enumerate(samples) if index not in (3, 5, 6)]
+    (counts,) = data.counts()
+    assert (counts.images, counts.objects, counts.backgrounds) == (9, sum(objects), 3 + objects.count(0))
+    assert (counts.without_a_label_file, counts.left_out) == (2, 1)
+    assert caplog.messages == [str(counts)]
+    for text in (f"objects {sum(objects)}", "(first: labels/val/000000000004.txt)", "(first: images/val/b.gif: "):
+        assert text in str(counts)
 
 
 def test_labels_are_sorted_and_each_is_there_once(tmp_path):
     rows = np.random.default_rng(0).integers(0, 3, (200, 5)) / np.array([1, 4, 4, 4, 4], np.float32)
     file = tmp_path / "a.txt"
     file.write_text("".join(" ".join(map(str, row)) + "\n" for row in rows))
-    np.testing.assert_array_equal(read_labels(file, 3)[0], np.unique(rows.astype(np.float32), axis=0))
+    np.testing.assert_array_equal(read_labels(file, 3).rows, np.unique(rows.astype(np.float32), axis=0))
 
 
 @pytest.mark.parametrize("slow", [60.0, 0.0])  # a disk that counts as fast: one after the other; slow: in threads
-def test_unreadable_images_are_left_out_and_reported(tmp_path, caplog, monkeypatch, slow):
+def test_unreadable_images_are_left_out_and_reported(tmp_path, monkeypatch, slow):
     monkeypatch.setattr(images_module, "FIRST", 2)
     monkeypatch.setattr(images_module, "SLOW", slow)
     write_set(tmp_path, 12)
     files = sorted((tmp_path / "images/val").iterdir())
     files[0].write_bytes(b"not an image")
     files[1].write_bytes(b"")
-    noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)
-    files[2].write_bytes(cv2.imencode(".png", noise)[1].tobytes()[:6000])  # only decoding can tell
+    files[2].write_bytes(damaged_png())
     cv2.imwrite(str(files[3]), np.zeros((5, 40, 3), np.uint8))
-    with caplog.at_level(logging.WARNING):
-        dataset = ImageDataset([str(tmp_path / "images/val")], 3, 64)
-    assert len(dataset) == 9
-    assert [line.split(": ")[0] for line in dataset.left_out] == [str(files[i]) for i in (0, 1, 3)]
-    assert "40x5 pixels, smaller than 10" in dataset.left_out[2]
-    assert caplog.text.count("left out") == 3
+    files[4].write_bytes(files[4].read_bytes()[:-9])
+    Image.new("RGB", (40, 20)).save(files[5], "GIF")
+    dataset = ImageDataset(load_data(tmp_path / "data.yaml").read("val"), 64)
+    assert len(dataset) == 7
+    assert [line.split(": ")[0] for line in dataset.split.left_out] == [str(files[i]) for i in (0, 1, 3, 4, 5)]
+    assert "40x5 pixels, smaller than 10" in dataset.split.left_out[2]
+    assert "GIF" in dataset.split.left_out[4]
     assert dataset[0][0] is None
     batch = collate([dataset[0], dataset[1], dataset[2]])
     images, labels, paths, shapes = batch.images, batch.labels, batch.paths, batch.shapes
@@ -99,27 +179,33 @@ def test_unreadable_images_are_left_out_and_reported(tmp_path, caplog, monkeypat
 
 def test_no_readable_image(tmp_path):
     (tmp_path / "a.jpg").write_bytes(b"x")
-    with pytest.raises(DataError, match=r"none of 1 image can be read; the first: .*a\.jpg: not an image"):
-        ImageDataset([str(tmp_path)], 1, 64)
+    with pytest.raises(DataError, match=r"none of 1 image can be used; the first: .*a\.jpg: not an image"):
+        read_images([str(tmp_path / "a.jpg")], 1)
 
 
 def test_missing_images_of_a_list_are_left_out(tmp_path):
     write_set(tmp_path, 2)
     (tmp_path / "list.txt").write_text("images/val/000000000001.png\nimages/val/nowhere.png\n")
-    dataset = ImageDataset([str(tmp_path / "list.txt")], 3, 64)
-    assert dataset.left_out == [f"{tmp_path}/images/val/nowhere.png: No such file or directory"]
+    split = read_images(find_images([str(tmp_path / "list.txt")]), 3)
+    assert split.left_out == [f"{tmp_path}/images/val/nowhere.png: No such file or directory"]
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "tif", "bmp"])
 def test_exif_orientation_is_followed_where_opencv_follows_it(tmp_path, suffix):
     """It always does for JPEG, and from version 5 on for PNG and WebP."""
-    from PIL import Image
-
     exif = Image.Exif()
     exif[0x0112] = 6
     Image.new("RGB", (40, 20), (255, 0, 0)).save(tmp_path / f"a.{suffix}", exif=exif)
     decoded = decode(str(tmp_path / f"a.{suffix}")).shape[:2]
     assert suffix != "jpg" or decoded == (40, 20)
-    dataset = ImageDataset([str(tmp_path)], 1, 64, stride=32, rect=True, pad=0)
+    dataset = ImageDataset(read_images(find_images([str(tmp_path)]), 1), 64, stride=32, rect=True, pad=0)
     assert dataset.images[0].size == decoded[::-1]
     assert dataset[0][3][0] == decoded
+
+
+@pytest.mark.parametrize("missing", [1, 2, 30, 600])
+def test_a_jpeg_without_its_last_bytes_is_decoded_as_imread_does(tmp_path, missing):
+    noise = cv2.resize(np.random.default_rng(0).integers(0, 255, (9, 9, 3), np.uint8), (120, 80))
+    file = tmp_path / "a.jpg"
+    file.write_bytes(cv2.imencode(".jpg", noise)[1].tobytes()[:-missing])
+    np.testing.assert_array_equal(decode(str(file)), cv2.imread(str(file)))

@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from known_images import SQUARE, export_answers, numbers
+from known_images import SQUARE, damaged_png, export_answers, numbers
 from known_sets import CONFIG, NAMES, Known
 
 from utils.core.errors import DataError
@@ -110,22 +110,22 @@ def test_images_that_cannot_be_read_are_counted(tmp_path, caplog):
     known = Known(tmp_path, SQUARE, 12)
     paths = [sample.path for sample in known.samples]
     paths[0].write_bytes(b"no image")
-    noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)
     for path in paths[4:9]:  # one whole batch, and more
-        path.write_bytes(cv2.imencode(".png", noise)[1].tobytes()[:6000])
+        path.write_bytes(damaged_png())
     with caplog.at_level(logging.INFO):
         result = known.evaluate(replace(CONFIG, batch_size=4))
     assert result.images == 6
     assert result.instances == sum(len(known.samples[i].labels) for i in (1, 2, 3, 9, 10, 11))
     assert len(result.left_out) == 6
-    assert "6 images were left out" in caplog.text
+    assert "6 images left out" in caplog.text
+    (counts,) = known.data.counts()
+    assert (counts.images, counts.objects, counts.left_out) == (6, result.instances, 6)
 
 
 def test_nothing_can_be_decoded(tmp_path):
     known = Known(tmp_path, SQUARE, 2)
-    noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)
     for sample in known.samples:
-        sample.path.write_bytes(cv2.imencode(".png", noise)[1].tobytes()[:6000])
+        sample.path.write_bytes(damaged_png())
     with pytest.raises(DataError, match="no image could be decoded"):
         known.evaluate()
 
@@ -137,6 +137,7 @@ def test_no_label_files(tmp_path):
     with pytest.raises(DataError, match=r"no image of 'val' has a label file; expected.*labels/val/000000000001\.txt"):
         known.evaluate()
     (tmp_path / "labels/val/000000000001.txt").write_text("")
+    known.data.parts.clear()  # as a new run reads it
     result = known.evaluate()
     assert (result.ap, result.instances, result.per_class) == (0, 0, ())
 
