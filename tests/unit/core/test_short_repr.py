@@ -59,5 +59,5 @@ def test_no_message_counts_one_of_something_in_the_plural():
     counted = re.compile(rf"\bf\".*\{{[^{{}}:!]+\}} ({NOUNS.replace(' ', '|')})\b(?!')")
     files = [*root.glob("*.py"), *(path for part in ("utils", "models") for path in (root / part).rglob("*.py"))]
     lines = [f"{file.name}: {line.strip()}" for file in files for line in file.read_text().splitlines()
-             if counted.search(line)]  # fmt: skip
+             if counted.search(line) and "{split} images" not in line]  # fmt: skip
     assert not lines
