@@ -17,6 +17,7 @@ from utils.core.errors import DataError
 from utils.core.files import read_yaml
 from utils.core.score import SplitCounts
 from utils.core.strict_model import StrictModel, validate
+from utils.core.text import plural
 from utils.evaluation.images import SplitImages, list_images, read_images
 
 logger = logging.getLogger(__name__)
@@ -124,7 +125,7 @@ class DataConfig:
             chosen, name = files, split
             if limit is not None and limit < len(files):
                 chosen = [files[i] for i in np.linspace(0, len(files) - 1, max(limit, 1)).astype(int)]
-                name = f"{split} ({len(chosen)} of {len(files)} images)"
+                name = f"{split} ({len(chosen)} of {plural(len(files), 'image')})"
             part = read_images(chosen, self.nc, name=name, progress=progress)
             part.left_out += [f"{file}: {Path(file).suffix} is not read; convert it to PNG or JPEG" for file in others]
             if limit is None or not any(read == split for read, _ in self.parts):

@@ -29,6 +29,7 @@ from tqdm import tqdm
 from utils.core import distributed
 from utils.core.device import cpu_cores
 from utils.core.errors import CheckpointError, DataError, InputError
+from utils.core.text import plural
 from utils.evaluation.batch import Item, collate
 from utils.evaluation.data_yaml import DataConfig
 from utils.evaluation.gt_masks import packed_truth
@@ -80,7 +81,7 @@ class ImageDataset(Dataset[Item]):
             ]
         ):
             raise DataError(
-                f"a network for segmentation needs outlines, and {len(boxes)} images of '{split.name}' have boxes as "
+                f"a network for segmentation needs outlines, and {plural(len(boxes), 'image')} of '{split.name}' have boxes as "
                 f"labels; expected a class and a polygon x1 y1 x2 y2 x3 y3 ...; the first: {label_file(boxes[0].path)}"
             )
         self.mask_stride = mask_stride
