@@ -81,7 +81,8 @@ class ImageDataset(Dataset[Item]):
             ]
         ):
             raise DataError(
-                f"a network for segmentation needs outlines, and {plural(len(boxes), 'image')} of '{split.name}' have boxes as "
+                f"a network for segmentation needs outlines, and "
+                f"{plural(len(boxes), 'image')} of '{split.name}' have boxes as "
                 f"labels; expected a class and a polygon x1 y1 x2 y2 x3 y3 ...; the first: {label_file(boxes[0].path)}"
             )
         self.mask_stride = mask_stride
@@ -122,7 +123,7 @@ def images_to_keep(split: SplitImages, keep: Callable[[str], bool] | None) -> li
     """The images of a split for whose path `keep` holds; raises `DataError` if there is none."""
     images = [image for image in split.images if keep is None or keep(image.path)]
     if not images:
-        raise DataError(f"not one of the {len(split.images)} images of '{split.name}' takes part here")
+        raise DataError(f"not one of the images of '{split.name}' takes part here, of {len(split.images)}")
     return images
 
 
