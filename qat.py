@@ -24,13 +24,6 @@ from utils.jobs.options import CalibrateOptions, EvalOptions, QatOptions, Quanti
 
 logger = logging.getLogger(__name__)
 
-# What each command writes into its run folder.
-WRITTEN: dict[type[QatOptions], tuple[str, ...]] = {
-    QuantizeOptions: ("weights/last.pt", "weights/ptq_*.pt", "weights/qat_*.pt", "report.*", "placement.txt", "*.png"),
-    SensitiveOptions: ("state.json", "summary-sensitive-analysis.json", "*.png", "recipe.yaml", "report.json"),
-    CalibrateOptions: ("calibration.json", "recipe.yaml", "report.*", "*.png"),
-    EvalOptions: ("report.json", "*_predictions.json"),
-}
 OF_TRAINING = ("hyp", "epochs", "iters", "lr", "train", "supervision", "supervision_stride", "teacher")
 
 
@@ -71,13 +64,15 @@ def evaluate_command(options: EvalOptions) -> None:
 
 def check_command(options: QatOptions) -> None:
     """Refuse a new run without its files, or one that would overwrite what it reads."""
+    if getattr(options, "unlabelled", False) and not isinstance(options, QuantizeOptions):
+        raise InputError("--unlabelled is for quantize; calibrate and sensitive compare by AP, which needs labels")
     if getattr(options, "resume", None) is not None:
         return
     if not options.weights:
         raise InputError("--weights is missing; give the checkpoint")
     read = {name: getattr(options, name, None) for name in ("weights", "data", "recipe", "hyp", "profile", "teacher")}
     check_files(**read)
-    refuse_overwrite_in(options.project, options.name, options.exist_ok, WRITTEN[type(options)], read.values())
+    refuse_overwrite_in(options.project, options.name, options.exist_ok, options.WRITTEN, read.values())
     need("torch")
     if read["hyp"] and not isinstance(options, QuantizeOptions):
         logger.warning("--hyp %s is checked only: these images are not augmented", read["hyp"])

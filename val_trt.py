@@ -49,10 +49,12 @@ def evaluate_or_draw(options: ValOptions) -> None:
             visualize.run(options, sources, folder)
         return
     check_files(data=options.data)
+    if not options.data and not options.network.lower().endswith(".pt"):
+        raise InputError("--data was not given; give the dataset's YAML")
     need_for(options.network)
-    outputs = ("report.json", "study_*.txt", "*_predictions.json")
-    refuse_overwrite_in(options.project, options.name, options.exist_ok, outputs, [options.network, options.data])
-    with new_run(options.project, options.name, options.exist_ok) as folder:
+    read = [options.network, options.data]
+    refuse_overwrite_in(options.project, options.name, options.exist_ok, options.WRITTEN, read)
+    with new_run(options.project, options.name, options.exist_ok, options.WRITTEN) as folder:
         from utils.jobs import evaluate_file
 
         evaluate_file.run(options, command_line(), folder)

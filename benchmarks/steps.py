@@ -204,7 +204,9 @@ def read_times(path: Path) -> dict[str, Any]:
 
 def parser_of(kind: type[Options], about: str) -> argparse.ArgumentParser:
     """The command line of a program, without what stands behind `--`."""
-    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     add_options(parser, kind)
     return parser
 

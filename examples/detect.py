@@ -176,7 +176,9 @@ def _cuda(answer: tuple[Any, ...]) -> Any:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("engine", type=Path)
     parser.add_argument("source", type=Path, help="a folder of images, an image, or a video")
     parser.add_argument("--output", type=Path, default=Path("drawn"), help="folder (default: drawn)")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -287,7 +287,7 @@ def convert(training: upstream.FloatCheckpoint, variant: Variant) -> upstream.Fl
     model.names = dict(training.names)
     model.nc = training.nc
     model.stride = model.model[-1].stride = torch.as_tensor(training.model.stride).clone()
-    return upstream.FloatCheckpoint(model, dict(training.names), training.nc, training.stride, dict(model.yaml))
+    return replace(training, model=model, names=dict(training.names), yaml=dict(model.yaml))
 
 
 def largest_difference(training: nn.Module, deployed: nn.Module, device: torch.device) -> float:
@@ -343,13 +343,15 @@ def is_rounded_by_half(model: nn.Module, where: str | Path) -> bool:
     return changed
 
 
-def save_converted(path: str | Path, model: nn.Module) -> None:
+def save_converted(path: str | Path, deployed: upstream.FloatCheckpoint) -> None:
     """Write a network as upstream's `train.py` leaves its best one: half precision, without optimizer.
 
-    Upstream's scripts load it. `model` is turned to half precision.
+    Upstream's scripts load it. Of the training's options it keeps the image size and the dataset. The network itself is
+    turned to half precision.
     """
-    model = model.cpu().half()
+    model = deployed.model.cpu().half()
     for parameter in model.parameters():
         parameter.requires_grad = False
-    keys = ("best_fitness", "ema", "updates", "optimizer", "opt", "git", "date")
-    save_torch({"epoch": -1, "model": model, **dict.fromkeys(keys)}, path)
+    keys = ("best_fitness", "ema", "updates", "optimizer", "git", "date")
+    opt = {"imgsz": deployed.imgsz, "data": deployed.data}
+    save_torch({"epoch": -1, "model": model, "opt": opt, **dict.fromkeys(keys)}, path)

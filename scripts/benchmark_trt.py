@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from utils.cli import command_line, run_program
 from utils.core.errors import DependencyError, InputError
-from utils.core.files import refuse_overwrite, refuse_overwrite_in
+from utils.core.files import check_file, refuse_overwrite, refuse_overwrite_in
 from utils.core.options import (
     IMAGE_SIZE_FLAGS,
     BatchSize,
@@ -98,6 +98,8 @@ def main(options: BenchmarkOptions) -> int:
     others = [file for file in options.files if file not in checkpoints]
     on_cpu = options.device.strip().lower() == "cpu"
     engines = bool(others or options.baseline) and not on_cpu
+    for file in (*others, *options.baseline):
+        check_file(file, "expected an ONNX file or an engine")
     if engines:
         need_tensorrt()
     need("torch", "onnx", *(["onnxruntime"] if on_cpu and (others or options.baseline) else []))

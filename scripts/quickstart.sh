@@ -162,7 +162,7 @@ quantize() {
     --iters "$iters" --project "$(dirname "$run")" --name "$(basename "$run")" --exist-ok)
   [ "$resume" = no ] || arguments+=(--resume "$run")
   run_part "1/4 quantize: float, PTQ, QAT" program qat.py quantize "${arguments[@]}" || exit $?
-  local found=("$run"/weights/qat_best_*.pt)
+  local found=("$run"/weights/qat_best*.pt)
   best=${found[0]}
 }
 

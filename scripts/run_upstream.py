@@ -49,12 +49,16 @@ def main() -> int:
         problem = f"{script} does not exist; " if program else ""
         print(f"error: {problem}name a program of the checkout, such as train.py (-h says more)", file=sys.stderr)
         return 2
-    from utils import upstream
+    import utils.cli  # noqa: F401  # it says what to do where no environment is active
     from utils.core.errors import InputError
-    from utils.upstream import shims
-    from utils.upstream.checkout import import_upstream
+    from utils.jobs.open import need
 
     try:
+        need("torch")
+        from utils import upstream
+        from utils.upstream import shims
+        from utils.upstream.checkout import import_upstream
+
         import_upstream()
         logging.getLogger("yolov5").setLevel(logging.INFO)
         shims.load_safely_by_default(upstream.read_checkpoint)

@@ -16,11 +16,11 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 
 import logging
 from collections.abc import Sequence
-from pathlib import Path
+from glob import escape
 
 from utils.cli import run_program
 from utils.core.errors import InputError
-from utils.core.files import refuse_overwrite
+from utils.core.files import refuse_overwrite_in
 from utils.jobs.open import need
 from utils.serving.options import TritonClientOptions
 
@@ -35,9 +35,7 @@ def main(options: TritonClientOptions) -> None:
     from utils.evaluation.images import find_sources, target_names
 
     files = find_sources([options.source])
-    if options.exist_ok:
-        targets = [Path(options.project) / options.name / name for name in target_names(files)]
-        refuse_overwrite(targets, files, "choose another --name or --project")
+    refuse_overwrite_in(options.project, options.name, options.exist_ok, map(escape, target_names(files)), files)
     from utils.core.run_folder import new_run
     from utils.jobs.visualize import Artist, show
     from utils.serving.runner import TritonRunner

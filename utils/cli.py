@@ -20,6 +20,7 @@ import contextlib
 import difflib
 import errno
 import gc
+import importlib.util
 import os
 import re
 import shlex
@@ -27,15 +28,13 @@ import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
-try:
-    import pydantic  # noqa: F401
-except ImportError:
-    advice = "activate the environment (. .venv/bin/activate), or make it with install_dependencies.sh"
-    sys.stderr.write(f"error: {sys.executable} has no pydantic; {advice}\n")
+from utils.core.errors import ENVIRONMENT, QatError, removed
+
+if missing := [name for name in ("pydantic", "filelock", "numpy", "yaml") if importlib.util.find_spec(name) is None]:
+    sys.stderr.write(f"error: {sys.executable} has no {missing[0]}; {ENVIRONMENT}\n")
     sys.exit(2)
 
 from utils.core import distributed
-from utils.core.errors import QatError, removed
 from utils.core.logging import setup_logging
 from utils.core.options import Options, add_options
 from utils.core.text import printable
@@ -49,6 +48,9 @@ class Terminated(KeyboardInterrupt):
 
 class Parser(argparse.ArgumentParser):
     """Says in one line what is wrong with the command line, and what to use instead of an option that was removed."""
+
+    def __init__(self, *words: Any, **settings: Any) -> None:
+        super().__init__(*words, **{**settings, "allow_abbrev": False})
 
     def error(self, message: str) -> NoReturn:
         """End the program, as argparse does."""

@@ -19,7 +19,7 @@ from models.quantize.recipe import Recipe
 from utils.core import checkpoints
 from utils.core.errors import CheckpointError, InputError
 from utils.core.files import save_torch
-from utils.core.input_spec import LARGEST_SIDE
+from utils.core.input_spec import side_in
 from utils.core.text import short_repr
 from utils.upstream.description import HEADS, check_description, check_head
 
@@ -44,8 +44,12 @@ class QuantizedCheckpoint:
     @property
     def imgsz(self) -> int | None:
         """Side of the images that it was calibrated on, in pixels; None where the file does not say it."""
-        found = self.extra.get("imgsz")
-        return found if type(found) is int and 1 <= found <= LARGEST_SIDE else None
+        return side_in(self.extra)
+
+    @property
+    def data(self) -> str | None:
+        """The dataset's YAML that it was quantized with; None where the file does not say it."""
+        return self.extra.get("data") and str(self.extra["data"])
 
 
 def save(

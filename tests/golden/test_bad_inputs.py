@@ -14,8 +14,8 @@ from random_networks import TINY, random_network, save_float, save_quantized
 
 Q, S, C, E = ("qat.py quantize", "qat.py sensitive", "qat.py calibrate", "qat.py eval")
 X, DS, V, R = ("export_qat.py", "export_yoloV9.py", "val_trt.py", "reparameterization.py")
-B, T, L, M, P = (f"scripts/{name}.py" for name in ("build_engine", "benchmark_trt", "inspect_engine", "make_report",
-                                                   "make_triton"))  # fmt: skip
+B, T, L, M, P, U = (f"scripts/{name}.py" for name in ("build_engine", "benchmark_trt", "inspect_engine", "make_report",
+                                                      "make_triton", "run_upstream"))  # fmt: skip
 FEW = "--weights float.pt --data data.yaml --imgsz 64 --workers 0 --device cpu"
 CASES = [  # program, arguments, what the line names
     (Q, "--weights missing.pt --data data.yaml", "missing.pt"),
@@ -78,6 +78,7 @@ CASES = [  # program, arguments, what the line names
     (V, "--engine-file missing.onnx --data data.yaml", "missing.onnx"),
     (R, "--weights float.pt --save float.pt", "float.pt"),
     (R, "--weights text.pt", "text.pt"),
+    (U, "val.py --weights int8.pt --data data.yaml --device cpu", "int8.pt"),
     (B, "missing.onnx", "missing.onnx"),
     (T, "missing.engine --batch-size 1", "missing.engine"),
     (L, "missing.engine", "missing.engine"),

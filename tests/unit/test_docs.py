@@ -59,7 +59,7 @@ def bash(line: str) -> str:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        (bash("python qat.py quantize --weight a.pt --epoch-count 3"), "unrecognized arguments: --epoch-count 3"),
+        (bash("python qat.py quantize --weight a.pt"), "unrecognized arguments: --weight a.pt"),
         (bash("python qat.py train --weights a.pt"), "invalid choice: 'train'"),
         (bash("python reparameterization.py --save a.pt"), "required: --weights"),
         (bash("cd yolov9 && python quantize.py"), "quantize.py is no program of this repository"),

@@ -11,8 +11,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = sorted([*ROOT.glob("models/**/*.py"), *ROOT.glob("utils/**/*.py")])
-UPSTREAM = {"train.py", "train_dual.py", "val.py", "export.py", "models/common.py", "models/experimental.py",
-            "models/yolo.py", "utils/general.py", "utils/__init__.py", "model.py"}  # fmt: skip
+UPSTREAM = {"detect.py", "train.py", "train_dual.py", "val.py", "export.py", "model.py", "models/common.py",
+            "models/experimental.py", "models/yolo.py", "utils/general.py", "utils/__init__.py"}  # fmt: skip
 NAME = re.compile(r"(?<![\w./*-])[\w/]+\.(?:py|sh)\b")
 
 

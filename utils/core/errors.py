@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+ENVIRONMENT = "activate the environment (. .venv/bin/activate), or make it with install_dependencies.sh"  # what to do
+
 
 def no_file(path: str | Path, expected: str) -> str:
     """The message for a path at which there is no regular file, and what was expected there."""

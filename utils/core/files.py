@@ -15,6 +15,7 @@ import io
 import itertools
 import json
 import os
+import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,6 +37,7 @@ EXPECTED = {
     "profile": "a JSON with an engine's layer times",
     "cfg": "a model YAML such as models/detect/gelan-c.yaml",
 }
+NOT_WEIGHTS = {".onnx": "an ONNX file", ".engine": "a TensorRT engine", ".plan": "a TensorRT engine"}
 
 
 def check_file(path: str | Path, expected: str, error: type[InputError] = InputError) -> Path:
@@ -59,6 +61,8 @@ def check_files(**files: str | Path | None) -> None:
     for option, path in files.items():
         if path and not os.path.isfile(path):
             raise InputError(f"--{option} {no_file(path, f'expected {EXPECTED[option]}')}")
+        if option in ("weights", "teacher") and (kind := NOT_WEIGHTS.get(Path(path or "").suffix.lower())):
+            raise InputError(f"--{option} {path} is {kind}; expected the .pt file that it was made from")
 
 
 def read_text(path: str | Path, expected: str, error: type[InputError] = InputError, *, errors: str = "ignore") -> str:
@@ -178,12 +182,20 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
 
 
 def check_writable(path: str | Path) -> None:
-    """Check, before long work, that a file can be written there; its folder is made.
+    """Check, before long work, that a file can be written there, or its missing folders be made; nothing is left there.
 
     Raises:
         InputError: it cannot.
     """
-    _temporary_file(Path(path)).unlink(missing_ok=True)
+    folder = Path(path).absolute().parent
+    try:
+        while not folder.exists():
+            folder = folder.parent
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        kind = QatError if error.errno in NO_ROOM else InputError
+        raise kind(f"cannot write {path}: {error.strerror}") from error
 
 
 def _temporary_file(path: Path) -> Path:
@@ -247,13 +259,16 @@ def file_hash(path: str | Path) -> str:
 def make_run_dir(project: str | Path, name: str, exist_ok: bool = False) -> Path:
     """Create and return `project/name`, or `project/name2`, `name3`, ... when it exists and `exist_ok` is false.
 
+    Behind a name that ends in a digit the number has a hyphen: `x2`, `x2-2`.
+
     Raises:
         InputError: the folder cannot be created, or `name` is not the name of a folder.
     """
     base = Path(project) / check_folder_name(name)
     try:
         for number in itertools.count(1):
-            folder = base if number == 1 else base.with_name(f"{name}{number}")
+            hyphen = "-" if name[-1].isdigit() else ""
+            folder = base if number == 1 else base.with_name(f"{name}{hyphen}{number}")
             try:
                 folder.mkdir(parents=True, exist_ok=exist_ok)
                 break
@@ -279,7 +294,7 @@ def check_folder_name(text: str) -> str:
 def refuse_overwrite(
     outputs: Iterable[str | Path], inputs: Iterable[str | Path | None], advice: str = "choose another --output"
 ) -> None:
-    """Raise `InputError` if a file that is to be written is one that is read, no file, or another output.
+    """Raise `InputError` if a file that is to be written is one that is read, no file, or another output, or cannot be.
 
     Args:
         outputs: files to be written; those that do not exist yet can be no input.
@@ -293,6 +308,7 @@ def refuse_overwrite(
         if other is not output:
             raise InputError(f"{output} and {other} would be written to one file; {advice}")
         if not os.path.exists(output):
+            check_writable(output)
             continue
         if not os.path.isfile(output):
             raise InputError(no_file(output, f"a file is to be written there; {advice}"))
@@ -309,6 +325,10 @@ def refuse_overwrite_in(
 
     Without `exist_ok` the folder is a new one, in which nothing lies that could be read.
     """
+    try:
+        check_writable(Path(project) / name / "report.json")
+    except InputError as error:
+        raise InputError(f"cannot create the run folder below --project {project}: {error}") from error
     if exist_ok:
         outputs = dict.fromkeys(path for pattern in patterns for path in (Path(project) / name).glob(pattern))
         refuse_overwrite(outputs, inputs, "choose another --name or --project")

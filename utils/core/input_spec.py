@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 from utils.core.errors import InputError, removed
 
@@ -81,3 +81,9 @@ class InputSpec:
 
 
 FLOATS = InputSpec()
+
+
+def side_in(entries: Mapping[str, Any]) -> int | None:
+    """The side of images in pixels that a checkpoint's entries name as `imgsz`; None where it is no such number."""
+    side = entries.get("imgsz")
+    return side if type(side) is int and 1 <= side <= LARGEST_SIDE else None

@@ -19,7 +19,7 @@ import inspect
 import types
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import AfterValidator, Field, ValidationError
 
@@ -146,11 +146,13 @@ class DeviceOptions(Options):
 
 
 class RunFolderOptions(Options):
-    """`--project --name --exist-ok`: where results go."""
+    """`--project --name --exist-ok`: where results go; `WRITTEN` are the files of a run there (globs)."""
+
+    WRITTEN: ClassVar[tuple[str, ...]] = ()
 
     project: str = option("runs", "results go to PROJECT/NAME", metavar="DIR")
     name: FolderName = option("exp", "name of the run folder (default: exp, exp2, ...)")
-    exist_ok: bool = option(False, "write into an existing PROJECT/NAME")
+    exist_ok: bool = option(False, "write into an existing PROJECT/NAME, and replace the results of the run there")
 
 
 class InputOptions(DeviceOptions):
@@ -206,7 +208,7 @@ def project_option(default: str) -> Any:
 
 def data_option() -> Any:
     """`--data`: a dataset's YAML in upstream's form."""
-    return option("data/coco.yaml", "dataset's YAML", metavar="FILE")
+    return option(None, "dataset's YAML (default: that of the weights' training, if it is there)", metavar="FILE")
 
 
 def strict_labels_option() -> Any:

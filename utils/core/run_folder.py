@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,10 @@ class InUseError(InputError):
 
 
 @contextlib.contextmanager
-def new_run(project: str | Path, name: str, exist_ok: bool = False) -> Iterator[Path]:
+def new_run(project: str | Path, name: str, exist_ok: bool = False, written: Sequence[str] = ()) -> Iterator[Path]:
     """Make the folder of a run, as `files.make_run_dir` does, and lock it; an error removes it if it is still empty.
+
+    Files of an earlier run there, named like one of `written` (globs), are removed, in a run folder only.
 
     Under torch.distributed the main process makes and locks the folder, and the others receive its path.
 
@@ -42,7 +44,7 @@ def new_run(project: str | Path, name: str, exist_ok: bool = False) -> Iterator[
         InputError: the folder cannot be made or written to.
     """
     with contextlib.ExitStack() as stack:
-        yield distributed.from_main(lambda: stack.enter_context(_new_run(project, name, exist_ok)))
+        yield distributed.from_main(lambda: stack.enter_context(_new_run(project, name, exist_ok, written)))
 
 
 @contextlib.contextmanager
@@ -61,10 +63,13 @@ def held(folder: Path, load: Callable[[Path], Any] = lambda _: None) -> Iterator
 
 
 @contextlib.contextmanager
-def _new_run(project: str | Path, name: str, exist_ok: bool) -> Iterator[Path]:
+def _new_run(project: str | Path, name: str, exist_ok: bool, written: Sequence[str]) -> Iterator[Path]:
     existed = exist_ok and (Path(project) / name).exists()
     folder = make_run_dir(project, name, exist_ok)
+    of_a_run = (folder / LOCK_FILE).exists()
     with _locked(folder):
+        for path in {path for pattern in written if of_a_run for path in folder.glob(pattern)}:
+            path.unlink()
         try:
             yield folder
         except BaseException:

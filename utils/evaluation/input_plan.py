@@ -61,7 +61,10 @@ class InputPlan:
             logger.info("the engine takes up to %d images at a time; using that instead of %d", largest, batch_size)
             batch_size = largest
         if height is None and width is None:
-            sides = imgsz or runner.imgsz or 640
+            known = runner.imgsz
+            if imgsz and known and imgsz not in (known, *(known if isinstance(known, tuple) else ())):
+                logger.warning("--imgsz %s was given, and the network was made for %s", imgsz, max(known))
+            sides = imgsz or known or 640
             height, width = (sides, sides) if isinstance(sides, int) else sides
             size = (math.ceil(height / runner.stride) * runner.stride, math.ceil(width / runner.stride) * runner.stride)
             text = f"{size[0]}" if isinstance(imgsz, int) else f"{size[0]}x{size[1]}"

@@ -23,7 +23,7 @@ from utils.core.run_folder import new_run
 from utils.core.score import Difference, difference_error
 from utils.core.text import plural
 from utils.evaluation.results import EvalResult
-from utils.jobs.evaluate import Measurer, without_tables
+from utils.jobs.evaluate import FLOAT_MODEL, Measurer, without_tables
 from utils.jobs.inputs import Inputs
 from utils.jobs.options import RECIPE_FILE, CalibrateOptions
 from utils.reports.page import PAGE_NAME, write_all
@@ -88,11 +88,13 @@ def run(options: CalibrateOptions) -> Sweep:
     """
     recipe = options.merged_recipe()
     inputs = Inputs.load(options, recipe)
-    with new_run(options.project, options.name, options.exist_ok) as folder, without_tables():
-        measurer = Measurer.of(inputs, options.num_image)
-        result = measurer.measure(upstream.call_fused(inputs.network()), "the float model")
+    options = inputs.options
+    with new_run(options.project, options.name, options.exist_ok, options.WRITTEN) as folder, without_tables():
         report = Report(command=command_line(), title="Calibration methods", data=str(options.data))
-        report.add(measurer.row("float", options.weights, result, result.seconds))
+        if not options.unlabelled:
+            measurer = Measurer.of(inputs, options.num_image)
+            result = measurer.measure(upstream.call_fused(inputs.network()), FLOAT_MODEL)
+            report.add(measurer.row("float", options.weights, result, result.seconds))
         found = sweep(inputs.placed(), inputs, options.num_image)
         recipe_file = {"file": str(folder / RECIPE_FILE), "size_bytes": None}  # a recipe's size is no network's
         report.rows += [row.model_copy(update=recipe_file) for row in found.rows]
@@ -119,7 +121,7 @@ def sweep(model: nn.Module, inputs: Inputs[Any], limit: int = IMAGES) -> Sweep:
         limit: images to measure AP on, at most.
     """
     recipe, options = inputs.recipe, inputs.options
-    statistics = calibration.collect(model, inputs.calibration_images(), recipe.calibration.batches)
+    statistics = calibration.collect(model, inputs.calibration_images(), inputs.calibration.batches)
     settings = {name: recipe.replace(**changes).calibration for name, changes in METHODS.items()}
     began = time.perf_counter()
     ranges = {name: statistics.amax(one.method, one.percentile, one.median_limit) for name, one in settings.items()}

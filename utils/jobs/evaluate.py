@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack
@@ -22,11 +23,11 @@ from utils.evaluation.input_plan import InputPlan
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.evaluation.results import EvalResult, Reference
 from utils.jobs.evaluate_file import make_row, warn_of_a_cut_curve
-from utils.jobs.inputs import Inputs, check_classes
+from utils.jobs.inputs import Inputs, check_classes, from_training
 from utils.jobs.options import EvalOptions
 from utils.jobs.visualize import collect_samples
 from utils.reports.schema import Report, Row, Sample
-from utils.reports.tables import terminal_table
+from utils.reports.tables import export_command, terminal_table
 from utils.runners.pytorch import TorchRunner
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from utils.evaluation.data_yaml import DataConfig
 
 logger = logging.getLogger(__name__)
+FLOAT_MODEL = "the float model"
+LOW_AP = 0.1  # of a float model
 
 
 class Measurer:
@@ -65,6 +68,8 @@ class Measurer:
             result = evaluate(runner, self._data, self._config, out_dir=out_dir, name=name, reference=reference,
                               as_reference=as_reference)  # fmt: skip
         self.reference = result.reference if as_reference else self.reference
+        if name == FLOAT_MODEL:
+            warn_of_low_ap(result.score.decides)
         return result
 
     def row(self, stage: str, file: str | Path, result: EvalResult | None, seconds: float) -> Row:
@@ -79,6 +84,16 @@ class Measurer:
             return collect_samples(runners, self._data, imgsz=imgsz, split=self._config.split)
 
 
+def warn_of_low_ap(ap: float) -> None:
+    """Say so when the AP of a float model is near 0, with the usual reasons: its INT8 network can only be as bad."""
+    if ap < LOW_AP:
+        logger.warning(
+            "the float model has AP %.4f, so that nothing can be said of INT8; usual reasons: --imgsz or --data is not "
+            "that of its training, classes are in another order, labels are missing, images are rotated, or the "
+            "weights are not trained", ap,
+        )  # fmt: skip
+
+
 def without_tables() -> AbstractContextManager[None]:
     """Leave the evaluation's own tables out of the log: a run of many evaluations reports them itself."""
     return log_level("utils.evaluation.loop", logging.WARNING)
@@ -91,30 +106,30 @@ def run(options: EvalOptions) -> Report:
         InputError: or one of its kinds: the checkpoint or the dataset cannot be used, or they do not fit each other.
     """
     began = time.perf_counter()
-    config = EvalConfig(
-        imgsz=options.imgsz, batch_size=options.batch_size, conf_thres=options.conf_thres, iou_thres=options.iou_thres,
-        workers=options.workers, save_json=options.save_json, upsample_masks=options.upsample_masks,
-    )  # fmt: skip
     source: checkpoint.QuantizedCheckpoint | upstream.FloatCheckpoint
     if checkpoint.kind(options.weights) == "quantized":
         source = checkpoint.load_quantized(options.weights)
         model, stage = source.model, str(source.extra.get("stage", "quantized"))
-        if source.imgsz not in (None, options.imgsz):
-            logger.warning("%s was calibrated at --imgsz %d, and this is its AP at %d", options.weights, source.imgsz,
-                           options.imgsz)  # fmt: skip
     else:
         source = upstream.load_float(options.weights)
         model, stage = upstream.call_fused(upstream.fuse(source.model)), "float"
-    data = load_data(options.data, options.strict_labels)
+    options = from_training(options, source)
+    config = EvalConfig(
+        imgsz=options.imgsz, batch_size=options.batch_size, conf_thres=options.conf_thres, iou_thres=options.iou_thres,
+        workers=options.workers, save_json=options.save_json, upsample_masks=options.upsample_masks,
+    )  # fmt: skip
+    data = load_data(options.data or "", options.strict_labels)
     data.paths("val")
     check_classes(options.weights, source.names, data)
     device = select_device(options.device)
     measurer = Measurer(data, device, config)
     warn_of_a_cut_curve(config)
     report = Report(command=command_line(), data=str(options.data), title="YOLOv9 evaluation")
-    with new_run(options.project, options.name, options.exist_ok) as folder:
+    with new_run(options.project, options.name, options.exist_ok, options.WRITTEN) as folder:
         result = measurer.measure(model, Path(options.weights).stem, folder)
         report.splits = data.counts()
+        if stage == "float":
+            warn_of_low_ap(result.score.decides)
         report.add(measurer.row(stage, options.weights, result, time.perf_counter() - began))
         for what, found in (("", result.coco), (" on masks", result.mask_coco)):
             if found:
@@ -123,5 +138,7 @@ def run(options: EvalOptions) -> Report:
                 logger.info("%s", report.notes[-1])
         path = folder / "report.json"
         report.save(path)
-    logger.info("\n%s\nreport: %s", terminal_table(report), path)
+    quantize = ["python", "qat.py", "quantize", "--weights", options.weights, "--data", str(options.data)]
+    command = [*quantize, "--imgsz", str(options.imgsz)] if stage == "float" else export_command(options.weights)
+    logger.info("\n%s\nreport: %s\nnext: %s", terminal_table(report), path, shlex.join(command))
     return report

@@ -22,7 +22,7 @@ from utils.evaluation.data_yaml import load_data
 from utils.evaluation.input_plan import fixed_sizes, has_nms, image_input, mask_frame, nms_words, takes_size
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.evaluation.results import EvalResult
-from utils.jobs.open import open_runner
+from utils.jobs.open import dataset_of, open_runner
 from utils.reports.machine import library_versions
 from utils.reports.schema import SIZES, AtThreshold, Report, Row
 from utils.runners.base import Runner
@@ -46,9 +46,10 @@ def run(options: ValOptions, command: str, folder: Path) -> Report:
     Raises:
         InputError: or one of its kinds: the file or the dataset cannot be used, or they do not fit each other.
     """
-    data = load_data(options.data, options.strict_labels)
     file = Path(options.network)
     with open_runner(file, select_device(options.device)) as runner:
+        options = options.model_copy(update={"data": dataset_of(options.data, runner.metadata.get("data"), file)})
+        data = load_data(options.data or "", options.strict_labels)
         configs = make_configs(options, runner)
         if options.overlap and runner.device.type != "cuda":
             logger.warning("--overlap gains nothing on a CPU, where the network and NMS take turns")
@@ -64,7 +65,7 @@ def run(options: ValOptions, command: str, folder: Path) -> Report:
             report.save(folder / "report.json")
             results.append(result)
         if options.task == "study":
-            write_study(folder / f"study_{Path(options.data).stem}_{file.stem}.txt", results)
+            write_study(folder / f"study_{data.file.stem}_{file.stem}.txt", results)
     logger.info("results: %s", folder)
     return report
 
@@ -75,7 +76,9 @@ def make_configs(options: ValOptions, runner: Runner) -> list[EvalConfig]:
     Raises:
         InputError: a study of a file whose size is fixed.
     """
-    coco = not options.save_json and Path(options.data).name == "coco.yaml"  # upstream's val.py writes JSON for COCO
+    coco = (
+        not options.save_json and Path(options.data or "").name == "coco.yaml"
+    )  # upstream's val.py writes JSON for COCO
     if coco and runner.task.prototypes and importlib.util.find_spec("pycocotools") is None:
         logger.warning("pycocotools is not installed (pip install pycocotools); masks are not written as COCO JSON")
         coco = False

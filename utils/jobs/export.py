@@ -90,6 +90,9 @@ def export_checkpoint(
         check_classes(weights, network.names, dataset)
     own = (network.imgsz, network.imgsz) if own_size and network.imgsz else config.imgsz
     sides = {side: fitting_size(side, network.stride) for side in own}
+    if not own_size and network.imgsz and {*own} != {network.imgsz}:
+        size = "x".join(map(str, own))
+        logger.warning("--imgsz %s was given, and %s was made for %d", size, weights, network.imgsz)
     config = config.with_size([sides[side] for side in own]).resolved(network.quantized)
     files = output_files(weights, output, forms, config, network.quantized)
     refuse_overwrite(files, [weights, data])

@@ -10,13 +10,13 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Generic
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
 from pydantic import ConfigDict, Field
 
 from models.quantize import backend, placement
 from models.quantize.finetune import as_input, seed_everything
-from models.quantize.recipe import AUTO, Number, Recipe
+from models.quantize.recipe import AUTO, Calibration, Number, Recipe
 from utils import upstream
 from utils.core.device import select_device
 from utils.core.errors import DataError, InputError
@@ -28,7 +28,8 @@ from utils.evaluation.data_yaml import load_data
 from utils.evaluation.dataset import SeededImages, ShareOfBatches, dataset_hash, make_loader, whole_batch
 from utils.evaluation.images import find_images, unlabelled
 from utils.evaluation.input_plan import mask_stride
-from utils.jobs.options import CalibratingOptions, Kind, QuantizeOptions, SensitiveOptions
+from utils.jobs.open import dataset_of
+from utils.jobs.options import CalibratingOptions, Kind, QatOptions, QuantizeOptions, SensitiveOptions
 from utils.runners.pytorch import TorchRunner, last_layer
 
 if TYPE_CHECKING:
@@ -36,11 +37,14 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.utils.data import DataLoader
 
+    from models.quantize.checkpoint import QuantizedCheckpoint
     from utils.evaluation.data_yaml import DataConfig
 
 
 logger = logging.getLogger(__name__)
 
+FEW_IMAGES = 100  # of calibration; docs/recipe.md says what fewer cost
+AnyOptions = TypeVar("AnyOptions", bound=QatOptions)
 Profile = Sequence[tuple[str, float]]  # layers of an engine and their milliseconds
 FEWEST_HELD_OUT = 100  # images: on 24, the loss jumped by half from epoch to epoch
 Share = Annotated[Number, Field(ge=0, le=1)]
@@ -104,8 +108,11 @@ class Inputs(Generic[Kind]):
         """
         profile = read_profile(options.profile) if isinstance(options, SensitiveOptions) and options.profile else None
         source = upstream.load_float(options.weights)
-        data = load_data(options.data, options.strict_labels)
+        options = from_training(options, source)
+        data = load_data(options.data or "", options.strict_labels)
         data.read("train", progress=True)
+        if options.unlabelled and recipe.calibration.method == AUTO:
+            raise InputError("--calib-method auto compares AP, and --unlabelled measures none; name a method")
         if measures_ap(options, recipe):
             check_labelled(data)
         check_classes(options.weights, source.names, data)
@@ -115,8 +122,12 @@ class Inputs(Generic[Kind]):
             backend.create(library=options.quantizer)  # a missing library is better known now than after an evaluation
         plan = placement.plan(upstream.fuse(source.model), recipe)
         placement.check(plan, recipe)
-        imgsz = fitting_size(options.imgsz, source.stride)
+        imgsz = fitting_size(options.imgsz or 640, source.stride)
         held_out = choose_held_out(data, recipe.finetune.held_out)
+        images = min(recipe.calibration.batches * options.batch_size, len(find_images(data.paths("train"))))
+        if images < FEW_IMAGES:
+            what = "calibration has %d %s; with fewer than %d AP is a matter of chance (docs/recipe.md has a table)"
+            logger.warning(what, images, "image" if images == 1 else "images", FEW_IMAGES)
         teacher = load_teacher(options.teacher, source, recipe) if isinstance(options, QuantizeOptions) else None
         return cls(options, recipe, source, plan, data, device, imgsz, held_out, hyp, teacher, profile)
 
@@ -148,6 +159,13 @@ class Inputs(Generic[Kind]):
         """Batches of training images as validation sees them, as the network takes them (`as_input`), on the device."""
         seed_everything(self.options.seed)
         return (as_input(batch, self.device) for batch in image_batches(self.training_loader(augment=False, keep=None)))
+
+    @property
+    def calibration(self) -> Calibration:
+        """The recipe's calibration, for no more batches than the training images make."""
+        images, settings = len(find_images(self.data.paths("train"))), self.recipe.calibration
+        most = math.ceil(images / self.options.batch_size)
+        return settings.model_copy(update={"batches": min(settings.batches, most)})
 
     def training_loader(self, **different: Any) -> DataLoader[Any]:
         """The training images that are not held out, in an order that the seed decides, augmented with `--hyp`."""
@@ -191,10 +209,32 @@ class Inputs(Generic[Kind]):
         return bool(task_of_head(last_layer(self.source.model)).prototypes)
 
 
+def from_training(options: AnyOptions, source: upstream.FloatCheckpoint | QuantizedCheckpoint) -> AnyOptions:
+    """The options with the image size and the dataset that the weights were trained (or calibrated) with as defaults.
+
+    What is taken, and a size other than the weights', is said in a line.
+
+    Raises:
+        InputError: `--data` was not given, and the weights name no dataset that is there.
+    """
+    weights, known = options.weights, source.imgsz
+    trained = "trained" if isinstance(source, upstream.FloatCheckpoint) else "calibrated"
+    if options.imgsz is None and known is None:
+        logger.info("--imgsz was not given, and %s does not say its own: 640", weights)
+    elif options.imgsz is None:
+        logger.info("--imgsz %d, at which %s was %s", known, weights, trained)
+    elif known not in (None, options.imgsz):
+        logger.warning("--imgsz %d was given, and %s was %s at %d", options.imgsz, weights, trained, known)
+    data = dataset_of(options.data, source.data, weights)
+    return options.model_copy(update={"imgsz": options.imgsz or known or 640, "data": data})
+
+
 def measures_ap(options: CalibratingOptions, recipe: Recipe) -> bool:
     """Whether a run evaluates anything, for which validation images need labels."""
     if not isinstance(options, QuantizeOptions) or recipe.calibration.method == AUTO:
         return True
+    if options.unlabelled:
+        return False
     trains = not options.ptq_only and recipe.finetune.epochs > 0  # and is evaluated after each epoch
     return trains or not (options.no_eval_origin and options.no_eval_ptq)
 

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from models.quantize import __version__
-from utils.core.errors import DependencyError, InputError, no_file
+from utils.core.errors import ENVIRONMENT, DependencyError, InputError
+from utils.core.files import check_file
 from utils.core.tasks import DETECT, Task, task_of_head
 from utils.trt.engine_file import ENGINE_SUFFIXES
 
@@ -24,11 +27,12 @@ if TYPE_CHECKING:
     from utils.runners.base import Runner
 
 
+logger = logging.getLogger(__name__)
+
+A_NETWORK = "expected an ONNX file, an engine or a .pt"
 TRITONCLIENT = 'pip install "tritonclient[http,grpc]"'
 INSTALL = {
-    "torch": "run install_dependencies.sh in the folder of this overlay's clone",
-    "onnx": "run install_dependencies.sh in the folder of this overlay's clone, or pip install onnx",
-    "onnxruntime": "run install_dependencies.sh in the folder of this overlay's clone, or pip install onnxruntime",
+    "torch": ENVIRONMENT,
     "tritonclient": TRITONCLIENT,
     "grpc": TRITONCLIENT,
     "geventhttpclient": TRITONCLIENT,
@@ -40,7 +44,7 @@ def need(*modules: str) -> None:
     """Raise `DependencyError` for the first module that is not installed; nothing is imported."""
     for name in modules:
         if importlib.util.find_spec(name) is None:
-            hint = INSTALL.get(name, f"pip install {name}")
+            hint = INSTALL.get(name, f"{ENVIRONMENT}, or pip install {name}")
             raise DependencyError(f"this needs {name}, which is not installed: {hint}")
 
 
@@ -57,7 +61,13 @@ def need_tensorrt(trtexec: bool = False) -> None:
 
 
 def need_for(path: str | Path) -> None:
-    """Raise `DependencyError` if what runs a network file (`.onnx`, `.engine`, `.plan`, `.pt`) is not installed."""
+    """Check that a network file (`.onnx`, `.engine`, `.plan`, `.pt`) is there, and then that what runs it is installed.
+
+    Raises:
+        InputError: there is no such file.
+        DependencyError: a library is missing.
+    """
+    check_file(path, A_NETWORK)
     need("torch")
     suffix = Path(path).suffix.lower()
     if suffix == ".onnx":
@@ -76,7 +86,7 @@ class Network:
         head: upstream's class of the checkpoint's last layer, such as DDetect.
         recipe: of a quantized network, None for a float one.
         kind: 'float'; 'ptq': calibrated; 'qat': finetuned, too.
-        imgsz: side of the images that a quantized network was calibrated on, in pixels; None where that is not known.
+        imgsz: side of the images that the network was calibrated or trained on, in pixels; None where it is not known.
     """
 
     model: nn.Module
@@ -126,11 +136,25 @@ def load_network(weights: str | Path, device: torch.device) -> Network:
     if head == TRAINING_HEAD:
         source = reparam.convert(source, reparam.derive(source.yaml))
     model = upstream.call_fused(upstream.fuse(source.model)).to(device)
-    return Network(model, source.names, source.stride, head, None, "float", task_of_head(model.model[-1]))
+    return Network(model, source.names, source.stride, head, None, "float", task_of_head(model.model[-1]), source.imgsz)
 
 
 def _head(model: Any) -> str:
     return str(model.yaml["head"][-1][2])
+
+
+def dataset_of(data: str | None, own: str | None, weights: str | Path) -> str:
+    """The dataset's YAML: that of `--data`, or else the weights' own, which is said.
+
+    Raises:
+        InputError: `--data` was not given, and the weights name no dataset that is there.
+    """
+    if data is None and own and os.path.isfile(own):
+        logger.info("--data %s, as %s says", own, weights)
+    elif data is None:
+        why = f"{own} of {weights} is not there" if own else f"{weights} does not say its own"
+        raise InputError(f"--data was not given, and {why}; give the dataset's YAML")
+    return data or own or ""
 
 
 def open_runner(path: str | Path, device: torch.device | str = "cpu") -> Runner:
@@ -144,8 +168,7 @@ def open_runner(path: str | Path, device: torch.device | str = "cpu") -> Runner:
     suffix = path.suffix.lower()
     if suffix not in (".onnx", ".pt", *ENGINE_SUFFIXES):
         raise InputError(f"{path}: cannot tell what it is by its name; expected .onnx, .engine, .plan or .pt")
-    if not path.is_file():
-        raise InputError(no_file(path, "expected an ONNX file, an engine or a .pt"))
+    check_file(path, A_NETWORK)
     if suffix == ".onnx":
         from utils.runners.onnxrt import OnnxRuntimeRunner
 
@@ -164,8 +187,10 @@ def open_runner(path: str | Path, device: torch.device | str = "cpu") -> Runner:
 
     if checkpoint.kind(path) == "quantized":
         quantized = checkpoint.load_quantized(path)
-        return TorchRunner(quantized.model, device, imgsz=quantized.imgsz)
-    return TorchRunner(upstream.call_fused(upstream.fuse(upstream.load_float(path).model)), device)
+        return TorchRunner(quantized.model, device, imgsz=quantized.imgsz, data=quantized.data)
+    source = upstream.load_float(path)
+    model = upstream.call_fused(upstream.fuse(source.model))
+    return TorchRunner(model, device, imgsz=source.imgsz, data=source.data)
 
 
 def open_engine(path: Path, device: torch.device | str) -> Runner:

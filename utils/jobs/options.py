@@ -57,9 +57,12 @@ class QatOptions(RunFolderOptions, DeviceOptions):
     """What every command of qat.py takes."""
 
     weights: str = option("", "checkpoint (.pt)", metavar="FILE")
-    data: str = data_option()
+    data: str | None = data_option()
     batch_size: BatchSize = option(10, "images a batch, of all processes together", metavar="N")
-    imgsz: ImageSize = option(640, "input size in pixels", *IMAGE_SIZE_FLAGS, metavar="PX")
+    imgsz: ImageSize | None = option(
+        None, "input size in pixels (default: that of the weights' training or calibration, else 640)",
+        *IMAGE_SIZE_FLAGS, metavar="PX",
+    )  # fmt: skip
     workers: Workers = option(8, "processes that read images, at most, for each GPU", metavar="N")
     strict_labels: bool = strict_labels_option()
 
@@ -76,6 +79,9 @@ class CalibratingOptions(QatOptions):
         None, "upstream's YAML of augmentation, for QAT's images (default: no augmentation)", group=RECIPE,
         metavar="FILE",
     )  # fmt: skip
+    unlabelled: bool = option(
+        False, "quantize only: the images have no labels, so AP is not measured, and the loss chooses", group="the run"
+    )
 
     @property
     def stem(self) -> str:
@@ -180,6 +186,10 @@ class QuantizeOptions(MethodOptions):
     The float model is evaluated, calibrated, evaluated, and finetuned; the best state is kept.
     """
 
+    WRITTEN = (
+        "weights/last.pt", "weights/ptq_*.pt", "weights/qat_*.pt", "report.*", "placement.txt", "ap_per_epoch.png",
+        "ranges.png",
+    )  # fmt: skip
     project: str = project_option("runs/qat")
     no_eval_origin: bool = option(False, "do not evaluate the float model", group="the run")
     no_eval_ptq: bool = option(False, "do not evaluate the calibrated model before QAT", group="the run")
@@ -221,6 +231,7 @@ class CalibrateOptions(CalibratingOptions):
     AP of each method comes from one pass of statistics; what --recipe says about methods is replaced.
     """
 
+    WRITTEN = ("calibration.json", RECIPE_FILE)
     project: str = project_option("runs/qat_calibrate")
     num_image: Count = option(200, "validation images, evenly spread over the split", group="the run", metavar="N")
 
@@ -232,6 +243,7 @@ class SensitiveOptions(MethodOptions):
     what pays.
     """
 
+    WRITTEN = ("state.json", "summary-sensitive-analysis.json", "sensitivity.png", RECIPE_FILE)
     project: str = project_option("runs/qat_sensitive")
     num_image: Count = option(200, "validation images, evenly spread over the split", group="the run", metavar="N")
     granularity: Literal["layer", "module", "quantizer"] = option("layer", "of the units", group="the run")
@@ -261,6 +273,7 @@ class SensitiveOptions(MethodOptions):
 class EvalOptions(QatOptions):
     """AP of a float or quantized checkpoint on the val split."""
 
+    WRITTEN = ("report.json", "*_predictions.json")
     project: str = project_option("runs/qat_eval")
     conf_thres: Fraction = option(AP_CONFIDENCE, "lowest score", metavar="F")
     iou_thres: Fraction | None = option(
@@ -276,12 +289,13 @@ class ValOptions(RunFolderOptions, DeviceOptions):
     Options are None where the file or the task decides.
     """
 
+    WRITTEN = ("report.json", "study_*.txt", "*_predictions.json")
     file: str | None = option(
         None, "an .onnx, .engine or .plan file, or a .pt (at the size of its calibration, or 640, unless --imgsz)",
         positional=True, nargs="?", metavar="FILE",
     )  # fmt: skip
     engine_file: str | None = option(None, "FILE, by other names", "--engine-file", "--weights", metavar="FILE")
-    data: str = data_option()
+    data: str | None = data_option()
     source: list[str] | None = option(
         None, "draw detections on images or videos instead of evaluating: files, folders, globs, lists (.txt), a "
         "camera's number, URLs", metavar="PATH",

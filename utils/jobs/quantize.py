@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import shlex
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,14 +39,13 @@ from utils.core.score import Score
 from utils.core.text import plural
 from utils.evaluation.loop import EvalConfig
 from utils.jobs.calibrate import sweep
-from utils.jobs.evaluate import Measurer, without_tables
+from utils.jobs.evaluate import FLOAT_MODEL, Measurer, without_tables
 from utils.jobs.evaluate_file import lost_by_qat
 from utils.jobs.inputs import Inputs, image_batches
 from utils.jobs.options import QuantizeOptions
 from utils.jobs.run_state import STOPPED, Best, RunState, checkpoint_name, open_run, weights_folder
-from utils.reports import figures
+from utils.reports import figures, tables
 from utils.reports.schema import AP, BEST_PTQ, Epoch, Range, Report, Row
-from utils.reports.tables import terminal_table
 
 if TYPE_CHECKING:
     from torch import nn
@@ -67,7 +67,8 @@ def run(options: QuantizeOptions) -> Report:
             logger.info("resuming %s: %s", folder, state.summary())
         session = Session(folder, state, inputs)
         if not state.finished:
-            if not inputs.options.no_eval_origin:  # a resumed run, too: the others are compared with its detections
+            if not (inputs.options.no_eval_origin or inputs.options.unlabelled):
+                # a resumed run, too: the others are compared with its detections
                 session.evaluate_float()
             if state.checkpoint:
                 student = checkpoint.load_quantized(session.weights / state.checkpoint).model.to(inputs.device)
@@ -86,7 +87,11 @@ def run(options: QuantizeOptions) -> Report:
             model = session.choose()
             session.write_results(model)
         report = session.report()
-    logger.info("\n%s\n%s", terminal_table(report), session.verdict(report))
+        final = session.weights / (checkpoint_name("qat_best", inputs.options.stem))
+        if inputs.options.ptq_only and state.best:
+            final = session.weights / state.best.file
+    command = tables.verdict(report)[1] or shlex.join(tables.export_command(str(final)))
+    logger.info("\n%s\n%s\nnext: %s", tables.terminal_table(report), session.verdict(report), command)
     return report
 
 
@@ -106,7 +111,7 @@ class Session:
     def evaluate_float(self) -> None:
         """Evaluate the float model."""
         began = time.perf_counter()
-        result = self.measurer.measure(self.float_model, "the float model", as_reference=True)
+        result = self.measurer.measure(self.float_model, FLOAT_MODEL, as_reference=True)
         self.save(self.measurer.row("float", self.options.weights, result, time.perf_counter() - began))
 
     def place(self) -> nn.Module:
@@ -126,16 +131,17 @@ class Session:
             for line in found.lines():
                 self.note(line)
         else:
-            calibration.calibrate(student, self.inputs.calibration_images(), self.recipe.calibration)
+            calibration.calibrate(student, self.inputs.calibration_images(), self.inputs.calibration)
 
     def evaluate_ptq(self, student: nn.Module, began: float) -> None:
         """Evaluate the calibrated network unless `--no-eval-ptq` says otherwise, and write its checkpoint."""
-        result = None if self.options.no_eval_ptq else self.measurer.measure(student, "PTQ")
+        unmeasured = self.options.no_eval_ptq or self.options.unlabelled
+        result = None if unmeasured else self.measurer.measure(student, "PTQ")
         score = result.score if result else None
         name = checkpoint_name("ptq", self.options.stem, score)
         self.write_checkpoint(name, student, {"stage": "PTQ", **(score.to_dict() if score else {"ap": None})})
         if result is None:
-            logger.info("PTQ is not evaluated (--no-eval-ptq), so its file has no score: %s", name)
+            logger.info("PTQ is not evaluated, so its file has no score: %s", name)
         self.state.best = Best(score, None, name)
         self.save(self.measurer.row("PTQ", self.weights / name, result, time.perf_counter() - began))
 
@@ -158,19 +164,22 @@ class Session:
         except DivergedError as error:
             state.stopped = f"epoch {epoch}: {error}"
             return
-        result = self.measurer.measure(student, f"QAT epoch {epoch}")
+        result = None if self.options.unlabelled else self.measurer.measure(student, f"QAT epoch {epoch}")
         seconds = time.perf_counter() - began
-        masks = {} if result.masks is None else {"mask_ap": result.masks.ap, "mask_ap50": result.masks.ap50}
-        measured = {"ap": result.ap, "ap50": result.ap50, **masks}
+        measured = {"ap": result.ap, "ap50": result.ap50} if result else {}
+        if result and result.masks:
+            measured |= {"mask_ap": result.masks.ap, "mask_ap50": result.masks.ap50}
         state.history.append({"epoch": epoch, **measured, **trained, "seconds": seconds})
-        score, collapse = result.score, self.recipe.finetune.collapse
+        score, collapse = result.score if result else None, self.recipe.finetune.collapse
         reference = Score.from_dict(state.rows.get("PTQ", {})) or (state.best.score if state.best else None)
-        if reference and score.decides < collapse * reference.decides:
+        if score and reference and score.decides < collapse * reference.decides:
             fell = f"{score.what} fell to {score.decides:.4f}, below {collapse:g} of {reference.decides:.4f}"
             state.stopped = f"epoch {epoch}: {fell}"
             return
         name = checkpoint_name(f"qat_ep_{epoch}", self.options.stem, score)
-        self.write_checkpoint(name, student, {"stage": "QAT", "epoch": epoch, **score.to_dict()})
+        self.write_checkpoint(
+            name, student, {"stage": "QAT", "epoch": epoch, **(score.to_dict() if score else {"ap": None})}
+        )
         state.trainer = training.state_dict()
         row = self.measurer.row("QAT", self.weights / name, result, seconds)
         for ap in AP:
@@ -181,7 +190,7 @@ class Session:
         self.save(row if better else None)
         best = ", the best so far" if better else ""
         losses = trained["loss"], trained["held_out"]
-        logger.info("epoch %d: %s, loss %.4g, held out %.4g%s", epoch, score, *losses, best)
+        logger.info("epoch %d: %s, loss %.4g, held out %.4g%s", epoch, score or "AP not measured", *losses, best)
 
     def choose(self) -> nn.Module:
         """Give the best state its final name, with a note on why it is the best; returns its network."""
@@ -226,7 +235,7 @@ class Session:
             report.samples = self.measurer.samples({"float": self.float_model, stage: model})
         self.state.save(self.folder)
         report.save(self.folder / "report.json")
-        if report.history:
+        if report.scored_epochs:
             figures.save_figure(figures.ap_per_epoch(report), self.folder / "ap_per_epoch.png")
         self.state.finished = True  # after all else is written: what is not finished is done again
         self.state.save(self.folder)
@@ -249,7 +258,8 @@ class Session:
         origin = {"float_weights": self.options.weights, "float_sha256": self.state.weights_hash}
         checkpoint.save(
             self.weights / name, student, recipe=self.recipe, names=source.names, nc=source.nc,
-            stride=source.stride, yaml=source.yaml, extra={**extra, **origin, "imgsz": self.inputs.imgsz},
+            stride=source.stride, yaml=source.yaml, extra={**extra, **origin, "imgsz": self.inputs.imgsz,
+                   "data": self.options.data},
         )  # fmt: skip
         self.state.files.append(name)
         self.state.checkpoint = name

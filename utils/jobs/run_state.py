@@ -19,6 +19,7 @@ import glob
 import hashlib
 import json
 import logging
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -193,10 +194,9 @@ def open_run(options: Options, kind: type[State]) -> Iterator[tuple[Path, State,
         recipe = options.merged_recipe()
         inputs = Inputs.load(options, recipe)
         dataset = inputs.dataset_hash()
-        state = kind(
-            options.model_dump(), recipe.to_dict(), file_hash(options.weights), dataset=dataset, command=command_line()
-        )
-        with new_run(options.project, options.name, options.exist_ok) as folder:
+        values, command = inputs.options.model_dump(), command_line()
+        state = kind(values, recipe.to_dict(), file_hash(options.weights), dataset=dataset, command=command)
+        with new_run(options.project, options.name, options.exist_ok, options.WRITTEN) as folder:
             state.save(folder)
             with _resumable(folder, options):
                 yield folder, state, inputs
@@ -261,7 +261,12 @@ def weights_folder(run: Path) -> Path:
 
 
 def checkpoint_name(step: str, stem: str, score: Score | None = None) -> str:
-    """File name of a checkpoint; `step` is `ptq`, `qat_ep_0`, ... or `qat_best`; the score is there if AP is known."""
+    """File name of a checkpoint; `step` is `ptq`, `qat_ep_0`, ... or `qat_best`; the score is there if AP is known.
+
+    Of upstream's best.pt the best state is qat_best.pt, not qat_best_best.pt.
+    """
+    if step == "qat_best" and re.match(r"best(?![a-z0-9])", stem, re.IGNORECASE):
+        return f"{step}{stem[4:]}.pt"
     return f"{step}_{stem}.pt" if score is None else f"{step}_{score.in_name}_{stem}.pt"
 
 

@@ -66,7 +66,9 @@ def run(options: ValOptions, sources: Sequence[str], folder: Path) -> None:
         InputError: or one of its kinds: the network cannot be used, or no source can be decoded.
     """
     with open_runner(options.network, select_device(options.device)) as runner:
-        names = runner.names or (load_data(options.data).names if Path(options.data).is_file() else None)
+        names = runner.names or (
+            load_data(options.data).names if options.data and Path(options.data).is_file() else None
+        )
         artist = Artist(
             runner, names, imgsz=options.size, max_det=options.max_det,
             conf_thres=DISPLAY_CONF if options.conf_thres is None else options.conf_thres,

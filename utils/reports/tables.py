@@ -167,6 +167,11 @@ def remarks(report: Report) -> list[str]:
     return sentences
 
 
+def export_command(weights: str) -> list[str]:
+    """The command that exports a checkpoint."""
+    return ["python", "export_qat.py", "--weights", weights, "--include", "onnx", "--simplify", "--dynamic", "batch"]
+
+
 def verdict(report: Report) -> tuple[str, str]:
     """What the last INT8 row that compares with float says, in a sentence; and the command that comes next, or ''."""
     int8 = [row for row in report.rows if row.stage.lower() != "float" and not row.stage.endswith(("FP16", "FP32"))]
@@ -191,9 +196,8 @@ def verdict(report: Report) -> tuple[str, str]:
     suffix = Path(row.file).suffix.lower()
     floats = [one.file for one in report.rows if one.stage.lower() == "float" and one.file.endswith(".pt")]
     of_float = ["--weights", *floats[-1:], "--data", report.data, "--imgsz", size]
-    export = ["python", "export_qat.py", "--weights", row.file, "--include", "onnx", "--simplify", "--dynamic", "batch"]
     step, command = {
-        ".pt": ("export", export),
+        ".pt": ("export", export_command(row.file)),
         ".onnx": ("build the engine of", ["scripts/generate_trt_engine.sh", row.file, size]),
         ".yaml": ("quantize with", ["python", "qat.py", "quantize", *of_float, "--recipe", row.file]),
     }.get(suffix, ("deploy", []))

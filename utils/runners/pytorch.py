@@ -23,14 +23,15 @@ class TorchRunner(Runner):
     """
 
     def __init__(
-        self, model: nn.Module, device: torch.device | str, half: bool = False, *, imgsz: int | None = None
-    ) -> None:
+        self, model: nn.Module, device: torch.device | str, half: bool = False, *, imgsz: int | None = None,
+        data: str | None = None,
+    ) -> None:  # fmt: skip
         """Move `model` to `device`.
 
         Args:
             model: with `names` and `stride`, as upstream's have them; what it ends in tells the task.
             half: run a float16 copy of it; on CUDA only.
-            imgsz: what its metadata says of the input's side, in pixels.
+            imgsz, data: what its metadata says of the input's side, in pixels, and of the dataset's YAML.
         """
         device = torch.device(device)
         if half and device.type != "cuda":
@@ -45,8 +46,7 @@ class TorchRunner(Runner):
         metadata = {"stride": str(max(int(torch.as_tensor(stride).max()), 32)), "task": self._task.name}
         if isinstance(names, dict):
             metadata["names"] = json.dumps({int(key): str(name) for key, name in names.items()})
-        if imgsz is not None:
-            metadata["imgsz"] = str(imgsz)
+        metadata |= {name: str(value) for name, value in (("imgsz", imgsz), ("data", data)) if value}
         dtype = "float16" if half else "float32"
         threads = f", {plural(torch.get_num_threads(), 'thread')}" if device.type == "cpu" else ""
         nm = masks_of_head(head)

@@ -24,7 +24,7 @@ from tempfile import TemporaryDirectory
 from tqdm import tqdm
 
 from utils.core.errors import InputError, QatError
-from utils.core.files import check_writable, copy_file
+from utils.core.files import copy_file
 from utils.core.text import aligned, columns
 from utils.trt import tensorrt_api, timing
 from utils.trt.build import BuildResult, build, cache_path
@@ -156,7 +156,7 @@ def tune(onnx: Path, engine: Path, config: BuildConfig, api: Api, process: Build
     cache = cache_path(engine, config, api.name, tensorrt_api.gpu())
     base = replace(config, tune=None, progress=False, timing_cache="" if cache is None else str(cache))
     deadline = time.monotonic() + 60 * (config.tune or 0.0)
-    check_writable(engine)
+    engine.parent.mkdir(parents=True, exist_ok=True)
     candidates: list[_Candidate] = []
     with (
         TemporaryDirectory(dir=engine.parent, prefix=f".{engine.stem}-", suffix=".tune") as folder,

@@ -12,6 +12,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from utils.core.errors import CheckpointError, InputError
 from utils.core.files import read_yaml
+from utils.core.input_spec import side_in
 from utils.core.tasks import predicted
 from utils.core.text import plural, short_repr
 from utils.upstream.checkout import import_upstream, quiet
@@ -66,6 +67,8 @@ class FloatCheckpoint:
     nc: int
     stride: int  # pixels: image sizes are multiples of it
     yaml: dict[str, Any]  # upstream's model description, from which the network can be built again
+    imgsz: int | None = None  # side of the images that it was trained on, pixels; None: the file does not say it
+    data: str | None = None  # the dataset's YAML that it was trained with
 
 
 def load_float(path: str | Path, *, auxiliary: bool = False) -> FloatCheckpoint:
@@ -80,10 +83,10 @@ def load_float(path: str | Path, *, auxiliary: bool = False) -> FloatCheckpoint:
         CheckpointError: missing, truncated, foreign, quantized, with an auxiliary branch, or of another task than
             detection and instance segmentation.
     """
-    model = _read_network(Path(path))
+    model, opt = _read_network(Path(path))
     if not (auxiliary and type(model.model[-1]).__name__ == TRAINING_HEAD):
         check_head(model, path)
-    return _float_checkpoint(model, path)
+    return _float_checkpoint(model, path, opt)
 
 
 def load_training(path: str | Path) -> FloatCheckpoint:
@@ -92,7 +95,7 @@ def load_training(path: str | Path) -> FloatCheckpoint:
     Raises:
         CheckpointError: missing, truncated, foreign, quantized, already without that branch, or not such a network.
     """
-    model = _read_network(Path(path))
+    model, opt = _read_network(Path(path))
     head = type(model.model[-1]).__name__
     if head in HEADS:
         raise CheckpointError(
@@ -103,30 +106,27 @@ def load_training(path: str | Path) -> FloatCheckpoint:
         raise CheckpointError(
             f"{path} ends in {head}; this version converts networks that end in {' or '.join(TRAINING_HEADS)}"
         )
-    return _float_checkpoint(model, path)
+    return _float_checkpoint(model, path, opt)
 
 
-def _read_network(path: Path) -> Any:
-    """The network in a float checkpoint: the EMA where there is one, as upstream takes it."""
+def _read_network(path: Path) -> tuple[Any, dict[str, Any]]:
+    """The network in a float checkpoint, the EMA where there is one, as upstream takes it; the training's options."""
     from torch import nn
 
     content = read_checkpoint(path)
     if not isinstance(content, Mapping):
         raise CheckpointError(f"{path} holds a {type(content).__name__}, not a YOLOv9 checkpoint")
-    if "quantized_state" in content:
-        raise CheckpointError(
-            f"{path} is a quantized checkpoint; this command takes the float weights it was made from"
-        )
     model: Any = content.get("model") if content.get("ema") is None else content["ema"]
     layers = getattr(model, "model", None)
     if not hasattr(model, "yaml") or not isinstance(layers, nn.Sequential) or not len(layers):
         raise CheckpointError(
             f"{path} holds no YOLOv9 network under 'ema' or 'model' (keys: {short_repr(list(content))})"
         )
-    return model
+    opt = content.get("opt")
+    return model, dict(opt) if isinstance(opt, Mapping) else {}
 
 
-def _float_checkpoint(model: Any, path: str | Path) -> FloatCheckpoint:
+def _float_checkpoint(model: Any, path: str | Path, opt: dict[str, Any]) -> FloatCheckpoint:
     """The checkpoint, in float32 and evaluation mode, after a look at whether its network can be used.
 
     Raises:
@@ -146,7 +146,9 @@ def _float_checkpoint(model: Any, path: str | Path) -> FloatCheckpoint:
                 module.recompute_scale_factor = None  # saved by a torch before 1.11
         _check_computes(path, model)
         yaml = check_description(model.yaml)
-        return FloatCheckpoint(model, names, head.nc, network_stride(model), yaml)
+        return FloatCheckpoint(
+            model, names, head.nc, network_stride(model), yaml, side_in(opt), opt.get("data") and str(opt["data"])
+        )
     except InputError:
         raise
     except Exception as error:  # modules whose state is not what their class makes can fail anywhere
@@ -311,6 +313,11 @@ def read_checkpoint(file: str | Path | IO[bytes], device: Any = "cpu") -> Any:
     content = checkpoints.read_torch_file(
         file, module_classes(), device=device, expected="--weights takes a YOLOv9 .pt file"
     )
+    if isinstance(content, dict) and "quantized_state" in content:
+        raise CheckpointError(
+            f"{file} is a quantized checkpoint; this command takes the float weights it was made from, and "
+            "python qat.py eval takes both"
+        )
     for value in content.values() if isinstance(content, dict) else [content]:
         if isinstance(value, nn.Module) and hasattr(value, "yaml"):
             try:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from utils.core.errors import InputError
-from utils.core.files import atomic_path
+from utils.core.files import atomic_path, make_run_dir
 from utils.core.run_folder import LOCK_FILE, InUseError, held, new_run
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -102,6 +102,24 @@ def test_a_run_that_fails_leaves_no_empty_folder(tmp_path):
     with pytest.raises(RuntimeError), new_run(tmp_path, "late") as folder:
         raise RuntimeError((folder / "report.json").touch())
     assert {path.name for path in tmp_path.iterdir()} == {"mine", "late"}
+
+
+def test_run_folders_are_numbered(tmp_path):
+    names = [make_run_dir(tmp_path / "runs", name).name for name in ("exp", "x2") for _ in range(3)]
+    assert names == ["exp", "exp2", "exp3", "x2", "x2-2", "x2-3"]
+
+
+def test_a_run_that_replaces_another_removes_what_that_left_but_not_the_users_files(tmp_path):
+    names = {"report.json", "weights/qat_a.pt", "weights/mine.pt"}
+    for first in ("exp", "mine"):  # a run folder, and one of the user's
+        (tmp_path / first / "weights").mkdir(parents=True)
+        for name in names:
+            (tmp_path / first / name).touch()
+    (tmp_path / "exp" / LOCK_FILE).touch()
+    for name, expected in (("exp", {"weights/mine.pt"}), ("mine", names)):
+        with new_run(tmp_path, name, True, ("report.*", "weights/qat_*.pt")) as folder:
+            left = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+        assert left == expected | {LOCK_FILE}
 
 
 def test_half_written_files_are_cleared_and_nothing_else(tmp_path):

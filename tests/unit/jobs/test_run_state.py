@@ -144,7 +144,9 @@ def test_file_names_carry_the_score():
     assert run_state.checkpoint_name("ptq", "yolov9-c", None) == "ptq_yolov9-c.pt"
     assert run_state.checkpoint_name("qat_ep_3", "yolov9-c", Score(0.5)) == "qat_ep_3_ap_0.5000_yolov9-c.pt"
     assert run_state.checkpoint_name("qat_ep_3", "seg", Score(0.5, 0.4)) == "qat_ep_3_ap_0.5000_mask_0.4000_seg.pt"
-    assert run_state.checkpoint_name("qat_best", "yolov9-c") == "qat_best_yolov9-c.pt"
+    stems = ("yolov9-c", "best", "best-converted", "BEST_2", "bestie")
+    names = [run_state.checkpoint_name("qat_best", stem) for stem in stems]
+    assert names == [f"qat_best{end}.pt" for end in ("_yolov9-c", "", "-converted", "_2", "_bestie")]
 
 
 def test_runs_are_found_by_folder_file_or_time(tmp_path, state):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import errno
 import os
@@ -17,6 +18,7 @@ from utils import cli
 from utils.core import device, files
 from utils.core.errors import CheckpointError, InputError, QatError
 from utils.core.options import Options, option
+from utils.jobs import open as open_files
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -66,6 +68,7 @@ def test_a_command_says_nothing_of_where_the_checkout_lies(monkeypatch, tmp_path
     ("words", "named"),
     [
         (["eval", "--batchsize", "4"], ["--batchsize 4", "did you mean --batch-size?", "p eval -h"]),
+        (["eval", "--batch", "4"], ["--batch 4", "did you mean --batch-size?"]),
         (["eval", "--batch-size", "four"], ["--batch-size", "'four'"]),
         (["eval", "--batch-size=4", "more"], ["unrecognized arguments: more"]),
         (["eval", "--batch-size="], ["--batch-size", "''"]),
@@ -119,6 +122,48 @@ def test_a_closed_output_ends_a_program_quietly(tmp_path):
     command = f"{sys.executable} -c '{PROGRAM}' {ROOT} talk | head -c 10; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("words word141\n", "")
+
+
+def test_no_parser_takes_abbreviations():
+    """Also in programs beside `run_program`: `--int8` is not `--int8-weights`."""
+    files = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    calls = [
+        (file, [keyword.arg for keyword in node.keywords])
+        for file in files.split() if not file.startswith("tests/")
+        for node in ast.walk(ast.parse((ROOT / file).read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("ArgumentParser")
+    ]  # fmt: skip
+    assert len(calls) >= 2
+    assert all("allow_abbrev" in keywords for _, keywords in calls), calls
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "qat.py -h",
+        "scripts/run_upstream.py qat.py",
+        "scripts/generate_trt_engine.sh a 1",
+        "scripts/benchmark_trt.sh a 1",
+    ],
+)
+def test_without_an_environment_the_line_says_how_to_activate_it(program, tmp_path):
+    bare = tmp_path / "python3"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')  # without what is installed
+    bare.chmod(0o755)
+    script, *words = program.split()
+    command = [*(["bash"] if script.endswith(".sh") else [str(bare)]), str(ROOT / script), *words]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHON": str(bare)}, timeout=60)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert ". .venv/bin/activate" in done.stderr
+
+
+def test_what_is_missing_is_named_in_the_order_in_which_it_is_mended(monkeypatch, tmp_path):
+    monkeypatch.setattr(open_files, "need_tensorrt", lambda: pytest.fail("the file is not there"))
+    with pytest.raises(InputError, match=r"none\.engine does not exist"):
+        open_files.need_for(tmp_path / "none.engine")
+    monkeypatch.setattr(open_files.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"torch.*activate"):
+        open_files.need("torch")
 
 
 def test_a_path_that_cannot_be_written_is_bad_input(tmp_path):

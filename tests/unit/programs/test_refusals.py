@@ -115,6 +115,17 @@ CASES = [  # program, arguments, what the line names
     (S, "boxes.onnx --output boxes.onnx", "boxes.onnx"),
     (S, "--check none", "none"),
     (C, "m --source none.png", "none.png"),
+    # what cannot be written is said before anything is read; nothing is made on the way
+    *((Q, f"{command} --data data.yaml --weights a.pt --project a.png/new", "a.png/new") for command in
+      ("quantize", "sensitive", "calibrate", "eval")),
+    (V, f"--engine-file damaged.onnx {EVAL} --project a.png", "a.png/exp"),
+    (V, "--engine-file damaged.onnx --device cpu --source images/val --project a.png", "a.png/exp"),
+    (X, "--weights a.pt --output a.png/new/a.onnx", "a.png/new/a.onnx"),
+    (R, "--weights a.pt --save a.png/new/b.pt", "a.png/new/b.pt"),
+    # what is no checkpoint is called what it is
+    *((program, f"{command} --weights a.onnx", "an ONNX file") for program, command in
+      ((Q, "quantize --data data.yaml"), (Q, "eval --data data.yaml"), (X, ""), (DS, ""), (R, ""))),
+    (Q, "quantize --data data.yaml --weights a.engine", "a TensorRT engine"),
     # what is read is not written over
     (X, "--weights mine.onnx", "mine.onnx"),
     (X, "--weights link.pt", "link.pt"),

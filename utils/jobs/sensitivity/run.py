@@ -21,7 +21,7 @@ import torch
 from models.quantize import backend, calibration, placement
 from models.quantize.partial_forward import Layerwise
 from models.quantize.recipe import Recipe
-from utils.jobs.evaluate import Measurer, without_tables
+from utils.jobs.evaluate import Measurer, warn_of_low_ap, without_tables
 from utils.jobs.inputs import Inputs
 from utils.jobs.options import RECIPE_FILE, SensitiveOptions
 from utils.jobs.run_state import open_run
@@ -46,6 +46,9 @@ def run(options: SensitiveOptions) -> dict[str, Any]:
     """
     began = time.perf_counter()
     with open_run(options, AnalysisState) as (folder, state, inputs), without_tables():
+        if options.resume is not None:
+            finished = "the run is finished" if (folder / report.SUMMARY_FILE).is_file() else "it goes on"
+            logger.info("resuming %s: %s", folder, finished)
         options, clock = inputs.options, Clock(inputs.options.budget, began)
         units = Units(inputs.source.model, inputs.plan, inputs.recipe, options.granularity)
         logger.info("%s → %s: %d units (%s)", options.weights, folder, len(units.all), options.granularity)
@@ -58,6 +61,7 @@ def run(options: SensitiveOptions) -> dict[str, Any]:
             passes = Passes(network, loader, inputs.device, folder, state, clock, every_unit=every_unit)
             search = Search(options, units, passes, costs)
             chosen = search.run()
+        warn_of_low_ap(search.ap[FLOAT])
         patterns = (pattern for name in chosen.names for pattern in search.units[name].patterns)
         recipe = inputs.recipe.replace(float=tuple(dict.fromkeys((*inputs.recipe.float, *patterns))))
         recipe.save(folder / RECIPE_FILE, chosen.why)
@@ -78,7 +82,7 @@ def calibrate_once(model: nn.Module, inputs: Inputs[SensitiveOptions], state: An
     if state.amax:
         calibration.set_all_ranges(model, {name: torch.tensor(value) for name, value in state.amax.items()})
         return
-    calibration.calibrate(model, inputs.calibration_images(), inputs.recipe.calibration)
+    calibration.calibrate(model, inputs.calibration_images(), inputs.calibration)
     scales: Any = model.activation_quantizers
     state.amax = {name: float(backend.get_amax(quantizer)) for name, quantizer in scales.items()}
     state.save(folder)
@@ -87,7 +91,7 @@ def calibrate_once(model: nn.Module, inputs: Inputs[SensitiveOptions], state: An
 def measure_recipe(recipe: Recipe, name: str, inputs: Inputs[SensitiveOptions], state: AnalysisState) -> None:
     """Measure AP of the network that `qat.py quantize --recipe` makes; `name` says what is in float."""
     model = inputs.placed(placement.plan(inputs.source.model, recipe))
-    calibration.calibrate(model, inputs.calibration_images(), inputs.recipe.calibration)
+    calibration.calibrate(model, inputs.calibration_images(), inputs.calibration)
     result = Measurer.of(inputs, inputs.options.num_image).measure(model, "the recipe")
     resampled = result.statistics.score_resampled() if result.statistics else None
     state.keep_ap("recipe", {name: result.score.decides}, {name: resampled})
