@@ -91,10 +91,9 @@ def run(options: CalibrateOptions) -> Sweep:
     options = inputs.options
     with new_run(options.project, options.name, options.exist_ok, options.WRITTEN) as folder, without_tables():
         report = Report(command=command_line(), title="Calibration methods", data=str(options.data))
-        if not options.unlabelled:
-            measurer = Measurer.of(inputs, options.num_image)
-            result = measurer.measure(upstream.call_fused(inputs.network()), FLOAT_MODEL)
-            report.add(measurer.row("float", options.weights, result, result.seconds))
+        measurer = Measurer.of(inputs, options.num_image)
+        result = measurer.measure(upstream.call_fused(inputs.network()), FLOAT_MODEL)
+        report.add(measurer.row("float", options.weights, result, result.seconds))
         found = sweep(inputs.placed(), inputs, options.num_image)
         recipe_file = {"file": str(folder / RECIPE_FILE), "size_bytes": None}  # a recipe's size is no network's
         report.rows += [row.model_copy(update=recipe_file) for row in found.rows]

@@ -12,12 +12,14 @@ import pytest
 import yaml
 from small_networks import detector
 
+import qat
 from models.quantize.recipe import Recipe
 from utils import upstream
 from utils.core.errors import InputError
 from utils.evaluation.data_yaml import DataConfig, load_data
-from utils.jobs.inputs import Inputs, choose_held_out, load_teacher
-from utils.jobs.options import QuantizeOptions
+from utils.jobs.evaluate import warn_of_low_ap
+from utils.jobs.inputs import Inputs, choose_held_out, from_training, load_teacher, measures_ap
+from utils.jobs.options import CalibrateOptions, EvalOptions, QuantizeOptions, SensitiveOptions
 
 
 def data_of(folder: Path, count: int) -> DataConfig:
@@ -81,6 +83,55 @@ def test_held_out_images_come_in_one_order_and_training_images_in_that_of_the_se
     assert order == sorted(order)
     order = [one for batch in found.training_loader() for one in batch.paths]
     assert order != sorted(order)
+
+
+def test_calibration_takes_no_more_batches_than_there_are(tmp_path):
+    assert made(tmp_path, 9).calibration.batches == 3  # of four images
+
+
+# what the weights know
+
+
+def trained(**known: object) -> upstream.FloatCheckpoint:
+    return upstream.FloatCheckpoint(None, {}, 1, 32, {}, **known)
+
+
+@pytest.mark.parametrize(
+    ("given", "known", "imgsz", "level"),
+    [({}, {"imgsz": 160}, 160, "INFO"), ({"imgsz": 320}, {"imgsz": 160}, 320, "WARNING"), ({}, {}, 640, "INFO"),
+     ({"imgsz": 160}, {"imgsz": 160}, 160, None), ({"imgsz": 320}, {}, 320, None)],
+)  # fmt: skip
+def test_the_image_size_is_that_of_the_training_and_another_one_is_said(given, known, imgsz, level, caplog):
+    caplog.set_level("INFO")
+    assert from_training(QuantizeOptions(weights="a.pt", data="d.yaml", **given), trained(**known)).imgsz == imgsz
+    assert [(one.levelname, "--imgsz" in one.message) for one in caplog.records] == [(level, True)] * bool(level)
+
+
+def test_the_dataset_is_that_of_the_training_if_it_is_there(tmp_path, caplog):
+    caplog.set_level("INFO")
+    own, options = tmp_path / "own.yaml", EvalOptions(weights="a.pt", imgsz=64)
+    for known, named in (({"data": str(own)}, "own.yaml"), ({}, "a.pt")):
+        with pytest.raises(InputError, match=f"--data was not given.*{named}"):
+            from_training(options, trained(**known))
+    own.touch()
+    assert from_training(options, trained(data=str(own))).data == str(own)
+    assert "own.yaml" in caplog.text
+    assert from_training(EvalOptions(weights="a.pt", imgsz=64, data="d.yaml"), trained(data=str(own))).data == "d.yaml"
+
+
+def test_without_labels_nothing_is_measured_and_methods_cannot_be_compared():
+    assert not measures_ap(QuantizeOptions(unlabelled=True), Recipe())
+    assert measures_ap(QuantizeOptions(), Recipe())
+    for kind in (CalibrateOptions, SensitiveOptions):
+        with pytest.raises(InputError, match="--unlabelled is for quantize"):
+            qat.check_command(kind(weights="a.pt", unlabelled=True))
+
+
+@pytest.mark.parametrize(("ap", "warned"), [(0.0, True), (0.099, True), (0.1, False), (0.5, False)])
+def test_a_float_model_that_finds_nothing_is_warned_of_with_the_usual_reasons(ap, warned, caplog):
+    warn_of_low_ap(ap)
+    reasons = [all(word in one.message for word in ("--imgsz", "--data", "classes")) for one in caplog.records]
+    assert reasons == [True] * warned
 
 
 # --teacher
