@@ -199,7 +199,7 @@ def result_table(result: EvalResult, *, per_class: bool) -> list[str]:
     if result.mark:
         lines.append(f"The network gives {result.mark}")
     if result.left_out:
-        lines.append(f"{plural(len(result.left_out), 'image')} left out, which cannot be read")
+        lines.append(f"{plural(len(result.left_out), 'image')} left out, which cannot be used")
     speeds = ", ".join(f"{value:.1f} ms {part}" for part, value in result.ms.items())
     lines.append(f"Speed: {speeds} per image; {result.measured_on}")
     return lines

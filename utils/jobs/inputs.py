@@ -110,12 +110,12 @@ class Inputs(Generic[Kind]):
         source = upstream.load_float(options.weights)
         options = from_training(options, source)
         data = load_data(options.data or "", options.strict_labels)
-        data.read("train", progress=True)
+        check_classes(options.weights, source.names, data)
         if options.unlabelled and recipe.calibration.method == AUTO:
             raise InputError("--calib-method auto compares AP, and --unlabelled measures none; name a method")
+        data.read("train", progress=True)
         if measures_ap(options, recipe):
             check_labelled(data)
-        check_classes(options.weights, source.names, data)
         hyp = read_hyp(options.hyp) if options.hyp else None
         device = select_device(options.device)
         if isinstance(options, QuantizeOptions):
@@ -124,7 +124,7 @@ class Inputs(Generic[Kind]):
         placement.check(plan, recipe)
         imgsz = fitting_size(options.imgsz or 640, source.stride)
         held_out = choose_held_out(data, recipe.finetune.held_out)
-        images = min(recipe.calibration.batches * options.batch_size, len(find_images(data.paths("train"))))
+        images = min(recipe.calibration.batches * options.batch_size, len(data.read("train").images))
         if images < FEW_IMAGES:
             what = "calibration has %d %s; with fewer than %d AP is a matter of chance (docs/recipe.md has a table)"
             logger.warning(what, images, "image" if images == 1 else "images", FEW_IMAGES)
