@@ -21,12 +21,13 @@ from utils.jobs.options import ValOptions
 DETECTIONS = ("save_txt", "save_conf", "save_json")
 # Options that mean nothing for a task, and why.
 UNUSED = {
-    "speed": (("conf_thres", "iou_thres", "rect", *DETECTIONS),
+    "speed": (("conf_thres", "iou_thres", "rect", "reference", *DETECTIONS),
               "with --task speed, which measures squares at everyday thresholds, and writes no detections"),
-    "study": (DETECTIONS, "with --task study, which writes no detections"),
+    "study": (("reference", *DETECTIONS), "with --task study, which writes no detections"),
 }  # fmt: skip
 # ... for --source, which ends where evaluation begins.
-OF_EVALUATION = ("task", "limit", "rect", "single_cls", "upsample_masks", "overlap", "verbose", "batch_size", "workers")
+OF_EVALUATION = ("task", "limit", "rect", "single_cls", "upsample_masks", "overlap", "verbose", "batch_size", "workers",
+                 "groups", "reference")  # fmt: skip
 
 
 def evaluate_or_draw(options: ValOptions) -> None:
@@ -51,8 +52,9 @@ def evaluate_or_draw(options: ValOptions) -> None:
     check_files(data=options.data)
     if not options.data and not options.network.lower().endswith(".pt"):
         raise InputError("--data was not given; give the dataset's YAML")
-    need_for(options.network)
-    read = [options.network, options.data]
+    for network in filter(None, (options.network, options.reference)):
+        need_for(network)
+    read = [options.network, options.data, options.reference]
     refuse_overwrite_in(options.project, options.name, options.exist_ok, options.WRITTEN, read)
     with new_run(options.project, options.name, options.exist_ok, options.WRITTEN) as folder:
         from utils.jobs import evaluate_file

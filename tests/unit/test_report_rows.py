@@ -15,6 +15,7 @@ from known_images import SQUARE, KnowingModel, export_answers, write_set
 from report_examples import make_row as example
 from report_examples import resampled
 
+from utils.core.errors import InputError
 from utils.core.score import Difference
 from utils.core.tasks import DETECT
 from utils.evaluation.data_yaml import load_data
@@ -174,3 +175,24 @@ def test_it_is_told_when_ptq_has_the_higher_ap():
         example("QAT", ap=0.74, ap_resampled=ptq.ap_resampled),
     ]
     assert {lost_by_qat(rows) for rows in ([ptq, noisy], [ptq, unknown], [ptq], [worse], swapped)} == {""}
+
+
+def test_a_reference_is_evaluated_first_and_at_the_same_size(known, tmp_path, capsys):
+    """The other file holds a QuantizeLinear, and finds what the reference finds, less what is below 0.5."""
+    _, _, folder = known
+    model = onnx.load(folder / "a.onnx")
+    model.graph.node.append(onnx.helper.make_node("QuantizeLinear", [model.graph.output[0].name, "step"], ["unused"]))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(1), "step"))
+    onnx.save(model, tmp_path / "int8.onnx")
+    words = {"data": str(folder / "data.yaml"), "imgsz": [64], "batch_size": 8, "workers": 0, "device": "cpu"}
+    options = ValOptions(engine_file=str(tmp_path / "int8.onnx"), reference=str(folder / "a.onnx"), groups=r"\d{11}",
+                         project=str(tmp_path), **words)  # fmt: skip
+    base, row = evaluate_file.run(options, "command", tmp_path).rows
+    assert (base.stage, row.stage, base.input_size) == ("float", "ONNX", row.input_size)
+    assert row.agreement > 0.99
+    assert (base.agreement, base.resampled_over) == (None, "2 groups")
+    assert row.at == base.at
+    assert row.at.threshold == base.best_threshold
+    swapped = options.model_copy(update={"engine_file": options.reference, "reference": options.engine_file})
+    with pytest.raises(InputError, match=r"--reference .*int8\.onnx is ONNX; expected the float network"):
+        evaluate_file.run(swapped, "command", tmp_path)

@@ -216,6 +216,14 @@ def strict_labels_option() -> Any:
     return option(False, "stop at wrong label lines, which are clipped or leave their images out otherwise")
 
 
+def groups_option() -> Any:
+    """`--groups`: which images standard errors take as one."""
+    return option(
+        None, "images that are resampled together, such as frames of a clip: a file of lines `image group`, or a "
+        "regular expression for the beginning of image names", metavar="FILE|REGEX",
+    )  # fmt: skip
+
+
 def add_options(parser: argparse.ArgumentParser, kind: type[Options]) -> None:
     """Add an argument for each field of an options class; what is not given is not in the namespace.
 

@@ -62,14 +62,14 @@ class InputPlan:
             batch_size = largest
         if height is None and width is None:
             known = runner.imgsz
-            if imgsz and known and imgsz not in (known, *(known if isinstance(known, tuple) else ())):
-                logger.warning("--imgsz %s was given, and the network was made for %s", imgsz, max(known))
             sides = imgsz or known or 640
             height, width = (sides, sides) if isinstance(sides, int) else sides
             size = (math.ceil(height / runner.stride) * runner.stride, math.ceil(width / runner.stride) * runner.stride)
             text = f"{size[0]}" if isinstance(imgsz, int) else f"{size[0]}x{size[1]}"
             if size != (height, width):
                 logger.warning("image size %s is no multiple of the stride %d; using %s", sides, runner.stride, text)
+            if imgsz and known and max(known) != max(height, width):
+                logger.warning("the input is %s, and the network was made for %s", text, max(known))
             if not takes_size(runner, *size):
                 low, high = _limits(runner)
                 raise InputError(

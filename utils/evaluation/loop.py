@@ -121,6 +121,7 @@ def evaluate(
     if not dataset.labelled and not config.save_json:
         raise unlabelled(config.split, dataset.images[0].path)
     paths = [image.path for image in dataset.images]
+    groups = len(set(group_images(paths, config.groups))) if config.groups else 0
     files = PredictionFiles(config, data, out_dir, name, paths, masks=stride is not None)
     if config.rect:
         check_shapes(runner, dataset.shapes)
@@ -176,7 +177,7 @@ def evaluate(
             + (f", {plural(processes, 'process')}" if processes > 1 else ""),
             not_finite=not_finite, masks=averages(mask_scores) if mask_scores else None, mask_coco=mask_coco,
             threshold=scores.threshold, f1=tuple(scores.f1.tolist()), agreement=agreed,
-            groups=len(set(group_images(statistics.paths, config.groups))) if config.groups else 0,
+            groups=groups,
             at=statistics.at(reference.threshold if reference else scores.threshold),
         )  # fmt: skip
         if result.mark:

@@ -52,10 +52,11 @@ class Measurer:
         self.reference: Reference | None = None
 
     @classmethod
-    def of(cls, inputs: Inputs[Any], limit: int) -> Measurer:
+    def of(cls, inputs: Inputs[Any], limit: int | None = None) -> Measurer:
         """Of a run's val images, `limit` at most."""
         options = inputs.options
-        config = EvalConfig(imgsz=inputs.imgsz, batch_size=options.batch_size, workers=options.workers, limit=limit)
+        config = EvalConfig(imgsz=inputs.imgsz, batch_size=options.batch_size, workers=options.workers, limit=limit,
+                            groups=getattr(options, "groups", None))  # fmt: skip
         return cls(inputs.data, inputs.device, config)
 
     def measure(
@@ -117,6 +118,7 @@ def run(options: EvalOptions) -> Report:
     config = EvalConfig(
         imgsz=options.imgsz, batch_size=options.batch_size, conf_thres=options.conf_thres, iou_thres=options.iou_thres,
         workers=options.workers, save_json=options.save_json, upsample_masks=options.upsample_masks,
+        groups=options.groups,
     )  # fmt: skip
     data = load_data(options.data or "", options.strict_labels)
     data.paths("val")

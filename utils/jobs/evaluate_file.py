@@ -19,24 +19,26 @@ from utils.core.files import read_onnx, write_text
 from utils.core.tasks import AP_CONFIDENCE, DISPLAY_CONF, DISPLAY_IOU
 from utils.core.text import plural
 from utils.evaluation.data_yaml import load_data
-from utils.evaluation.input_plan import fixed_sizes, has_nms, image_input, mask_frame, nms_words, takes_size
+from utils.evaluation.input_plan import InputPlan, fixed_sizes, has_nms, image_input, mask_frame, nms_words, takes_size
 from utils.evaluation.loop import EvalConfig, evaluate
-from utils.evaluation.results import EvalResult
+from utils.evaluation.results import EvalResult, Reference
 from utils.jobs.open import dataset_of, open_runner
 from utils.reports.machine import library_versions
 from utils.reports.schema import SIZES, AtThreshold, Report, Row
+from utils.reports.tables import terminal_table
 from utils.runners.base import Runner
 from utils.trt.engine_file import EngineNote
 
 if TYPE_CHECKING:
     import torch
 
+    from utils.evaluation.data_yaml import DataConfig
     from utils.jobs.options import ValOptions
 
 logger = logging.getLogger(__name__)
 
 SAME = ("batch_size", "iou_thres", "max_det", "workers", "rect", "single_cls", "save_txt", "save_conf", "verbose",
-        "limit", "upsample_masks", "overlap")  # fields of EvalConfig that are options  # fmt: skip
+        "limit", "upsample_masks", "overlap", "groups")  # fields of EvalConfig that are options  # fmt: skip
 STUDY_SIZES = tuple(range(256, 1536 + 128, 128))  # those of upstream's val.py
 
 
@@ -54,9 +56,11 @@ def run(options: ValOptions, command: str, folder: Path) -> Report:
         if options.overlap and runner.device.type != "cuda":
             logger.warning("--overlap gains nothing on a CPU, where the network and NMS take turns")
         report = Report(command=command, title="Evaluation", data=str(options.data))
-        results = []
+        reference, results = None, []
+        if options.reference:
+            reference = evaluate_reference(options, runner, data, configs[0], report)
         for config in configs:
-            result = evaluate(runner, data, config, out_dir=folder, name=file.stem)
+            result = evaluate(runner, data, config, out_dir=folder, name=file.stem, reference=reference)
             report.add(make_row(runner, config, result, options.network, stage(file), result.seconds))
             report.splits = data.counts()
             for what, coco in (("", result.coco), (" on masks", result.mask_coco)):
@@ -66,8 +70,29 @@ def run(options: ValOptions, command: str, folder: Path) -> Report:
             results.append(result)
         if options.task == "study":
             write_study(folder / f"study_{data.file.stem}_{file.stem}.txt", results)
+    if reference:
+        logger.info("\n%s", terminal_table(report))
     logger.info("results: %s", folder)
     return report
+
+
+def evaluate_reference(
+    options: ValOptions, runner: Runner, data: DataConfig, config: EvalConfig, report: Report
+) -> Reference | None:
+    """Evaluate the float network of `--reference` as the network in `runner` will be, and add its row to the report.
+
+    Raises:
+        InputError: it cannot be used, or is quantized.
+    """
+    file = Path(options.reference or "")
+    if (kind := stage(file)) != "float" and not kind.endswith(("FP16", "FP32")):
+        raise InputError(f"--reference {file} is {kind}; expected the float network")
+    plan = InputPlan.of(runner, config.imgsz, config.batch_size, rect=config.rect)
+    config = replace(config, imgsz=plan.imgsz, save_json=False, save_txt=False)
+    with open_runner(file, runner.device) as float_runner:
+        result = evaluate(float_runner, data, config, name=file.stem, as_reference=True)
+        report.add(make_row(float_runner, config, result, file, "float", result.seconds))
+    return result.reference
 
 
 def make_configs(options: ValOptions, runner: Runner) -> list[EvalConfig]:

@@ -36,6 +36,7 @@ from utils.core.options import (
     RunFolderOptions,
     Workers,
     data_option,
+    groups_option,
     image_size,
     option,
     project_option,
@@ -191,6 +192,7 @@ class QuantizeOptions(MethodOptions):
         "ranges.png",
     )  # fmt: skip
     project: str = project_option("runs/qat")
+    groups: str | None = groups_option()
     no_eval_origin: bool = option(False, "do not evaluate the float model", group="the run")
     no_eval_ptq: bool = option(False, "do not evaluate the calibrated model before QAT", group="the run")
     ptq_only: bool = option(False, "stop after PTQ", group="the run")
@@ -231,9 +233,10 @@ class CalibrateOptions(CalibratingOptions):
     AP of each method comes from one pass of statistics; what --recipe says about methods is replaced.
     """
 
-    WRITTEN = ("calibration.json", RECIPE_FILE)
+    WRITTEN = ("calibration.json", RECIPE_FILE, "report.*", "*.png")
     project: str = project_option("runs/qat_calibrate")
     num_image: Count = option(200, "validation images, evenly spread over the split", group="the run", metavar="N")
+    groups: str | None = groups_option()
 
 
 class SensitiveOptions(MethodOptions):
@@ -243,7 +246,7 @@ class SensitiveOptions(MethodOptions):
     what pays.
     """
 
-    WRITTEN = ("state.json", "summary-sensitive-analysis.json", "sensitivity.png", RECIPE_FILE)
+    WRITTEN = ("state.json", "summary-sensitive-analysis.json", "*.png", RECIPE_FILE, "report.*")
     project: str = project_option("runs/qat_sensitive")
     num_image: Count = option(200, "validation images, evenly spread over the split", group="the run", metavar="N")
     granularity: Literal["layer", "module", "quantizer"] = option("layer", "of the units", group="the run")
@@ -280,6 +283,7 @@ class EvalOptions(QatOptions):
         None, f"IoU of NMS (default: {AP_NMS_IOU}; segmentation: {MASK_AP_NMS_IOU})", metavar="F"
     )
     upsample_masks: bool = option(False, "compare masks at the input's size, not on the prototypes' grid")
+    groups: str | None = groups_option()
     save_json: bool = option(False, "write detections as COCO JSON, and score them with pycocotools")
 
 
@@ -327,6 +331,11 @@ class ValOptions(RunFolderOptions, DeviceOptions):
     save_json: bool = option(False, "write COCO JSON, and run pycocotools if it can; of --source: detections.json")
     limit: Count | None = option(None, "only N images, evenly spread over the split", metavar="N")
     upsample_masks: bool = option(False, "compare masks at the input's size, not on the prototypes' grid")
+    groups: str | None = groups_option()
+    reference: str | None = option(
+        None, "the float network (.pt, .onnx or engine), which is evaluated first: differences, agreement with its "
+        "detections, and what is missed at its threshold", metavar="FILE",
+    )  # fmt: skip
     overlap: bool = option(
         False, "let the network compute the next images during NMS and matching (on a GPU); times of parts overlap too"
     )

@@ -37,7 +37,6 @@ from utils import upstream
 from utils.core.files import copy_file, write_text
 from utils.core.score import Score
 from utils.core.text import plural
-from utils.evaluation.loop import EvalConfig
 from utils.jobs.calibrate import sweep
 from utils.jobs.evaluate import FLOAT_MODEL, Measurer, without_tables
 from utils.jobs.evaluate_file import lost_by_qat
@@ -103,8 +102,7 @@ class Session:
         self.recipe = inputs.recipe  # with the calibration method that `auto` has chosen
         self.weights = weights_folder(folder)
         self.float_model = upstream.call_fused(inputs.network())
-        config = EvalConfig(imgsz=inputs.imgsz, batch_size=self.options.batch_size, workers=self.options.workers)
-        self.measurer = Measurer(inputs.data, inputs.device, config)
+        self.measurer = Measurer.of(inputs)
         logger.info("recipe:\n%s", yaml.safe_dump(state.recipe, sort_keys=False).rstrip())
         logger.info("%s → %s", self.options.weights, folder)
 
