@@ -88,7 +88,7 @@ def test_a_box_is_no_outline(tmp_path, lines):
     write_outlined_set(tmp_path, 3, SQUARE)
     file = tmp_path / "labels/val/000000000002.txt"
     file.write_text(lines)
-    with pytest.raises(DataError, match=rf"outlines, and 1 images of 'val' have boxes.*{file}"):
+    with pytest.raises(DataError, match=rf"outlines, and 1 image of 'val' have boxes.*{file}"):
         make_loader(load_data(tmp_path / "data.yaml"), "val", imgsz=64, batch_size=2, workers=0, mask_stride=4)
 
 
