@@ -19,7 +19,7 @@ from utils.core.files import write_bytes
 from utils.core.score import Difference
 from utils.reports import figures
 from utils.reports.detections import detection_sheet
-from utils.reports.schema import Report
+from utils.reports.schema import AP, Report
 from utils.reports.tables import (
     FLOAT_HEADERS,
     against_float,
@@ -96,6 +96,7 @@ def page(report: Report) -> str:
     names = labels(report)
     by_class = [(name, row.ap_by_class) for name, row in zip(names, report.rows, strict=True) if row.ap_by_class]
     classes = dict.fromkeys(name for _, scores in by_class for name in scores)
+    differences = [column for column, head in enumerate(headers(report)) if head == "vs float"]
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         report=report,
         created=created,
@@ -104,9 +105,9 @@ def page(report: Report) -> str:
         headers=headers(report),
         rows=[
             (row, (name, *cells(report, row)[1:]), not_compared(report, row),
-             {2: _tone(report.difference(row)), 5: _tone(report.difference(row, "mask_ap"))})
+             {column: _tone(report.difference(row, ap)) for column, ap in zip(differences, AP, strict=False)})
             for name, row in zip(names, report.rows, strict=True)
-        ],  # the styles of the differences by column: of boxes, and of masks
+        ],  # with the styles of differences, by column
         remarks=remarks(report),
         against=against_float(report),
         threshold_advice=threshold_advice(report) if report.rows else "",
