@@ -97,7 +97,7 @@ def run(options: CalibrateOptions) -> Sweep:
         found = sweep(inputs.placed(), inputs, options.num_image)
         recipe_file = {"file": str(folder / RECIPE_FILE), "size_bytes": None}  # a recipe's size is no network's
         report.rows += [row.model_copy(update=recipe_file) for row in found.rows]
-        report.notes = found.lines()
+        report.notes, report.splits = found.lines(), inputs.data.counts()
         content = {"schema_version": 1, "command": command_line(), **asdict(found), "options": options.model_dump()}
         del content["rows"]
         content["chosen"] = found.chosen.to_dict()

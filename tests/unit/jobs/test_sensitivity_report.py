@@ -95,7 +95,7 @@ def test_a_report_has_the_rows_all_layers_of_the_recipe_and_a_command_that_runs_
     content = make_summary(resampled=RESAMPLED, recipe_resampled=RESAMPLED["model.1"])
     content["recipe"]["float"] = layers
     options = SimpleNamespace(weights="my weights.pt", data="d.yaml")
-    inputs = SimpleNamespace(options=options, device=torch.device("cpu"), imgsz=320)
+    inputs = SimpleNamespace(options=options, device=torch.device("cpu"), imgsz=320, data=SimpleNamespace(counts=list))
     found = report.to_report(content, inputs, tmp_path / "a run", 25)
     found.save(tmp_path / "report.json")
     assert Report.load(tmp_path / "report.json") == found

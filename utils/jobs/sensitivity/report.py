@@ -172,8 +172,9 @@ def to_report(content: Mapping[str, Any], inputs: Inputs[Any], folder: Path, ima
         for stage in ("float", "INT8", "recipe") if ap[stage] is not None
     ]  # fmt: skip
     return Report(
-        command=content["command"], title="Sensitivity of layers", data=options.data, rows=rows, notes=lines(content)
-    )
+        command=content["command"], title="Sensitivity of layers", data=options.data, rows=rows, notes=lines(content),
+        splits=inputs.data.counts(),
+    )  # fmt: skip
 
 
 def lines(content: Mapping[str, Any]) -> list[str]:
