@@ -48,6 +48,8 @@ def write_start(detector: Path, description: Path, start: Path) -> None:
     Raises:
         InputError: a file cannot be read, or a layer of the detector has no counterpart.
     """
+    from dataclasses import replace
+
     from models import reparam
     from utils import upstream
     from utils.core.errors import InputError
@@ -60,7 +62,7 @@ def write_start(detector: Path, description: Path, start: Path) -> None:
     if unknown := model.load_state_dict(state, strict=False).unexpected_keys:
         raise InputError(f"{description} has no {unknown[0]}, which {detector} has; take the description made for it")
     model.names = source.names
-    reparam.save_converted(start, model)
+    reparam.save_converted(start, replace(source, model=model))
 
 
 def main() -> None:

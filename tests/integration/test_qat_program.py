@@ -399,7 +399,7 @@ def test_a_full_disk_is_one_line_and_spares_what_is_there(
     assert "qat_ep_1" in error[0]
     assert checkpoints(tmp_path / "exp") == ["last.pt", f"ptq_ap_0.6000_{NAME}.pt", f"qat_ep_0_ap_0.6100_{NAME}.pt"]
     monkeypatch.setattr(Path, "write_bytes", write)
-    scores(0.62, 0.63)
+    scores(0.7, 0.62, 0.63)  # float, once more
     losses(3.0, 2.0)
     assert qat.main(["quantize", "--resume", str(tmp_path / "exp")]) == 0
     assert report_of(tmp_path / "exp")["rows"][2]["ap"] == 0.63

@@ -115,7 +115,7 @@ def test_converted_network_computes_the_main_branch(
     torch.testing.assert_close(result, expected, atol=1e-5, rtol=0)
     assert (auxiliary - expected).abs().max() > 1
     assert found.names == {index: f"class {index}" for index in range(3)}
-    assert {value.dtype for value in _read_network(target).parameters()} == {torch.float16}
+    assert {value.dtype for value in _read_network(target)[0].parameters()} == {torch.float16}
     own = random_network(upstream_yaml(f"gelan-{name}"), nc=3).state_dict()
     assert {key: value.shape for key, value in found.model.state_dict().items()} == {
         key: value.shape for key, value in own.items()
@@ -242,7 +242,7 @@ def test_predictions_and_prototypes_of_a_converted_network_are_the_main_branchs(
     assert not torch.equal(auxiliary, coefficients)
     assert not torch.equal(maps[0][0], maps[1][0])
     assert type(found.model).__name__ == "SegmentationModel"
-    assert {value.dtype for value in _read_network(masks["converted"]).parameters()} == {torch.float16}
+    assert {value.dtype for value in _read_network(masks["converted"])[0].parameters()} == {torch.float16}
     assert found.names == {index: f"class {index}" for index in range(3)}
 
 

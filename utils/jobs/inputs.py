@@ -127,7 +127,7 @@ class Inputs(Generic[Kind]):
         images = min(recipe.calibration.batches * options.batch_size, len(data.read("train").images))
         if images < FEW_IMAGES:
             what = "calibration has %d %s; with fewer than %d AP is a matter of chance (docs/recipe.md has a table)"
-            logger.warning(what, images, "image" if images == 1 else "images", FEW_IMAGES)
+            logger.info(what, images, "image" if images == 1 else "images", FEW_IMAGES)
         teacher = load_teacher(options.teacher, source, recipe) if isinstance(options, QuantizeOptions) else None
         return cls(options, recipe, source, plan, data, device, imgsz, held_out, hyp, teacher, profile)
 
@@ -182,16 +182,6 @@ class Inputs(Generic[Kind]):
         keep = None if not self.held_out else lambda file: os.path.realpath(file) in self.held_out
         return self.training_loader(augment=False, shuffle=False, keep=keep)
 
-    @property
-    def training_images(self) -> int:
-        """How many images the training split has."""
-        return len(find_images(self.data.paths("train")))
-
-    @property
-    def seen_by_qat(self) -> str:
-        """What the images that choose the best state are, in words."""
-        return "held out from QAT" if self.held_out else "too few to hold some of them out from QAT"
-
     def validation_loader(self, limit: int) -> DataLoader[Any]:
         """Validation images in a fixed order, at most `limit` of them, evenly spread."""
         stride = None  # of the grid that masks are compared on
@@ -224,7 +214,7 @@ def from_training(options: AnyOptions, source: upstream.FloatCheckpoint | Quanti
     elif options.imgsz is None:
         logger.info("--imgsz %d, at which %s was %s", known, weights, trained)
     elif known not in (None, options.imgsz):
-        logger.warning("--imgsz %d was given, and %s was %s at %d", options.imgsz, weights, trained, known)
+        logger.info("--imgsz %d was given, and %s was %s at %d", options.imgsz, weights, trained, known)
     data = dataset_of(options.data, source.data, weights)
     return options.model_copy(update={"imgsz": options.imgsz or known or 640, "data": data})
 

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FEWEST_IMAGES = 50  # training images; fewer are not trained on unless `--epochs` says so
+HELD_OUT = {True: "held out from QAT", False: "too few to hold some of them out from QAT"}
 SIGNIFICANT = 2  # standard errors by which QAT has to be better
 
 
@@ -103,6 +104,8 @@ class Session:
         self.weights = weights_folder(folder)
         self.float_model = upstream.call_fused(inputs.network())
         self.measurer = Measurer.of(inputs)
+        self.training_images = len(inputs.data.read("train").images)
+        self.too_few = self.options.epochs is None and self.training_images < FEWEST_IMAGES  # for QAT
         logger.info("recipe:\n%s", yaml.safe_dump(state.recipe, sort_keys=False).rstrip())
         logger.info("%s → %s", self.options.weights, folder)
 
@@ -142,11 +145,6 @@ class Session:
             logger.info("PTQ is not evaluated, so its file has no score: %s", name)
         self.state.best = Best(score, None, name)
         self.save(self.measurer.row("PTQ", self.weights / name, result, time.perf_counter() - began))
-
-    @property
-    def too_few(self) -> bool:
-        """Whether there are too few training images for QAT, and `--epochs` does not ask for it nevertheless."""
-        return self.options.epochs is None and self.inputs.training_images < FEWEST_IMAGES
 
     def epochs_left(self) -> range:
         """The epochs of QAT that are to be trained: without `--epochs`, none on too few images."""
@@ -208,13 +206,13 @@ class Session:
                 ptq, error = HeldOutLoss(state.trainer["ptq"]), lowest["held_out_error"]
                 self.note(
                     f"{'PTQ' if best.epoch is None else 'QAT'} is kept: the loss on {len(ptq.terms)} training images "
-                    f"({self.inputs.seen_by_qat}) is {lowest['held_out']:.4g} after epoch {lowest['epoch']} and "
-                    f"{ptq.value:.4g} with PTQ (difference {lowest['held_out'] - ptq.value:+.2g} ± {error:.2g}); QAT "
+                    f"({HELD_OUT[bool(self.inputs.held_out)]}) is {lowest['held_out']:.4g} after epoch "
+                    f"{lowest['epoch']} and {ptq.value:.4g} with PTQ (difference {lowest['held_out'] - ptq.value:+.2g} ± {error:.2g}); QAT "
                     "is kept where its loss is lower by two standard errors"
                 )
             else:
                 why = (
-                    f", because there are {self.inputs.training_images} training images and not {FEWEST_IMAGES} "
+                    f", because there are {self.training_images} training images and not {FEWEST_IMAGES} "
                     "(--epochs 10 trains anyway)"
                 )
                 self.note(f"no epoch of QAT was trained{why * self.too_few}: {final.name} is the PTQ state")
@@ -323,7 +321,10 @@ class Training:
         else:
             self.ptq = self._measure()
             logger.info(
-                "PTQ: loss %.4g on %d training images, %s", self.ptq.value, len(self.ptq.terms), inputs.seen_by_qat
+                "PTQ: loss %.4g on %d training images, %s",
+                self.ptq.value,
+                len(self.ptq.terms),
+                HELD_OUT[bool(inputs.held_out)],
             )
 
     def epoch(self, number: int) -> dict[str, float]:
