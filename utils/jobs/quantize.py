@@ -207,7 +207,8 @@ class Session:
                 self.note(
                     f"{'PTQ' if best.epoch is None else 'QAT'} is kept: the loss on {len(ptq.terms)} training images "
                     f"({HELD_OUT[bool(self.inputs.held_out)]}) is {lowest['held_out']:.4g} after epoch "
-                    f"{lowest['epoch']} and {ptq.value:.4g} with PTQ (difference {lowest['held_out'] - ptq.value:+.2g} ± {error:.2g}); QAT "
+                    f"{lowest['epoch']} and {ptq.value:.4g} with PTQ (difference "
+                    f"{lowest['held_out'] - ptq.value:+.2g} ± {error:.2g}); QAT "
                     "is kept where its loss is lower by two standard errors"
                 )
             else:

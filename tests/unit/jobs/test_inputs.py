@@ -98,7 +98,7 @@ def trained(**known: object) -> upstream.FloatCheckpoint:
 
 @pytest.mark.parametrize(
     ("given", "known", "imgsz", "level"),
-    [({}, {"imgsz": 160}, 160, "INFO"), ({"imgsz": 320}, {"imgsz": 160}, 320, "WARNING"), ({}, {}, 640, "INFO"),
+    [({}, {"imgsz": 160}, 160, "INFO"), ({"imgsz": 320}, {"imgsz": 160}, 320, "INFO"), ({}, {}, 640, "INFO"),
      ({"imgsz": 160}, {"imgsz": 160}, 160, None), ({"imgsz": 320}, {}, 320, None)],
 )  # fmt: skip
 def test_the_image_size_is_that_of_the_training_and_another_one_is_said(given, known, imgsz, level, caplog):
