@@ -126,8 +126,8 @@ class Inputs(Generic[Kind]):
         held_out = choose_held_out(data, recipe.finetune.held_out)
         images = min(recipe.calibration.batches * options.batch_size, len(data.read("train").images))
         if images < FEW_IMAGES:
-            what = "calibration has %d %s; with fewer than %d AP is a matter of chance (docs/recipe.md has a table)"
-            logger.info(what, images, "image" if images == 1 else "images", FEW_IMAGES)
+            what = "calibration has %s; with fewer than %d AP is a matter of chance (docs/recipe.md has a table)"
+            logger.info(what, plural(images, "image"), FEW_IMAGES)
         teacher = load_teacher(options.teacher, source, recipe) if isinstance(options, QuantizeOptions) else None
         return cls(options, recipe, source, plan, data, device, imgsz, held_out, hyp, teacher, profile)
 
