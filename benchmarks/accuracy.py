@@ -57,7 +57,7 @@ class AccuracyOptions(steps.StudyOptions):
     workers: int = option(8, "processes that read images, for each GPU", ge=0, le=256, metavar="N")
     settings: str = option("", "YAML, a state's name: options of qat.py quantize (default: SETTINGS)", metavar="FILE")
     seeds: list[int] = option([57], "each setting is measured with each of them", metavar="N")
-    deploy: str = option("QAT", "the setting that is exported and timed, with the first seed; '': none", metavar="NAME")
+    deploy: str = option("QAT", "the setting that is exported and timed, with the first seed, or none", metavar="NAME")
     epochs: Count = option(20, "of the training", group="training", metavar="N")
     batch_size: Count | None = option(None, "of the training (default: the network's)", group="training", metavar="N")
     hyp: str = option("", "of the training (default: data/demo/hyp.digits-640.yaml)", group="training", metavar="FILE")
@@ -170,8 +170,8 @@ def run(options: AccuracyOptions, timing: list[str]) -> int:
         settings = yaml.safe_load(input_file(options.settings, "--settings").read_text(encoding="utf-8"))
         if not isinstance(settings, dict) or not all(isinstance(one, str) for pair in settings.items() for one in pair):
             raise InputError(f"--settings {options.settings}: expected a state's name: options of qat.py quantize")
-    if options.deploy and options.deploy not in settings:
-        raise InputError(f"--deploy {options.deploy} is none of the settings {', '.join(settings)}; '' deploys none")
+    if options.deploy not in {"none", *settings}:
+        raise InputError(f"--deploy {options.deploy} is none of the settings {', '.join(settings)} or none")
     trained = {Path(file).stem: input_file(file, "--weights") for file in options.weights}
     names = [*options.networks, *(Path(file).stem for file in options.weights)]
     if not names or len(set(names)) < len(names):
@@ -193,7 +193,7 @@ def run(options: AccuracyOptions, timing: list[str]) -> int:
                     runner.run(step)
                 for step in quantizing_steps(weights, options, settings, setup, data, folder):
                     runner.run(step)
-                if options.deploy:
+                if options.deploy != "none":
                     chosen = f"{options.deploy}, seed {options.seeds[0]}"
                     file = folder / step_folder(chosen) / "weights" / runner.content["steps"][chosen]["result"]["file"]
                     for step in deployed_steps(weights, file, options, setup, data, folder):
