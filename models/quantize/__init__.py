@@ -13,7 +13,7 @@ reports, are in `utils/jobs/`.
     fake_quantize.py   the arithmetic of rounding, and its gradients
     fused_cuda.py      the same for training on CUDA in one pass each way, also with SiLU in front
     fused_kernels.py   its kernels, in Triton
-    calibration.py     statistics once, then max | percentile | mse | entropy from the same pass; ranges, for reports
+    calibration.py     statistics once, then max | percentile | mse from the same pass; ranges, for reports
     finetune.py        QAT: the float network supervises the quantized one; ranges as parameters, the rates
     distillation.py     what they are compared by: the task loss, the layer loss, taps of layers; also of
                        a batch that several processes share

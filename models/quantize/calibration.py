@@ -5,9 +5,9 @@ maximum of every image are kept. All searches work on all scales at once.
 
 Methods (Wu et al., "Integer Quantization for Deep Learning Inference", 2020, section 3):
 max: the largest magnitude; percentile: the magnitude below which p percent of the values lie; mse: the smallest mean
-squared error of rounding and clipping; entropy: the smallest Kullback-Leibler divergence (Migacz, "8-bit Inference with
-TensorRT", GTC 2017). The last three are limited by the median image: a few images with activations unlike those of
-all others would decide the range, and leave most values of the rest in a few of its steps (docs/accuracy.md).
+squared error of rounding and clipping. The last two are limited by the median image: a few images with activations
+unlike those of all others would decide the range, and leave most values of the rest in a few of its steps
+(docs/accuracy.md).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 BINS = 4096
 EXACT = 1 << 24  # torch.histc counts in float32, which is exact up to this number
-CANDIDATES = 200  # amax values tried by mse and entropy, from 1/32 of the maximum to all of it
+CANDIDATES = 200  # amax values tried by mse, from 1/32 of the maximum to all of it
 SMALLEST_FRACTION = 1 / 32
 
 
@@ -102,10 +102,10 @@ class Statistics:
         """Find amax (a float32 scalar) of every scale.
 
         A tensor counts for what it is and not for its size: percentile is the largest over the tensors of a scale, so
-        that none is clipped more often than asked; mse and entropy take every tensor with the same weight.
+        that none is clipped more often than asked; mse takes every tensor with the same weight.
 
         Args:
-            method: max, percentile, mse or entropy.
+            method: max, percentile or mse.
             percentile: of the magnitudes, 50..100.
             median_limit: amax is at most so many times the largest magnitude of the median image; 0 is no limit, and
                 max has none.
@@ -121,9 +121,9 @@ class Statistics:
             owner = torch.tensor([index for index, one in enumerate(histograms) for _ in one.counts], device=device)
             each = _percentile(torch.cat([one.counts for one in histograms]), top[owner], percentile)
             found = torch.zeros_like(top).scatter_reduce(0, owner, each, "amax")
-        elif method in ("mse", "entropy"):
+        elif method == "mse":
             counts = torch.stack([(one.counts / one.counts.sum(1, keepdim=True)).sum(0) for one in histograms])
-            found = _mse(counts, top, largest) if method == "mse" else _entropy(counts, top, largest)
+            found = _mse(counts, top, largest)
         else:
             raise ValueError(f"no calibration method {method!r}")
         if method != "max":
@@ -291,16 +291,10 @@ def _percentile(counts: Tensor, top: Tensor, percentile: float) -> Tensor:
     return (index + 1) * top / BINS
 
 
-def _candidates(largest: Tensor) -> Tensor:
-    """`[N, CANDIDATES]` values of amax."""
-    return largest[:, None] * torch.linspace(
-        SMALLEST_FRACTION, 1, CANDIDATES, dtype=largest.dtype, device=largest.device
-    )
-
-
 def _mse(counts: Tensor, top: Tensor, largest: Tensor) -> Tensor:
     centers = (torch.arange(BINS, device=counts.device, dtype=counts.dtype) + 0.5) * (top / BINS)[:, None]
-    candidates = _candidates(largest.clamp(min=1e-30))
+    fractions = torch.linspace(SMALLEST_FRACTION, 1, CANDIDATES, dtype=largest.dtype, device=largest.device)
+    candidates = largest.clamp(min=1e-30)[:, None] * fractions
     errors = []
     for amax in candidates.unbind(1):
         scale = (amax / INT8.max)[:, None]
@@ -308,38 +302,3 @@ def _mse(counts: Tensor, top: Tensor, largest: Tensor) -> Tensor:
         errors.append(((rounded - centers).square() * counts).sum(1))
     best = torch.stack(errors, 1).argmin(1, keepdim=True)
     return candidates.gather(1, best).squeeze(1)
-
-
-def _entropy(counts: Tensor, top: Tensor, largest: Tensor) -> Tensor:
-    """Smallest divergence between the clipped distribution P and its version Q of 128 quantized values.
-
-    P keeps the bins below the candidate and piles the rest on its last bin; Q spreads the mass of each quantized value
-    evenly over the non-empty bins that are rounded to it. The first bin, full of exact zeros after a clipping
-    activation, counts as its neighbour.
-    """
-    counts = counts.clone()
-    counts[:, 0] = counts[:, 1]
-    number, magnitudes = len(counts), INT8.max + 1
-    ends = (torch.linspace(SMALLEST_FRACTION, 1, CANDIDATES, device=counts.device) * BINS).long()
-    used = (largest / top * BINS).ceil().long().clamp(1, BINS)  # bins that can hold values
-    divergences = counts.new_full((number, CANDIDATES), float("inf"))
-    for place, end in enumerate(ends.tolist()):
-        kept = counts[:, :end]
-        reference = kept.clone()
-        reference[:, -1] += counts[:, end:].sum(1)
-        quantized = (torch.arange(end, device=counts.device) * magnitudes // end).expand(number, -1)
-        filled = (kept > 0).to(counts.dtype)
-        mass = counts.new_zeros(number, magnitudes).scatter_add_(1, quantized, kept)
-        bins = counts.new_zeros(number, magnitudes).scatter_add_(1, quantized, filled)
-        spread = (mass / bins.clamp(min=1)).gather(1, quantized) * filled
-        divergences[:, place] = _divergence(reference, spread)
-    divergences[ends[None, :] > used[:, None] + BINS // CANDIDATES] = float("inf")  # beyond the maximum
-    best = CANDIDATES - 1 - divergences.flip(1).argmin(1)  # the largest of equals
-    return (ends[best] + 0.5) * top / BINS
-
-
-def _divergence(p: Tensor, q: Tensor) -> Tensor:
-    """Kullback-Leibler divergence of rows of counts; infinite where q has nothing and p has something."""
-    p, q = p / p.sum(1, keepdim=True).clamp(min=1e-30), q / q.sum(1, keepdim=True).clamp(min=1e-30)
-    terms = torch.where(p > 0, p * (p.clamp(min=1e-300).log() - q.clamp(min=1e-300).log()), torch.zeros_like(p))
-    return terms.sum(1).masked_fill(((p > 0) & (q <= 0)).any(1), float("inf"))

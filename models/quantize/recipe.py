@@ -33,11 +33,10 @@ from utils.core.strict_model import StrictModel, validate
 
 AUTO = "auto"  # of calibration.method: compare them by AP (utils/jobs/calibrate.py); of finetune.lr: by the steps
 Quantizer = Literal["torch", "pytorch-quantization"]  # see backend.py
-Method = Literal["max", "percentile", "mse", "entropy", "auto"]
+Method = Literal["max", "percentile", "mse", "auto"]
 Train = Literal["all", "ranges"]
 Supervision = Literal["task", "layers"]
 QUANTIZERS = get_args(Quantizer)
-CALIBRATION_METHODS = get_args(Method)[:-1]  # those that 'auto' compares
 
 # Keys that only recipes of 1.0 have → the value that every file of 1.0 holds, and that asks for nothing.
 OF_1_0: dict[str, dict[str, Any]] = {
@@ -69,6 +68,13 @@ class Calibration(StrictModel):
     percentile: Percentile = 99.999  # of the magnitudes; used by method 'percentile'
     batches: Batches = 25
     median_limit: Number = Field(default=4.0, ge=0, le=1_000_000)  # times the median image's maximum; 0: none
+
+    @field_validator("method", mode="before")
+    @classmethod
+    def _method_of_2_0(cls, value: Any) -> Any:
+        if value == "entropy":
+            raise ValueError(f"another method; entropy {removed('calibration.method entropy')}")
+        return value
 
 
 class Finetune(StrictModel):
@@ -182,4 +188,6 @@ def _without_keys_of_1_0(content: Any, *, only_neutral: bool) -> Any:
         left[section] = {k: v for k, v in entries.items() if k not in keys or (only_neutral and v != keys[k])}
         if not only_neutral and isinstance(entries.get("lr"), Mapping):
             del left[section]["lr"]
+        if not only_neutral and entries.get("method") == "entropy":
+            del left[section]["method"]
     return left

@@ -76,7 +76,7 @@ def calibrated(sizes: list[int], network: Callable[[], Network] = toy) -> tuple[
 def ranges(sizes: list[int]) -> dict[str, Any]:
     """Counts and ranges of a calibration."""
     _, statistics = calibrated(sizes)
-    amax = {text: statistics.amax(text) for text in ("max", "percentile", "mse", "entropy")}
+    amax = {text: statistics.amax(text) for text in ("max", "percentile", "mse")}
     return {"counts": {name: one.counts for name, one in statistics.histograms.items()}, "amax": amax}
 
 

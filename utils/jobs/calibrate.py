@@ -40,7 +40,6 @@ METHODS: dict[str, dict[str, Any]] = {  # name → what the recipe says about ca
     **{f"percentile {p}": {"calibration_method": "percentile", "calibration_percentile": p}
        for p in (99.9, 99.99, 99.999)},
     "mse": {"calibration_method": "mse"},
-    "entropy": {"calibration_method": "entropy"},
 }  # fmt: skip
 IMAGES = 200  # that AP is measured on when a quantize run sweeps
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import numpy as np
 import pytest
 import torch
@@ -65,37 +63,6 @@ def test_mse_finds_what_brute_force_on_the_values_finds(name):
     assert squared_error(raw, found) <= best * 1.03
 
 
-@functools.cache
-def entropy_of_nvidia(values: torch.Tensor, stride: int, first: int) -> float:
-    """NVIDIA's amax of the same values on as many bins: candidates are every `stride`-th edge from `first`."""
-    from pytorch_quantization.calib import HistogramCalibrator
-
-    calibrator = HistogramCalibrator(8, None, False, num_bins=calibration.BINS)
-    calibrator.collect(torch.cat([values, torch.zeros(1)]))  # NumPy's bins begin at the smallest value
-    return float(calibrator.compute_amax("entropy", stride=stride, start_bin=first))
-
-
-def bins_from_nvidia(values: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> float:
-    """How far our amax by entropy is from NVIDIA's, in bins, both choosing among the same 249 candidates."""
-    stride = 16
-    first = int(calibration.SMALLEST_FRACTION * calibration.BINS)
-    monkeypatch.setattr(calibration, "CANDIDATES", (calibration.BINS - first) // stride + 1)
-    ours, theirs = float(statistics(values).amax("entropy")["t"]), entropy_of_nvidia(values, stride, first)
-    return abs(ours - theirs) / float(values.abs().max()) * calibration.BINS
-
-
-ACTIVATIONS = {**SAMPLES, "SiLU": nn.functional.silu(NORMAL * 2), "half zeros": NORMAL.relu()}
-
-
-@pytest.mark.parametrize("name", ACTIVATIONS)
-def test_entropy_is_nvidias_to_a_bin(name, monkeypatch):
-    """The same candidates win: ours is the middle of the last bin that is kept, theirs its edge, and a bin is allowed.
-
-    The next candidate is 16 bins away.
-    """
-    assert bins_from_nvidia(ACTIVATIONS[name], monkeypatch) <= 1
-
-
 def test_batches_and_a_growing_range_give_the_same_statistics():
     ordered = LONG_TAIL.abs().sort().values  # each piece brings larger values: the range doubles several times
     cut, whole = statistics(ordered, 20), statistics(ordered)
@@ -119,10 +86,7 @@ def test_a_small_tensor_is_not_clipped_more_often_than_a_large_one_that_shares_i
     repeated = Histogram.empty(1.0, NORMAL.device)  # the same shape in a tensor forty times as large
     repeated.add(large.abs(), tensor=0)
     repeated.add(small.abs().repeat(40), tensor=1)
-    for method in ("mse", "entropy"):
-        assert float(found.amax(method)["t"]) == pytest.approx(
-            float(Statistics({"t": repeated}).amax(method)["t"]), rel=1e-6
-        )
+    assert float(found.amax("mse")["t"]) == pytest.approx(float(Statistics({"t": repeated}).amax("mse")["t"]), rel=1e-6)
 
 
 def test_a_bin_counts_beyond_float32s_whole_numbers():
@@ -144,7 +108,7 @@ def test_tensors_of_a_scale_are_told_apart_in_every_batch():
 
 
 def test_tensor_of_zeros_gets_a_positive_scale():
-    for method in ("max", "percentile", "mse", "entropy"):
+    for method in ("max", "percentile", "mse"):
         network = chain()
         placement.apply(network, placement.plan(network, Recipe()))
         calibration.set_ranges(network, {"images": statistics(torch.zeros(100)).amax(method)["t"]})
@@ -175,7 +139,7 @@ def of_images(*maxima: float) -> Statistics:
     return Statistics({"t": result})
 
 
-@pytest.mark.parametrize("method", ["percentile", "mse", "entropy"])
+@pytest.mark.parametrize("method", ["percentile", "mse"])
 def test_a_few_unusual_images_do_not_decide_a_range(method):
     usual, spoilt = of_images(*[1.0] * 20), of_images(*[1.0] * 18, 100.0, 300.0)
     assert float(spoilt.amax(method)["t"]) > 8

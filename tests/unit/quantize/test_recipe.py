@@ -106,6 +106,7 @@ def test_replace_reaches_into_sections_and_checks() -> None:
 
 OF_1_0 = [
     ("calibration", "scales", {}, {"model.1": "mse"}),
+    ("calibration", "method", "percentile", "entropy"),
     ("finetune", "weight_ranges", "fixed", "learned"),
     ("finetune", "features", 0.0, 0.5),
     ("finetune", "patience", 0, 3),
