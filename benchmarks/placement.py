@@ -111,7 +111,7 @@ def export_steps(model: Path, options: PlacementOptions, setup: Setup, folder: P
         yield RunStep("random weights", [ROOT / "benchmarks/random_weights.py", model, folder], weights)
     data = input_file(options.data or str(folder / "noise/data.yaml"), "--data")
     command: Words = ["qat.py", "quantize", "--weights", weights, "--data", data, *setup.device]
-    command += ["--imgsz", CALIBRATION_SIZE, "--batch-size", "1", "--workers", "0", "--calib-batches", "1"]
+    command += ["--imgsz", CALIBRATION_SIZE, "--batch-size", "1", "--workers", "0", "--calib-images", "1"]
     command += ["--calib-method", "max", "--ptq-only", "--no-eval-origin", "--no-eval-ptq", "--project", folder]
     command += ["--name", "ptq", "--exist-ok"]
     command += ["--recipe", input_file(options.recipe, "--recipe")] if options.recipe else []

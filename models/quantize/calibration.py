@@ -12,7 +12,6 @@ unlike those of all others would decide the range, and leave most values of the 
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 from collections import Counter
@@ -23,7 +22,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from models.quantize import backend
 from models.quantize.distillation import placeholder
@@ -133,8 +131,8 @@ class Statistics:
         return {name: found[index] for index, name in enumerate(names)}
 
 
-def collect(model: nn.Module, batches: Iterable[Tensor], limit: int, *, progress: bool = True) -> Statistics:
-    """Run the float network over at most `limit` batches and count magnitudes at every activation quantizer.
+def collect(model: nn.Module, batches: Iterable[Tensor]) -> Statistics:
+    """Run the float network over all batches and count magnitudes at every activation quantizer.
 
     Several processes count their parts of every batch, over bins that the whole batch decides. So their sums, which are
     integers, are what one process counts.
@@ -152,21 +150,17 @@ def collect(model: nn.Module, batches: Iterable[Tensor], limit: int, *, progress
     handles = [
         module.register_forward_pre_hook(_counter(statistics, calls, name, part)) for name, module in quantizers.items()
     ]
-    seen = 0
+    images: Tensor | None = None
     try:
         with quantizers_off(model), torch.inference_mode(), disable_tf32():
-            for images in tqdm(
-                itertools.islice(batches, limit), total=limit, desc="calibration", unit="batch",
-                disable=not (progress and distributed.is_main()),
-            ):  # fmt: skip
+            for images in batches:
                 calls.clear()
                 images, part.counts = placeholder(images)
                 model(images)
-                seen += 1
     finally:
         for handle in handles:
             handle.remove()
-    if seen == 0:
+    if images is None:
         raise QatError("calibration got no images")
     unseen = [name for name in quantizers if name not in statistics.histograms]
     for histogram in statistics.histograms.values():
@@ -206,11 +200,9 @@ def set_all_ranges(model: Any, amax: dict[str, Tensor]) -> None:
     set_ranges(model, amax)
 
 
-def calibrate(
-    model: nn.Module, batches: Iterable[Tensor], settings: Calibration, *, progress: bool = True
-) -> Statistics:
+def calibrate(model: nn.Module, batches: Iterable[Tensor], settings: Calibration) -> Statistics:
     """Gather statistics and set every activation scale by the method of `settings`; the statistics are returned."""
-    statistics = collect(model, batches, settings.batches, progress=progress)
+    statistics = collect(model, batches)
     apply_calibration(model, statistics, settings)
     return statistics
 

@@ -2,7 +2,7 @@
 
 A recipe is a YAML file with any of these keys (missing ones keep their default):
 
-    calibration: {method: percentile, percentile: 99.999, median_limit: 4, batches: 25}
+    calibration: {method: percentile, percentile: 99.999, median_limit: 4, images: 250}
     finetune: {epochs: 10, iters: 200, lr: auto, supervision: task, train: all}
     head: int8                          # int8 | last-conv-float | float
     add: both                           # inputs of an Add in INT8: both | residual
@@ -54,7 +54,7 @@ Number = Annotated[float, BeforeValidator(_number)]
 Factor = Annotated[Number, Field(gt=0, le=1_000_000)]
 Pattern = Annotated[str, Field(min_length=1, max_length=200)]
 Percentile = Annotated[Number, Field(gt=50, le=100)]
-Batches = Annotated[int, Field(ge=1, le=1_000_000)]
+Images = Annotated[int, Field(ge=1, le=100_000_000)]
 Epochs = Annotated[int, Field(ge=0, le=10_000)]
 Iterations = Annotated[int, Field(ge=1, le=1_000_000)]
 Rate = Annotated[Number, Field(gt=0, lt=1)]
@@ -66,7 +66,8 @@ class Calibration(StrictModel):
 
     method: Method = "percentile"
     percentile: Percentile = 99.999  # of the magnitudes; used by method 'percentile'
-    batches: Batches = 25
+    images: Images = 250  # of training, the first in the order that the seed decides
+    batches: Annotated[int, Field(ge=1)] | None = Field(default=None, exclude=True)  # of 1.0: times --batch-size
     median_limit: Number = Field(default=4.0, ge=0, le=1_000_000)  # times the median image's maximum; 0: none
 
     @field_validator("method", mode="before")
@@ -89,7 +90,7 @@ class Finetune(StrictModel):
     ranges: Literal["learned", "fixed"] = "learned"  # of activations
     supervision: Supervision = "task"  # see distillation.py
     supervision_stride: Stride = 1  # by layers: every n-th is compared
-    held_out: int = Field(default=200, ge=1, le=100_000_000)  # images that choose the best state, at most
+    held_out: Images = 200  # images that choose the best state, at most
     grad_clip: Factor = 10.0  # largest gradient norm
     collapse: Number = Field(default=0.5, ge=0, lt=1)  # stop when AP falls below this fraction of the PTQ AP
 

@@ -91,7 +91,7 @@ def test_twenty_steps_of_qat(run: Any, demo_data: Path, tmp_path: Path) -> None:
     content = {"path": str(tmp_path), "train": few.paths("train"), "val": "val.txt", "names": dict(few.names)}
     (tmp_path / "data.yaml").write_text(yaml.safe_dump(content))
     run("qat.py", "quantize", *WORDS, "--data", tmp_path / "data.yaml", "--no-eval-ptq", "--epochs", 1, "--iters", 20,
-        "--imgsz", 160, "--batch-size", 8, "--project", tmp_path)  # fmt: skip
+        "--imgsz", 160, "--batch-size", 8, "--calib-images", 200, "--project", tmp_path)  # fmt: skip
     (epoch,) = json.loads((tmp_path / "exp/report.json").read_text())["history"]
     ranges = ranges_of(tmp_path / "exp/weights/qat_best_gelan-digits.pt")
     check("qat", {"loss": epoch["loss"], "held_out": epoch["held_out"], "ranges": ranges})

@@ -33,7 +33,7 @@ def trained(graph: bool, **settings: object) -> tuple[Finetuner, list[float]]:
     student = copy.deepcopy(teacher)
     placement.apply(student, placement.plan(student, Recipe()))
     student.to(device)
-    calibration.calibrate(student, [one.to(device) for one in batches(2)], Calibration(method="max"), progress=False)
+    calibration.calibrate(student, [one.to(device) for one in batches(2)], Calibration(method="max"))
     tuner = Finetuner(student, teacher, Finetune(**settings), device=device, graph=graph)
     epochs = [[*batches(6), batches(1, size=3)[0], *batches(3)], batches(5)]
     return tuner, [tuner.run_epoch(epoch, lambda _: 1e-4).loss for epoch in epochs]

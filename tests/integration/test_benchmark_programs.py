@@ -38,7 +38,7 @@ def written(folder: Path) -> dict[str, int]:
 
 
 def test_a_network_goes_to_its_table_and_what_is_there_is_not_made_again(checkout, demo_data, small_weights, tmp_path):
-    (tmp_path / "settings.yaml").write_text("PTQ: --ptq-only --calib-batches 2\n")
+    (tmp_path / "settings.yaml").write_text("PTQ: --ptq-only --calib-images 20\n")
     words = ["--data", write_small_set(tmp_path, demo_data), "--weights", small_weights, "--imgsz", 96, "--device",
              "cpu", "--workers", 0, "--settings", tmp_path / "settings.yaml", "--deploy", "PTQ",
              "--output", tmp_path / "out", *QUICK]  # fmt: skip

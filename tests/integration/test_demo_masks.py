@@ -68,7 +68,7 @@ def test_methods_of_calibration_are_compared_by_both(
 ):
     words = ("--weights", checkout / "data/demo/gelan-digits-seg.pt", "--imgsz", 160, "--batch-size", 4)
     where = ("--data", outlined, "--device", "cpu", "--workers", 0, "--project", tmp_path)
-    run("qat.py", "calibrate", *words, *where, "--calib-batches", 1, "--num-image", 4)
+    run("qat.py", "calibrate", *words, *where, "--calib-images", 4, "--num-image", 4)
     found = json.loads((tmp_path / "exp/calibration.json").read_text())
     assert found["measure"] == "the mean of box and mask AP"
     assert len(found["methods"]) == 6
@@ -83,7 +83,7 @@ def test_from_the_float_model_to_a_file_with_masks(
     """24 images: AP is that of a few digits, and INT8 loses little of it on the same ones."""
     where = ("--data", outlined, "--device", "cpu", "--workers", 0)
     words = ("--weights", checkout / "data/demo/gelan-digits-seg.pt", "--imgsz", 320, "--batch-size", 8)
-    run("qat.py", "quantize", *words, *where, "--calib-batches", 2, "--ptq-only", "--project", tmp_path)
+    run("qat.py", "quantize", *words, *where, "--calib-images", 16, "--ptq-only", "--project", tmp_path)
     before, row = Report.load(tmp_path / "exp/report.json").rows
     assert before.ap > 0.7
     assert before.mask_ap > 0.45

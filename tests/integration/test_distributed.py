@@ -68,7 +68,7 @@ def assert_same_run(ours: Path, theirs: Path) -> None:
 
 
 def test_quantize_by_two_is_quantize_by_one(alone, data, demo_weights, tmp_path):
-    calibration = ("--calib-batches", "2")
+    calibration = ("--calib-images", "10")
     assert torchrun(demo_weights, data, tmp_path, "quantize", *RUN, *calibration).wait() == 0, said(tmp_path, 0)
     assert_same_run(tmp_path / "exp", alone)
     assert [name[:8] for name in checkpoints(tmp_path / "exp")] == [name[:8] for name in checkpoints(alone)]
@@ -81,7 +81,7 @@ def test_quantize_by_two_is_quantize_by_one(alone, data, demo_weights, tmp_path)
 
 
 def test_when_one_dies_the_other_ends_in_one_line_and_one_process_continues(alone, data, demo_weights, tmp_path):
-    words = ("quantize", *RUN, "--calib-batches", "2")
+    words = ("quantize", *RUN, "--calib-images", "10")
     process = torchrun(demo_weights, data, tmp_path, *words)
     deadline = time.monotonic() + 200
     while not list(tmp_path.glob("exp/weights/qat_ep_0*")) and time.monotonic() < deadline and process.poll() is None:

@@ -39,7 +39,7 @@ def best(tmp_path_factory, start, demo_data, upstream_yaml):
         return result.stdout
 
     run("reparameterization.py", "--weights", training, "--save", weights, "--device", "cpu")
-    schedule = ["--iters", "2", "--epochs", "1", "--calib-batches", "2", "--no-eval-origin", "--project", folder]
+    schedule = ["--iters", "2", "--epochs", "1", "--calib-images", "4", "--no-eval-origin", "--project", folder]
     run("qat.py", "quantize", "--weights", weights, *options, *schedule, "--name", "qat")
     best = folder / "qat/weights/qat_best_gelan-c.pt"
     run("qat.py", "eval", "--weights", best, *options, "--project", folder, "--name", "eval")

@@ -406,7 +406,7 @@ def test_programs_end_mutations_with_0_1_or_2_and_without_a_traceback(name, good
     option = {"recipe.yaml": "--recipe", "data.yaml": "--data"}.get(name, "--weights")
     files = {"--weights": good["float"], "--data": data, option: path, "--project": tmp_path / "runs"}
     quick = ("--imgsz", "64", "--batch-size", "2", "--workers", "0", "--device", "cpu")
-    command = ("quantize", "--ptq-only", "--calib-batches", "1") if name == "recipe.yaml" else ("eval",)
+    command = ("quantize", "--ptq-only", "--calib-images", "2") if name == "recipe.yaml" else ("eval",)
     codes = []
     for _ in mutations(name, good, data, path, 8):
         codes.append(qat.main([*command, *quick, *(str(word) for pair in files.items() for word in pair)]))

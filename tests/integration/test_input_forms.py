@@ -101,7 +101,7 @@ def quantized_demo(demo_weights: Path, demo_data: Path, tmp_path_factory: pytest
     batch = export.check_images(8, (320, 320), load_data(demo_data))
     model = upstream.fuse((source := upstream.load_float(demo_weights)).model)
     placement.apply(model, placement.plan(model, Recipe()))
-    calibrate(model, [batch], Calibration(method="max", batches=1), progress=False)
+    calibrate(model, [batch], Calibration(method="max"))
     path = tmp_path_factory.mktemp("demo") / "demo-int8.pt"
     checkpoint.save(path, model, recipe=Recipe(), names=source.names, nc=source.nc, stride=source.stride,
                     yaml=source.yaml)  # fmt: skip

@@ -272,7 +272,7 @@ class TestWhatIsKept:
         assert f"ptq_ap_0.6000_{NAME}.pt" in out.splitlines()[-1]
         assert "head: last-conv-float" in out
         stored = checkpoint.load_quantized(weights / f"ptq_ap_0.6000_{NAME}.pt").recipe
-        assert (stored.calibration.method, stored.calibration.batches, stored.head) == ("max", 2, "last-conv-float")
+        assert (stored.calibration.method, stored.calibration.images, stored.head) == ("max", 4, "last-conv-float")
 
     def test_augmentation_reaches_upstreams_data_set(self, run, scores, tmp_path, monkeypatch):
         scores(0.7, 0.6, 0.6)

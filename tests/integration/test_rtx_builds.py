@@ -55,7 +55,7 @@ def placed(config: Path | dict[str, Any]) -> nn.Module:
     model = upstream.fuse(random_network(config))
     placement.apply(model, placement.plan(model, Recipe()))
     image = torch.rand(1, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
-    calibrate(model, [image], Calibration(method="max", batches=1), progress=False)
+    calibrate(model, [image], Calibration(method="max"))
     return model
 
 

@@ -30,7 +30,7 @@ from qat_runs import SMALL_RUN, half_of_layers, quantize, report_of, write_small
 
 SUMMARY = "summary-sensitive-analysis.json"
 SIDE = "192"
-DEMO_SIZE = ("--imgsz", SIDE, "--batch-size", "10", "--workers", "0", "--device", "cpu", "--calib-batches", "4")
+DEMO_SIZE = ("--imgsz", SIDE, "--batch-size", "10", "--workers", "0", "--device", "cpu", "--calib-images", "40")
 TINY = SMALL_RUN[:-2]  # without --iters
 HARSH = ("--calib-method", "percentile", "--percentile", "99")  # layers differ by more than AP's noise
 

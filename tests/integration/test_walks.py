@@ -26,7 +26,7 @@ def stops(goal: str, size: int, *words: object) -> list[str]:
 def test_from_imgsz_of_quantize_to_the_training_step(demo_weights, demo_data, tmp_path):
     found = stops(
         "Finetuner._step", 160, "qat.py", "quantize", "--weights", demo_weights, "--data", demo_data, "--imgsz", 160,
-        "--batch-size", 2, "--epochs", 1, "--iters", 1, "--calib-batches", 1, "--no-eval-origin", "--no-eval-ptq",
+        "--batch-size", 2, "--epochs", 1, "--iters", 1, "--calib-images", 2, "--no-eval-origin", "--no-eval-ptq",
         "--project", tmp_path, *COMMON,
     )  # fmt: skip
     assert 10 < len(found) <= 40, found

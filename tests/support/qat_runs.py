@@ -15,7 +15,7 @@ from utils.evaluation.images import find_images
 
 SMALL_RUN = (
     *("--imgsz", "96", "--batch-size", "2", "--workers", "0", "--device", "cpu"),
-    *("--calib-batches", "2", "--iters", "2"),
+    *("--calib-images", "4", "--iters", "2"),
 )
 # Half of the demo network's layers, which a recipe has in float where a run need not look at all of them.
 SETTLED = tuple(f"model.{layer}" for layer in (5, 6, 7, 8, 11, 14, 17, 18))

@@ -98,7 +98,7 @@ def save_quantized(path: Path, weights: Path, recipe: Recipe | None = None, imgs
     placement.apply(model, placement.plan(model, recipe))
     torch.manual_seed(1)
     settings = recipe.replace(calibration_method="max").calibration
-    calibrate(model, [torch.rand(2, 3, imgsz, imgsz)], settings, progress=False)
+    calibrate(model, [torch.rand(2, 3, imgsz, imgsz)], settings)
     checkpoint.save(
         path, model, recipe=recipe, names=source.names, nc=source.nc, stride=source.stride, yaml=source.yaml,
         extra={"imgsz": imgsz},

@@ -69,7 +69,7 @@ def calibrated(sizes: list[int], network: Callable[[], Network] = toy) -> tuple[
     """The toy with quantizers, and the statistics that it was calibrated with."""
     model = network()
     placement.apply(model, placement.plan(model, Recipe()))
-    statistics = calibration.calibrate(model, parts(whole_batches(sizes)), Calibration(batches=9), progress=False)
+    statistics = calibration.calibrate(model, parts(whole_batches(sizes)), Calibration())
     return model, statistics
 
 

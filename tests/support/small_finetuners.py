@@ -31,7 +31,7 @@ def quantized(teacher: Network, factor: float = 1.0) -> Network:
     """A copy with quantizers, calibrated; ranges of activations are too large by `factor`."""
     student = copy.deepcopy(teacher)
     placement.apply(student, placement.plan(student, Recipe()))
-    calibration.calibrate(student, [one.float() / 255 for one in images(2)], Calibration(method="max", batches=2))
+    calibration.calibrate(student, [one.float() / 255 for one in images(2)], Calibration(method="max"))
     for quantizer in student.activation_quantizers.values():
         backend.set_amax(quantizer, backend.get_amax(quantizer) * factor)
     return student

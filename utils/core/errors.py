@@ -49,6 +49,7 @@ _PROFILE = "use --profile with the layer times of an engine (scripts/inspect_eng
 REMOVED: dict[str, str] = {
     "--patience": "use --epochs alone; the best epoch is kept, whatever follows it",
     "--quantizer modelopt": "use --quantizer torch, which gives the same results",
+    "--calib-batches": "use --calib-images, which does not depend on --batch-size",
     "--calib-method entropy": "use --calib-method mse, or auto, which chooses by the loss on training images",
     "calibration.method entropy": "use mse, or auto, which chooses by the loss on training images",
     "calibration.scales": "use calibration.method, which all scales have",

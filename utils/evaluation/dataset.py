@@ -210,6 +210,7 @@ def make_loader(
     workers: int = 8,
     single_cls: bool = False,
     shuffle: bool = False,
+    first: int | None = None,
     seed: int = 0,
     augment: bool = False,
     hyp: Mapping[str, Any] | None = None,
@@ -228,6 +229,7 @@ def make_loader(
         rect: give each image the smallest input that holds it (multiples of `stride`, plus `pad` strides).
         workers: at most so many processes read ahead; 0 reads in this one.
         shuffle: random order, fixed by `seed`; not together with `rect`.
+        first: only so many images, the first of that order.
         augment: upstream's training augmentation with `hyp`; needs a patched checkout and a square `imgsz`.
         limit: only so many images, evenly spread over the split.
         keep: only the images for whose path this holds, of those that `limit` leaves.
@@ -261,20 +263,23 @@ def make_loader(
         )  # fmt: skip
     side = imgsz if isinstance(imgsz, int) else max(imgsz)
     pixels = max(map(math.prod, dataset.shapes)) if isinstance(dataset, ImageDataset) else side**2
-    generator = torch.Generator().manual_seed(seed)
+    generator, size = torch.Generator().manual_seed(seed), len(dataset)
+    number = min(first or size, size)
     batches: Sampler[list[int]]
     if isinstance(dataset, ImageDataset) and not shuffle:
         batches = ShapeBatches(dataset.shapes, batch_size, together)
         largest = max(map(len, batches))
     else:
-        order = RandomSampler(dataset, generator=generator) if shuffle else SequentialSampler(dataset)
+        order = (
+            RandomSampler(dataset, num_samples=number, generator=generator) if shuffle else SequentialSampler(dataset)
+        )
         batches = BatchSampler(order, batch_size, drop_last=False)
         largest = min(batch_size, len(dataset))
     if share and distributed.world().size > 1:
         batches = ShareOfBatches(batches)
     programs = 1 if share else distributed.world().size  # that read whole batches, and not parts of the same
     workers = loading_processes(min(workers, cpu_cores(), len(batches)), largest * 3 * pixels * programs)
-    return _Loader(
+    loader = _Loader(
         dataset,
         batch_sampler=batches,
         num_workers=workers,
@@ -283,10 +288,18 @@ def make_loader(
         worker_init_fn=_start_worker,
         generator=generator,
     )
+    loader.number = number
+    return loader
 
 
 class _Loader(DataLoader[Any]):
-    """A loader that gives augmented images new seeds for each pass."""
+    """A loader that gives augmented images new seeds for each pass.
+
+    Attributes:
+        number: of the images of a pass.
+    """
+
+    number: int
 
     def __iter__(self) -> Any:
         if isinstance(self.dataset, SeededImages):

@@ -119,7 +119,7 @@ def sweep(model: nn.Module, inputs: Inputs[Any], limit: int = IMAGES) -> Sweep:
         limit: images to measure AP on, at most.
     """
     recipe, options = inputs.recipe, inputs.options
-    statistics = calibration.collect(model, inputs.calibration_images(), inputs.calibration.batches)
+    statistics = calibration.collect(model, inputs.calibration_images())
     settings = {name: recipe.replace(**changes).calibration for name, changes in METHODS.items()}
     began = time.perf_counter()
     ranges = {name: statistics.amax(one.method, one.percentile, one.median_limit) for name, one in settings.items()}

@@ -16,7 +16,7 @@ from pydantic import ConfigDict, Field
 
 from models.quantize import backend, placement
 from models.quantize.finetune import as_input, seed_everything
-from models.quantize.recipe import AUTO, Calibration, Number, Recipe
+from models.quantize.recipe import AUTO, Number, Recipe
 from utils import upstream
 from utils.core.device import select_device
 from utils.core.errors import DataError, InputError
@@ -124,7 +124,7 @@ class Inputs(Generic[Kind]):
         placement.check(plan, recipe)
         imgsz = fitting_size(options.imgsz or 640, source.stride)
         held_out = choose_held_out(data, recipe.finetune.held_out)
-        images = min(recipe.calibration.batches * options.batch_size, len(data.read("train").images))
+        images = min(recipe.calibration.images, len(data.read("train").images))
         if images < FEW_IMAGES:
             what = "calibration has %s; with fewer than %d AP is a matter of chance (docs/recipe.md has a table)"
             logger.info(what, plural(images, "image"), FEW_IMAGES)
@@ -157,15 +157,13 @@ class Inputs(Generic[Kind]):
 
     def calibration_images(self) -> Iterator[Tensor]:
         """Batches of training images as validation sees them, as the network takes them (`as_input`), on the device."""
-        seed_everything(self.options.seed)
-        return (as_input(batch, self.device) for batch in image_batches(self.training_loader(augment=False, keep=None)))
+        from tqdm import tqdm
 
-    @property
-    def calibration(self) -> Calibration:
-        """The recipe's calibration, for no more batches than the training images make."""
-        images, settings = len(find_images(self.data.paths("train"))), self.recipe.calibration
-        most = math.ceil(images / self.options.batch_size)
-        return settings.model_copy(update={"batches": min(settings.batches, most)})
+        seed_everything(self.options.seed)
+        loader = self.training_loader(augment=False, keep=None, first=self.recipe.calibration.images)
+        quiet = not logger.isEnabledFor(logging.INFO)
+        batches = tqdm(image_batches(loader), "calibration", len(loader), unit="batch", disable=quiet)
+        return (as_input(batch, self.device) for batch in batches)
 
     def training_loader(self, **different: Any) -> DataLoader[Any]:
         """The training images that are not held out, in an order that the seed decides, augmented with `--hyp`."""
@@ -294,7 +292,7 @@ def image_batches(loader: Any) -> Iterator[Tensor]:
             if count:
                 yield images
     finally:
-        asked = min(batches * loader.batch_sampler.batch_size, len(loader.dataset))
+        asked = min(batches * loader.batch_sampler.batch_size, getattr(loader, "number", len(loader.dataset)))
         if 0 < found < asked and not getattr(loader, "undecodable_said", False):
             loader.undecodable_said = True
             what = "%d of %d images cannot be decoded and are left out"

@@ -13,8 +13,8 @@ from pydantic import Field, model_validator
 
 from models.quantize.recipe import (
     AUTO,
-    Batches,
     Epochs,
+    Images,
     Iterations,
     Method,
     Percentile,
@@ -73,8 +73,8 @@ class CalibratingOptions(QatOptions):
 
     seed: Seed = option(57, "for images' order and augmentation", group="the run", metavar="N")
     recipe: str | None = option(None, "YAML; see models/quantize/recipe.py", group=RECIPE, metavar="FILE")
-    calib_batches: Batches | None = option(
-        None, "batches to calibrate on", group=RECIPE, metavar="N", recipe="calibration.batches"
+    calib_images: Images | None = option(
+        None, "training images to calibrate on (default: 250)", group=RECIPE, metavar="N", recipe="calibration.images"
     )
     hyp: str | None = option(
         None, "upstream's YAML of augmentation, for QAT's images (default: no augmentation)", group=RECIPE,
@@ -111,7 +111,10 @@ class CalibratingOptions(QatOptions):
                     "leave one of them out"
                 )
             given["finetune_supervision"] = "layers"
-        merged = Recipe.from_file(self.recipe).replace(**given)
+        recipe = Recipe.from_file(self.recipe)
+        if batches := recipe.calibration.batches:
+            recipe = recipe.replace(calibration_images=batches * self.batch_size)
+        merged = recipe.replace(**given)
         if "calibration_percentile" in given and merged.calibration.method != "percentile":
             raise RecipeError(
                 f"--percentile does nothing with calibration method {merged.calibration.method!r}; "

@@ -132,7 +132,7 @@ class Session:
             for line in found.lines():
                 self.note(line)
         else:
-            calibration.calibrate(student, self.inputs.calibration_images(), self.inputs.calibration)
+            calibration.calibrate(student, self.inputs.calibration_images(), self.recipe.calibration)
 
     def evaluate_ptq(self, student: nn.Module, began: float) -> None:
         """Evaluate the calibrated network unless `--no-eval-ptq` says otherwise, and write its checkpoint."""

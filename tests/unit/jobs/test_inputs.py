@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import cv2
 import numpy as np
 import pytest
+import torch
 import yaml
 from small_networks import detector
 
@@ -63,7 +65,7 @@ def made(tmp_path: Path, count: int) -> Inputs:
     data = data_of(tmp_path, count)
     held_out = choose_held_out(data, 4)
     options = QuantizeOptions(workers=0, batch_size=4, imgsz=32)
-    return Inputs(options, Recipe(), SimpleNamespace(stride=32), None, data, None, 32, held_out)
+    return Inputs(options, Recipe(), SimpleNamespace(stride=32), None, data, torch.device("cpu"), 32, held_out)
 
 
 @pytest.mark.parametrize(("count", "held_out"), [(40, [5, 15, 25, 35]), (7, [])])
@@ -85,8 +87,16 @@ def test_held_out_images_come_in_one_order_and_training_images_in_that_of_the_se
     assert order != sorted(order)
 
 
-def test_calibration_takes_no_more_batches_than_there_are(tmp_path):
-    assert made(tmp_path, 9).calibration.batches == 3  # of four images
+@pytest.mark.parametrize("number", [5, 250])
+def test_calibration_sees_the_same_images_in_the_same_order_whatever_the_batch_size(tmp_path, number):
+    found = made(tmp_path, 9)
+    seen = []
+    for size in (1, 4, 9):
+        options = found.options.model_copy(update={"batch_size": size})
+        one = replace(found, options=options, recipe=Recipe().replace(calibration_images=number))
+        seen.append([round(float(image.max() * 255)) for batch in one.calibration_images() for image in batch])
+    assert seen[0] == seen[1] == seen[2]
+    assert (len(set(seen[0])), seen[0] != sorted(seen[0])) == (min(number, 9), True)
 
 
 # what the weights know

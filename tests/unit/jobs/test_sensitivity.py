@@ -85,7 +85,7 @@ def case(request: pytest.FixtureRequest) -> tuple[nn.Module, nn.Module, dict[str
     model = copy.deepcopy(network)
     plan = placement.plan(model, Recipe())
     placement.apply(model, plan)
-    calibration.calibrate(model, [X], Recipe().replace(calibration_method="max").calibration, progress=False)
+    calibration.calibrate(model, [X], Recipe().replace(calibration_method="max").calibration)
     scales = model.activation_quantizers
     amax = {tensor.name: backend.get_amax(scales[placement.scale_key(tensor.scale)]) for tensor in plan.tensors}
     amax |= {f"{path}.input": backend.get_amax(scales[placement.scale_key(f"{path}.input")]) for path in plan.fallback}

@@ -26,7 +26,7 @@ LR = 1e-4
 def student() -> nn.Module:
     network = detector()
     placement.apply(network, placement.plan(network, Recipe()))
-    calibration.calibrate(network, [IMAGES[:2].float() / 255], Calibration(method="max", batches=1))
+    calibration.calibrate(network, [IMAGES[:2].float() / 255], Calibration(method="max"))
     return network
 
 

@@ -99,7 +99,7 @@ def test_a_bin_counts_beyond_float32s_whole_numbers():
 def test_tensors_of_a_scale_are_told_apart_in_every_batch():
     network = chain()
     placement.apply(network, placement.plan(network, Recipe()))
-    found = calibration.collect(network, [torch.rand(2, 3, 32, 32)] * 3, 3, progress=False)
+    found = calibration.collect(network, [torch.rand(2, 3, 32, 32)] * 3)
     plan = network.quantization_plan
     for name, tensors in plan.scales.items():
         counted = [tensor for tensor in plan.tensors if tensor.name in tensors and not tensor.redundant]
@@ -119,13 +119,13 @@ def test_statistics_are_of_the_float_network_and_each_scale_sees_all_its_tensors
     network = chain()
     original = chain()
     placement.apply(network, placement.plan(network, Recipe()))
-    batches = [torch.rand(2, 3, 32, 32, generator=GENERATOR) for _ in range(3)]
-    calibration.calibrate(network, batches, Calibration(method="max", batches=2), progress=False)
+    batches = [torch.rand(2, 3, 32, 32, generator=GENERATOR) for _ in range(2)]
+    calibration.calibrate(network, batches, Calibration(method="max"))
     seen = []
     original.model[0].register_forward_hook(lambda _m, _i, out: seen.append(out.abs().max()))
     original.model[2].register_forward_hook(lambda _m, _i, out: seen.append(out.abs().max()))
     with torch.no_grad():
-        for images in batches[:2]:  # the third is over the limit
+        for images in batches:
             original(images)
     shared = next(name for name in network.activation_quantizers if name == "model/0")
     assert backend.get_amax(network.activation_quantizers[shared]) == representable(max(seen))
@@ -170,7 +170,7 @@ def test_the_limit_is_the_recipes():
         network = chain()
         placement.apply(network, placement.plan(network, Recipe()))
         images = [usual, usual, usual, unusual]
-        calibration.calibrate(network, images, Calibration(median_limit=limit), progress=False)
+        calibration.calibrate(network, images, Calibration(median_limit=limit))
         amax[limit] = {name: float(backend.get_amax(one)) for name, one in network.activation_quantizers.items()}
     assert amax[4.0]["images"] == float(representable(4 * usual.max()))
     assert all(amax[4.0][name] < amax[0.0][name] for name in amax[0.0])
@@ -183,7 +183,7 @@ def test_statistics_are_gathered_in_full_float32(monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     seen = []
     network.model[0].register_forward_hook(lambda *_: seen.append(torch.backends.cudnn.allow_tf32))
-    calibration.collect(network, [torch.rand(1, 3, 32, 32)], 1, progress=False)
+    calibration.collect(network, [torch.rand(1, 3, 32, 32)])
     with TorchRunner(network, "cpu") as runner:
         runner.infer({"images": torch.rand(1, 3, 32, 32)})
     with Layerwise(network) as partial, torch.inference_mode():
@@ -195,7 +195,7 @@ def test_no_images_and_weights_that_are_not_finite_are_refused():
     network = chain()
     placement.apply(network, placement.plan(network, Recipe()))
     with pytest.raises(QatError, match="no images"):
-        calibration.collect(network, [], 4, progress=False)
+        calibration.collect(network, [])
     broken = Network([(-1, Conv(3, 4)), (-1, nn.Conv2d(4, 4, 1))]).eval()
     broken.model[0].conv.weight.data[0] = float("nan")
     plan = placement.plan(broken, Recipe())
@@ -208,4 +208,4 @@ def test_activations_that_are_not_finite_are_refused_with_their_name():
     placement.apply(network, placement.plan(network, Recipe()))
     network.model[0].conv.bias.data[0] = float("inf")
     with pytest.raises(QatError, match=r"infinity at model\.0"):
-        calibration.collect(network, [torch.rand(1, 3, 32, 32)], 1, progress=False)
+        calibration.collect(network, [torch.rand(1, 3, 32, 32)])

@@ -20,7 +20,7 @@ KINDS = [True, False]
 def network() -> Network:
     found = detector()
     placement.apply(found, placement.plan(found, Recipe()))
-    calibration.calibrate(found, [X], Calibration(method="max", batches=1))
+    calibration.calibrate(found, [X], Calibration(method="max"))
     return found
 
 

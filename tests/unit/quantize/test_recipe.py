@@ -22,7 +22,8 @@ ENTRIES: dict[str, tuple[str, ...]] = {  # entry → what it may not hold
     "calibration.method": ("other", "true", ""),
     "calibration.percentile": ("'3'", "50", "100.1"),
     "calibration.median_limit": ("-1", "1000001"),
-    "calibration.batches": ("2.5", "0", "1000001"),
+    "calibration.images": ("2.5", "0", "100000001"),
+    "calibration.batches": ("2.5", "0"),
     "finetune": ("[]", ""),
     "finetune.epochs": ("-1", "10001"),
     "finetune.iters": ("1e3", "0"),
@@ -96,10 +97,10 @@ def test_replace_reaches_into_sections_and_checks() -> None:
         *("max", 2, "float"),
         ("a",),
     )
-    assert changed.calibration.batches == Recipe().calibration.batches
+    assert changed.calibration.images == Recipe().calibration.images
     assert changed.replace(calibration=Calibration()).calibration == Calibration()
-    with pytest.raises(RecipeError, match=r"calibration\.batches is 0"):
-        Recipe().replace(calibration_batches=0)
+    with pytest.raises(RecipeError, match=r"calibration\.images is 0"):
+        Recipe().replace(calibration_images=0)
 
 
 # what 1.0 wrote

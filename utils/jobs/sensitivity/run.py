@@ -82,7 +82,7 @@ def calibrate_once(model: nn.Module, inputs: Inputs[SensitiveOptions], state: An
     if state.amax:
         calibration.set_all_ranges(model, {name: torch.tensor(value) for name, value in state.amax.items()})
         return
-    calibration.calibrate(model, inputs.calibration_images(), inputs.calibration)
+    calibration.calibrate(model, inputs.calibration_images(), inputs.recipe.calibration)
     scales: Any = model.activation_quantizers
     state.amax = {name: float(backend.get_amax(quantizer)) for name, quantizer in scales.items()}
     state.save(folder)
@@ -91,7 +91,7 @@ def calibrate_once(model: nn.Module, inputs: Inputs[SensitiveOptions], state: An
 def measure_recipe(recipe: Recipe, name: str, inputs: Inputs[SensitiveOptions], state: AnalysisState) -> None:
     """Measure AP of the network that `qat.py quantize --recipe` makes; `name` says what is in float."""
     model = inputs.placed(placement.plan(inputs.source.model, recipe))
-    calibration.calibrate(model, inputs.calibration_images(), inputs.calibration)
+    calibration.calibrate(model, inputs.calibration_images(), inputs.recipe.calibration)
     result = Measurer.of(inputs, inputs.options.num_image).measure(model, "the recipe")
     resampled = result.statistics.score_resampled() if result.statistics else None
     state.keep_ap("recipe", {name: result.score.decides}, {name: resampled})
