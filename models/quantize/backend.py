@@ -57,6 +57,15 @@ def set_amax(quantizer: nn.Module, amax: Tensor) -> None:
         quantizer.register_buffer("_amax", amax)
 
 
+def set_weight_amax(quantizer: nn.Module, weight: Tensor) -> None:
+    """Set amax of each output channel of a weight `[channels, ...]` to its largest magnitude, so that none is clipped.
+
+    Raises:
+        ValueError: a weight is not finite.
+    """
+    set_amax(quantizer, weight.detach().abs().amax((1, 2, 3), keepdim=True))
+
+
 def get_amax(quantizer: Any) -> Tensor:
     """The magnitude that maps to the largest quantized value, float32."""
     return quantizer._amax

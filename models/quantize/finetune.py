@@ -47,6 +47,7 @@ from models.quantize.distillation import (
     top_layers,
 )
 from models.quantize.fake_quantize import INT8, float16_scale
+from models.quantize.modules import QuantConv2d
 from models.quantize.quantizer import put_scale
 from models.quantize.recipe import Finetune
 from models.quantize.step_graph import StepGraph
@@ -441,7 +442,10 @@ BELOW = 1 - 2**-20  # exp(log(amax)) may be a hair above amax, whose scale would
 
 
 class LearnedRanges(nn.Module):
-    """The ranges of a network's quantizers during training: those of activations are trained or stay, of weights stay.
+    """The ranges of a network's quantizers during training: those of activations are trained or stay.
+
+    Those of weights stay during an epoch. At its end they are set anew to the largest magnitudes of the weights as they
+    are then: otherwise what grew would be clipped.
 
     Every forward rounds with scales that are float16 numbers, as evaluation, checkpoints and files do; the parameters
     keep what lies between them.
@@ -457,6 +461,9 @@ class LearnedRanges(nn.Module):
         super().__init__()
         self._trained: list[nn.Module] = []
         self._fixed: list[nn.Module] = []
+        self._convolutions = [
+            one for one in network.modules() if isinstance(one, QuantConv2d) and "weight_quantizer" in one._modules
+        ]
         for _, quantizer in backend.quantizers(network):
             trains = learned and backend.get_amax(quantizer).dim() == 0
             (self._trained if trains else self._fixed).append(quantizer)
@@ -468,10 +475,10 @@ class LearnedRanges(nn.Module):
     @contextmanager
     def in_use(self) -> Iterator[None]:
         """Let the quantizers round with these ranges; afterwards they have them as their amax, unless it failed."""
-        if not self._fixed_scales:
-            self._fixed_scales = [backend.get_amax(quantizer) / INT8.max for quantizer in self._fixed]
-        for quantizer, scale in zip(self._fixed, self._fixed_scales, strict=True):
-            put_scale(quantizer, scale)
+        scales = [backend.get_amax(quantizer) / INT8.max for quantizer in self._fixed]
+        self._fixed_scales = self._fixed_scales or scales
+        for quantizer, kept, scale in zip(self._fixed, self._fixed_scales, scales, strict=True):
+            put_scale(quantizer, kept.copy_(scale))
         try:
             yield
         finally:
@@ -490,7 +497,9 @@ class LearnedRanges(nn.Module):
             put_scale(quantizer, one)
 
     def settle(self) -> None:
-        """Give the quantizers these ranges as their amax, snapped to float16 scales."""
+        """Give the quantizers these ranges as their amax, snapped to float16 scales, and weights' theirs anew."""
+        for convolution in self._convolutions:
+            backend.set_weight_amax(convolution.weight_quantizer, convolution.weight)
         if self.log_amax is not None:
             for quantizer, amax in zip(self._trained, self._amax(self.log_amax.detach()).unbind(), strict=True):
                 backend.set_amax(quantizer, amax)

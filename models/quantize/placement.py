@@ -151,7 +151,7 @@ def apply(model: nn.Module, plan: Plan, library: str = "torch") -> None:
         weight = None
         if state == "int8":
             weight = backend.create(conv.out_channels, library)
-            backend.set_amax(weight, conv.weight.detach().abs().amax((1, 2, 3), keepdim=True))
+            backend.set_weight_amax(weight, conv.weight)
         _replace(model, path, modules.QuantConv2d.from_float(conv, weight))
     for tensor in plan.tensors:
         point = modules.QuantPoint(scales[scale_key(tensor.scale)], tensor.redundant)

@@ -13,7 +13,9 @@ from small_networks import Network, detector, segmenter, segmenter_with_own_inpu
 
 from models.quantize import backend, finetune
 from models.quantize.distillation import raw_head, task_terms
+from models.quantize.fake_quantize import INT8, representable
 from models.quantize.finetune import DivergedError, Finetuner, HeldOutLoss, highest_rate, learning_rate
+from models.quantize.modules import QuantConv2d
 from models.quantize.recipe import Finetune
 
 
@@ -34,10 +36,10 @@ def test_all_weights_train_except_constants(teacher):
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({}, (True, True, False)),
-        ({"ranges": "fixed"}, (True, False, False)),
+        ({}, (True, True, True)),
+        ({"ranges": "fixed"}, (True, False, True)),
         ({"train": "ranges"}, (False, True, False)),
-        ({"supervision": "layers", "supervision_stride": 2}, (True, True, False)),
+        ({"supervision": "layers", "supervision_stride": 2}, (True, True, True)),
     ],
 )
 def test_what_trains_moves_and_nothing_else(teacher, settings, expected):
@@ -54,6 +56,18 @@ def test_what_trains_moves_and_nothing_else(teacher, settings, expected):
     assert not any(layer._forward_hooks for m in (teacher, tuner.student) for layer in m.model)
     assert all(p.grad is None for p in tuner.whole.parameters())
     assert not any(module.training for m in (teacher, tuner.student) for module in m.modules())
+
+
+def test_no_weight_is_clipped_after_an_epoch_and_the_next_one_rounds_with_those_ranges(teacher):
+    tuner = make(teacher)
+    tuner.run_epoch(images(3), constant(1e-2))
+    convolutions = [one for one in tuner.student.modules() if isinstance(one, QuantConv2d)]
+    for one in convolutions:
+        largest = one.weight.detach().abs().amax((1, 2, 3), keepdim=True)
+        assert torch.equal(backend.get_amax(one.weight_quantizer), representable(largest))
+    with tuner.ranges.in_use():
+        for one in convolutions:
+            assert torch.equal(one.weight_quantizer.trained_scale * INT8.max, backend.get_amax(one.weight_quantizer))
 
 
 def test_weights_biases_and_ranges_have_rates_of_their_own(teacher):
