@@ -9,9 +9,13 @@ from pathlib import Path
 
 import fake_tensorrt
 import pytest
+from one_conv import write_onnx
 from packaging.specifiers import SpecifierSet
 from real_tensorrt import BINDINGS, signatures, surface
+from tensorrt_stand_in import GPU
 
+from utils.core.errors import InputError
+from utils.trt.preflight import BuildConfig, OnnxFile, decide
 from utils.trt.tensorrt_api import Api
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -118,13 +122,35 @@ def test_values_of_enums_are_those_of_the_stand_in(real, version):
             assert real[kind].get(member.name) == int(member), f"{kind}.{member.name} in {version}"
 
 
-def test_what_is_asked_of_a_version_is_answered(real, version):
+def module_of(real, version):
     module = types.ModuleType("tensorrt")
     module.__version__ = BINDINGS[version].partition("==")[2]
     for kind, members in real.items():
         setattr(module, kind, type(kind, (), members))
-    api = Api(module)
+    return module
+
+
+def test_what_is_asked_of_a_version_is_answered(real, version):
+    api = Api(module_of(real, version))
     assert (api.weakly_typed, api.strongly_typed, api.typing, api.max_opset) == ANSWERS[version]
     assert api.ahead_of_time == ()
     assert (api.progress_monitor is not None) == (version != "8.6")
-    assert all(map(api.has_option, ("max_aux_streams", "builder_optimization_level", "avg_timing_iterations")))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "versions"),
+    [
+        ("optimization_level", 2, ">=8.6"), ("max_aux_streams", 0, ">=8.6"), ("timing_iterations", 4, ">=8.6"),
+        ("version_compatible", True, ">=8.6"), ("hardware_compatible", "ampere+", ">=8.6"),
+        ("hardware_compatible", "same-cc", ">=10.9"), ("strip_weights", True, ">=10.0"),
+        ("tiling_level", "fast", ">=10.9"), ("tiling_level", "full", ">=10.9"), ("max_tactics", 9, ">=10.9"),
+    ],
+)  # fmt: skip
+def test_an_option_is_taken_or_refused_by_name(real, version, name, value, versions, tmp_path):
+    file = OnnxFile.read(write_onnx(tmp_path / "a.onnx", (1, 3, 64, 96)))
+    config, api = BuildConfig(**{name: value}, allow_fp32=True), Api(module_of(real, version))
+    if version in SpecifierSet(versions):
+        decide(file, api, GPU, config)
+    else:
+        with pytest.raises(InputError, match=rf"^TensorRT {version}\.\d+ has no .*--{name.replace('_', '-')}$"):
+            decide(file, api, GPU, config)

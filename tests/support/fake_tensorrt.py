@@ -40,6 +40,15 @@ def make(version: str = "8.6.0", gpu: str = "Fake GPU"):
     trt.ticks = lambda config: 0  # that a run of an engine takes beside its start, by how it was built
     weak = {"FP16": 0, "INT8": 1, "PREFER_PRECISION_CONSTRAINTS": 11 if major < 10 else 10}
     flags = {"TF32": 7 if major < 10 else 6, **(weak if major < 11 else {})}
+    minor = int(version.split(".")[1])
+    first = {8: 15, 10: 13, 11: 12}[major]
+    flags |= {"VERSION_COMPATIBLE": first, "EXCLUDE_LEAN_RUNTIME": first + 1}
+    flags |= {"STRIP_PLAN": first + 6, "REFIT_IDENTICAL": first + 7} if major >= 10 else {}
+    later = (major, minor) >= (10, 9)
+    levels = ["NONE", "AMPERE_PLUS", *(["SAME_COMPUTE_CAPABILITY"] if later else [])]
+    trt.HardwareCompatibilityLevel = enum.IntEnum("HardwareCompatibilityLevel", levels, start=0)
+    if later:
+        trt.TilingOptimizationLevel = enum.IntEnum("Tiling", ["NONE", "FAST", "MODERATE", "FULL"], start=0)
     trt.BuilderFlag = enum.IntEnum("BuilderFlag", flags)
     creation = {8: {"EXPLICIT_BATCH": 0}, 10: {"EXPLICIT_BATCH": 0, "STRONGLY_TYPED": 1},
                 11: {"STRONGLY_TYPED": 0}}  # fmt: skip
@@ -60,7 +69,9 @@ def make(version: str = "8.6.0", gpu: str = "Fake GPU"):
     trt.Logger = type("Logger", (trt.ILogger,), {"WARNING": 2, "log": lambda self, severity, text: None})
     trt.Logger.__init__ = lambda self, severity: trt.ILogger.__init__(self)
     trt.init_libnvinfer_plugins = lambda log, namespace: trt.calls.append(("plugins", namespace)) or True
-    trt.IBuilderConfig = _Config
+    trt.IBuilderConfig = type(
+        "IBuilderConfig", (_Config,), {"tiling_optimization_level": 0, "max_num_tactics": -1} if later else {}
+    )
     trt.Builder = lambda log: _Builder(trt, log)
     trt.OnnxParser = lambda network, log: _Parser(trt, network, log)
     trt.Runtime = lambda log: _Runtime(trt, log)
@@ -85,7 +96,7 @@ class _Builder:
         return _Network(names)
 
     def create_builder_config(self):
-        return _Config(self.trt)
+        return self.trt.IBuilderConfig(self.trt)
 
     def create_optimization_profile(self):
         return _Profile()
@@ -149,6 +160,7 @@ class _Layer:
 
 class _Config:
     max_aux_streams, builder_optimization_level, avg_timing_iterations = -1, 3, 1  # 8.6's own
+    hardware_compatibility_level = 0
 
     def __init__(self, trt):
         self.trt, self.flags, self.profiles = trt, {trt.BuilderFlag.TF32}, {}

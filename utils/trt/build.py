@@ -22,7 +22,7 @@ from utils.core.errors import InputError, QatError
 from utils.core.files import atomic_path, check_writable
 from utils.trt import tensorrt_api
 from utils.trt.engine_file import EngineNote
-from utils.trt.preflight import KERNEL_OPTIONS, BuildConfig, Decision, OnnxFile, decide
+from utils.trt.preflight import BUILDER_OPTIONS, BuildConfig, Decision, OnnxFile, decide
 from utils.trt.tensorrt_api import Api, Gpu
 
 logger = logging.getLogger(__name__)
@@ -138,11 +138,14 @@ def _configure(api: Api, setup: Any, config: BuildConfig, decision: Decision, gp
                 raise InputError(f"{api.name} has no tactic source {name}; it has {', '.join(known.__members__)}")
             sources &= ~(1 << int(source))
         setup.set_tactic_sources(sources)
-    for name, (setting, _) in KERNEL_OPTIONS.items():
-        if (value := getattr(config, name)) is not None:
-            if not api.has_option(setting):
-                raise InputError(f"{api.name} has no {setting}; leave out --{name.replace('_', '-')}")
-            setattr(setup, setting, value)
+    for name in config.options.keys() & BUILDER_OPTIONS.keys():
+        option, value = BUILDER_OPTIONS[name], getattr(config, name)
+        if isinstance(option.setting, str):
+            value = getattr(getattr(api.module, option.enum), option.values[value][0]) if option.values else value
+            setattr(setup, option.setting, value)
+        else:
+            for flag in option.setting:
+                setup.set_flag(getattr(flags, flag))
     if config.targets:
         setup.num_compute_capabilities = len(config.targets)
         for index, target in enumerate(config.targets):

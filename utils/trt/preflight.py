@@ -15,7 +15,7 @@ from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -29,23 +29,54 @@ if TYPE_CHECKING:
     from utils.trt.trtexec import Trtexec
 
 BUILDING = "building"
-BUILD_OPTIONS = (
-    "tactic_sources_off",
-    "optimization_level",
-    "max_aux_streams",
-    "timing_iterations",
-    "build_limit",
-    "tune",
-)
 Minutes = Annotated[float, Field(gt=0, le=10_080)]  # a week at most
 Precision = Literal["best", "fp16", "fp32"]
 Range = tuple[int, int, int]  # min, opt, max
 SOURCES_OFF = "TRT_TACTIC_SOURCES_OFF"
-# Fields of BuildConfig that change which kernels an engine has: the property of IBuilderConfig, and words of tables.
-KERNEL_OPTIONS = {
-    "optimization_level": ("builder_optimization_level", "level {}"),  # from TensorRT 8.6
-    "max_aux_streams": ("max_aux_streams", "{} streams"),  # from TensorRT 8.6
-    "timing_iterations": ("avg_timing_iterations", "{} timing iterations"),
+
+
+class BuilderOption(NamedTuple):
+    """A field of BuildConfig as TensorRT knows it.
+
+    Attributes:
+        setting: property of IBuilderConfig, or BuilderFlags.
+        trtexec: flags of trtexec.
+        words: of tables.
+        values: the field's value → member of the property's enum, word of trtexec.
+    """
+
+    setting: str | tuple[str, ...]
+    trtexec: str
+    words: str
+    values: Mapping[str, tuple[str, str]] = {}
+
+    @property
+    def enum(self) -> str:
+        """Name of the property's enum."""
+        return "".join(word.capitalize() for word in str(self.setting).split("_"))
+
+    def arguments(self, value: Any) -> list[str]:
+        """What trtexec is called with."""
+        return self.trtexec.format(self.values[value][1] if self.values else value).split()
+
+
+TILING = {"fast": ("FAST", "1"), "moderate": ("MODERATE", "2"), "full": ("FULL", "3")}
+HARDWARE = {"ampere+": ("AMPERE_PLUS", "ampere+"), "same-cc": ("SAME_COMPUTE_CAPABILITY", "sameComputeCapability")}
+# Fields of BuildConfig that change which kernels an engine has, and where it runs; a version may lack them
+BUILDER_OPTIONS = {
+    "optimization_level": BuilderOption("builder_optimization_level", "--builderOptimizationLevel={}", "level {}"),
+    "max_aux_streams": BuilderOption("max_aux_streams", "--maxAuxStreams={}", "{} streams"),
+    "timing_iterations": BuilderOption("avg_timing_iterations", "--avgTiming={}", "{} timing iterations"),
+    "tiling_level": BuilderOption("tiling_optimization_level", "--tilingOptimizationLevel={}", "tiling {}", TILING),
+    "max_tactics": BuilderOption("max_num_tactics", "--maxTactics={}", "{} tactics"),
+    # without the lean runtime inside, which would be code that a plan brings along
+    "version_compatible": BuilderOption(
+        ("VERSION_COMPATIBLE", "EXCLUDE_LEAN_RUNTIME"), "--versionCompatible --excludeLeanRuntime", "version compatible"
+    ),
+    "hardware_compatible": BuilderOption(
+        "hardware_compatibility_level", "--hardwareCompatibilityLevel={}", "hardware compatible {}", HARDWARE
+    ),
+    "strip_weights": BuilderOption(("STRIP_PLAN", "REFIT_IDENTICAL"), "--stripWeights", "weights stripped"),
 }
 
 
@@ -60,8 +91,7 @@ class BuildConfig:
             network has the precision of its file.
         workspace: bytes of GPU memory that kernels may use; None: three quarters of what is free.
         timing_cache: file of measured kernels; None: beside the engine, by GPU and version; '' for none.
-        tactic_sources_off, optimization_level, max_aux_streams, timing_iterations: see `BuildOptions`; empty or None:
-            TensorRT's own.
+        tactic_sources_off, and the fields of `BUILDER_OPTIONS`: see `BuildOptions`; empty, None, False: TensorRT's own.
         targets: architectures to build for without such a GPU, such as SM89 (TensorRT-RTX).
         tune: minutes for trying options that are None here and keeping the fastest engine; None: build one engine.
         build_limit: minutes after which a build is ended; None: never, but for those of `tune`.
@@ -79,6 +109,11 @@ class BuildConfig:
     optimization_level: int | None = None
     max_aux_streams: int | None = None
     timing_iterations: int | None = None
+    tiling_level: str | None = None
+    max_tactics: int | None = None
+    version_compatible: bool = False
+    hardware_compatible: str | None = None
+    strip_weights: bool = False
     targets: tuple[str, ...] = ()
     tune: float | None = None
     build_limit: float | None = None
@@ -93,7 +128,8 @@ class BuildConfig:
     @property
     def options(self) -> dict[str, Any]:
         """What was asked for instead of the defaults, as JSON holds it: names of fields and their values."""
-        values = {name: value for name in KERNEL_OPTIONS if (value := getattr(self, name)) is not None}
+        values = {name: getattr(self, name) for name in BUILDER_OPTIONS}
+        values = {name: value for name, value in values.items() if value is not None and value is not False}
         off = sorted(name.upper() for name in self.sources_off)
         return {**values, **({"tactic_sources_off": off} if off else {})}
 
@@ -118,6 +154,26 @@ class BuildOptions(DeviceOptions):
     timing_iterations: Annotated[int, Field(ge=1, le=1000)] | None = option(
         None, "runs of a measured kernel, see TensorRT", group=BUILDING, metavar="N"
     )
+    tiling_level: Literal["fast", "moderate", "full"] | None = option(
+        None, "how long to look for kernels that share the L2 cache, from 10.9 on (default: TensorRT's, not)",
+        group=BUILDING,
+    )  # fmt: skip
+    max_tactics: Annotated[int, Field(ge=1, le=100_000)] | None = option(
+        None, "kernels that are measured for a layer, from 10.9 on (default: TensorRT's choice)", group=BUILDING,
+        metavar="N",
+    )  # fmt: skip
+    version_compatible: bool = option(
+        False, "an engine that the lean runtime of this version runs, too, also where another TensorRT is installed",
+        group=BUILDING,
+    )  # fmt: skip
+    hardware_compatible: Literal["ampere+", "same-cc"] | None = option(
+        None, "an engine for every GPU from Ampere on, or, from 10.9 on, for GPUs of this one's compute capability",
+        group=BUILDING,
+    )  # fmt: skip
+    strip_weights: bool = option(
+        False, "an engine without weights, from 10.0 on: they are read from the ONNX file when it is loaded",
+        group=BUILDING,
+    )  # fmt: skip
     build_limit: Minutes | None = option(None, "end a build that takes longer", group=BUILDING, metavar="MINUTES")
     tune: Minutes | None = option(
         None, "of each engine: for so long try options that are not given here, and keep the fastest", group=BUILDING,
@@ -126,8 +182,11 @@ class BuildOptions(DeviceOptions):
 
     def build_config(self, **others: Any) -> BuildConfig:
         """How engines are built; `others` are further fields."""
-        shared = {name: getattr(self, name) for name in BUILD_OPTIONS if name != "tactic_sources_off"}
-        return BuildConfig(tactic_sources_off=tuple(self.tactic_sources_off), **shared, **others)
+        shared = {name: getattr(self, name) for name in BUILD_OPTIONS}
+        return BuildConfig(**{**shared, "tactic_sources_off": tuple(self.tactic_sources_off)}, **others)
+
+
+BUILD_OPTIONS = tuple(name for name in BuildOptions.model_fields if name not in DeviceOptions.model_fields)
 
 
 def min_opt_max(options: Options, name: str) -> Range | None:
@@ -144,7 +203,7 @@ def min_opt_max(options: Options, name: str) -> Range | None:
 
 def describe_options(options: Mapping[str, Any]) -> str:
     """Options in the words of tables, such as 'level 2, 3 streams'; tactic sources are left out."""
-    words = [text.format(options[name]) for name, (_, text) in KERNEL_OPTIONS.items() if name in options]
+    words = [known.words.format(options[name]) for name, known in BUILDER_OPTIONS.items() if name in options]
     return ", ".join(words) or "TensorRT's own"
 
 
@@ -343,6 +402,9 @@ def decide(file: OnnxFile, api: Api | Trtexec, gpu: Gpu | None, config: BuildCon
     Raises:
         InputError: file, TensorRT, GPU and what is asked for do not go together.
     """
+    for name, value in config.options.items():
+        if name in BUILDER_OPTIONS and (lacking := api.lacks(BUILDER_OPTIONS[name], value)):
+            raise InputError(f"{api.name} has no {lacking}; leave out --{name.replace('_', '-')}")
     typing = choose_typing(file, api, config)
     if file.scaled_bytes and not api.strongly_typed:
         # TensorRT 8.6.0 makes one kernel of the product and the QuantizeLinear, and loses the factor, without an error

@@ -22,6 +22,8 @@ from utils.core.files import wanted_typing
 if TYPE_CHECKING:
     import torch
 
+    from utils.trt.preflight import BuilderOption
+
 logger = logging.getLogger(__name__)
 
 MODULES = ("tensorrt", "tensorrt_rtx", "tensorrt_rtx_bindings")
@@ -84,9 +86,15 @@ class Api:
         """
         return None if self.strongly_typed else 17
 
-    def has_option(self, name: str) -> bool:
-        """Whether its IBuilderConfig has a property of this name."""
-        return hasattr(self.module.IBuilderConfig, name)
+    def lacks(self, option: BuilderOption, value: Any) -> str:
+        """What it has not of an option with this value, such as 'IBuilderConfig.max_num_tactics'; '' if it has all."""
+        if isinstance(option.setting, str):
+            names = [("IBuilderConfig", option.setting)]
+            names += [(option.enum, option.values[value][0])] if option.values else []
+        else:
+            names = [("BuilderFlag", flag) for flag in option.setting]
+        known = ((kind, name, getattr(self.module, kind, None)) for kind, name in names)
+        return next((f"{kind}.{name}" for kind, name, holder in known if not hasattr(holder, name)), "")
 
     @property
     def progress_monitor(self) -> type | None:

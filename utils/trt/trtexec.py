@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from shutil import which
+from typing import Any
 
-from utils.core.errors import DependencyError, InputError, QatError
+from utils.core.errors import DependencyError, QatError
 from utils.core.files import atomic_path
 from utils.trt import tensorrt_api
 from utils.trt.build import cache_path
 from utils.trt.engine_file import EngineNote
-from utils.trt.preflight import BuildConfig, OnnxFile, decide
+from utils.trt.preflight import BUILDER_OPTIONS, BuildConfig, BuilderOption, OnnxFile, decide
 from utils.trt.timing import TITLES, Figures, TimeStatistics, TimingConfig
 
 logger = logging.getLogger(__name__)
@@ -77,6 +78,12 @@ class Trtexec:
     def ahead_of_time(self) -> tuple[str, ...]:
         """No architectures: trtexec builds for the GPU that is there."""
         return ()
+
+    def lacks(self, option: BuilderOption, value: Any) -> str:
+        """What its help does not list of an option with this value, such as '--maxTactics'; '' if it lists all."""
+        words = [flag.partition("=")[0] for flag in option.arguments(value)]
+        words += [option.values[value][1]] if option.values else []
+        return next((word for word in words if not word.isdigit() and not self.knows(word)), "")
 
     def timing_flags(self, config: TimingConfig) -> list[str]:
         """How an engine is to be timed; from 11 on the defaults are a CUDA graph, spin-wait and no transfers."""
@@ -164,14 +171,9 @@ def build_with_trtexec(onnx: str | Path, engine: str | Path, config: BuildConfig
         flags.append(f"--timingCacheFile={cache}")
     if config.workspace is not None:
         flags.append(f"--memPoolSize=workspace:{config.workspace >> 20}")
-    if config.optimization_level is not None:
-        flags.append(f"--builderOptimizationLevel={config.optimization_level}")
-    if config.timing_iterations is not None:
-        flags.append(f"--avgTiming={config.timing_iterations}")
-    if config.max_aux_streams is not None:
-        if not program.knows("--maxAuxStreams"):
-            raise InputError(f"trtexec of {program.name} has no --maxAuxStreams; leave out --max-aux-streams")
-        flags.append(f"--maxAuxStreams={config.max_aux_streams}")
+    for name, option in BUILDER_OPTIONS.items():
+        if name in config.options:
+            flags += option.arguments(config.options[name])
     if config.sources_off:
         flags.append("--tacticSources=" + ",".join(f"-{name.upper()}" for name in config.sources_off))
     for name, shapes in decision.shapes.items():  # there is one input

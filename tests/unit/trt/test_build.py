@@ -187,10 +187,20 @@ def test_options_reach_the_builder_and_the_note(file, tmp_path, monkeypatch):
     assert [[getattr(setup, name) for name in names] for setup in seen] == [[2, 0, 4], [3, -1, 1]]
     assert note.options == {"optimization_level": 2, "max_aux_streams": 0, "timing_iterations": 4}
     assert describe_options(note.options) == "level 2, 0 streams, 4 timing iterations"
-    monkeypatch.setattr(api.module, "IBuilderConfig", type("IBuilderConfig", (), {}))  # before 8.6
-    for field in ("optimization_level", "max_aux_streams"):
-        with pytest.raises(InputError, match=f"--{field.replace('_', '-')}"):
-            build(file, tmp_path / "a.engine", config(**{field: 2}))
+
+
+def test_portable_engines_and_tiling(file, tmp_path, monkeypatch):
+    api, seen = stand_in(monkeypatch, "10.9.0"), []
+    api.module.ticks = lambda setup: seen.append(setup) or 0
+    options = {"version_compatible": True, "strip_weights": True, "hardware_compatible": "same-cc",
+               "tiling_level": "moderate", "max_tactics": 9}  # fmt: skip
+    note = build(file, tmp_path / "a.engine", config(**options)).note
+    assert note.options == options
+    assert set(last(api, "build")) == {"EXCLUDE_LEAN_RUNTIME", "FP16", "REFIT_IDENTICAL", "STRIP_PLAN",
+                                       "VERSION_COMPATIBLE"}  # fmt: skip
+    (setup,), module = seen, api.module
+    assert setup.hardware_compatibility_level is module.HardwareCompatibilityLevel.SAME_COMPUTE_CAPABILITY
+    assert (setup.tiling_optimization_level, setup.max_num_tactics) == (module.TilingOptimizationLevel.MODERATE, 9)
 
 
 def test_tactic_sources_switched_off(file, tmp_path, monkeypatch):

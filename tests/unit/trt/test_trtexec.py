@@ -12,17 +12,22 @@ from onnx import TensorProto
 from tensorrt_stand_in import GPU, stand_in
 from trtexec_summary import SUMMARY
 
-from utils.core.errors import QatError
+from utils.core.errors import InputError, QatError
 from utils.trt import trtexec
 from utils.trt.engine_file import EngineNote
 from utils.trt.preflight import BuildConfig
 
+OF_8_6 = (
+    "  --avgTiming=M\n  --builderOptimizationLevel\n  --skipInference  Exit after the engine\n  --maxAuxStreams=N\n"
+    "  --versionCompatible, --vc  Mark\n  --excludeLeanRuntime  When\n"
+    '  --hardwareCompatibilityLevel=mode  mode ::= "none" | "ampere+"\n'
+)
+OF_10_13 = f'{OF_8_6} | "sameComputeCapability"\n --stripWeights\n --tilingOptimizationLevel=N\n --maxTactics=N\n'
 HELP = {
-    "8.6": "TensorRT v8601\n  --fp16  Enable fp16\n  --int8  Enable int8\n  --skipInference  Exit after the engine\n"
-    "  --maxAuxStreams=N  Set maximum number of auxiliary streams\n",
-    "8.4": "TensorRT v8401\n  --fp16  Enable fp16\n  --int8  Enable int8\n  --buildOnly  Exit after the engine",
-    "10": "TensorRT v101300\n  --fp16  Enable\n  --int8  Enable\n  --stronglyTyped  Create a\n  --skipInference  Exit",
-    "11": "TensorRT v110000\n  --skipInference  Exit after the engine",
+    "8.6": f"TensorRT v8601\n  --fp16  Enable fp16\n  --int8  Enable int8\n{OF_8_6}",
+    "8.4": "TensorRT v8401\n  --fp16  Enable fp16\n  --int8  Enable int8\n  --avgTiming=M\n  --buildOnly  Exit after",
+    "10": f"TensorRT v101300\n  --fp16  Enable\n  --int8  Enable\n  --stronglyTyped  Create a\n{OF_10_13}",
+    "11": f"TensorRT v110000\n{OF_10_13}",
 }
 
 
@@ -68,7 +73,7 @@ def test_flags_of_the_version(install, tmp_path, version, quantized, half, flags
     program, asked = install(version)
     dtype = TensorProto.FLOAT16 if half else TensorProto.FLOAT
     file = write_onnx(tmp_path / "a.onnx", quantized=quantized, dtype=dtype, opset=19 if half else 17)
-    config = BuildConfig(batch=(1, 4, 8), workspace=2 << 30, timing_cache=str(tmp_path / "t"), optimization_level=2,
+    config = BuildConfig(batch=(1, 4, 8), workspace=2 << 30, timing_cache=str(tmp_path / "t"),
                          tactic_sources_off=("cudnn",), timing_iterations=4)  # fmt: skip
     note = trtexec.build_with_trtexec(file, tmp_path / "a.engine", config, program)
     words = set(asked())
@@ -76,12 +81,39 @@ def test_flags_of_the_version(install, tmp_path, version, quantized, half, flags
     assert not without & words
     assert {f"--onnx={file}", "--minShapes=images:1x3x64x96", "--optShapes=images:4x3x64x96",
             "--maxShapes=images:8x3x64x96", "--memPoolSize=workspace:2048", f"--timingCacheFile={tmp_path / 't'}",
-            "--builderOptimizationLevel=2", "--tacticSources=-CUDNN", "--avgTiming=4",
+            "--tacticSources=-CUDNN", "--avgTiming=4",
             "--profilingVerbosity=detailed"} <= words  # fmt: skip
     assert (tmp_path / "a.engine").read_text() == "plan\n"
     assert note == EngineNote.load(tmp_path / "a.engine")
     assert (note.api, note.gpu, note.metadata) == (program.name, GPU.name, METADATA)
     assert note.precision == ("int8" if quantized else "fp16")
+
+
+@pytest.mark.parametrize(
+    ("option", "flags", "since"),
+    [
+        ({"optimization_level": 2}, ["--builderOptimizationLevel=2"], "8.6"),
+        ({"version_compatible": True}, ["--versionCompatible", "--excludeLeanRuntime"], "8.6"),
+        ({"hardware_compatible": "ampere+"}, ["--hardwareCompatibilityLevel=ampere+"], "8.6"),
+        ({"hardware_compatible": "same-cc"}, ["--hardwareCompatibilityLevel=sameComputeCapability"], "10"),
+        ({"strip_weights": True}, ["--stripWeights"], "10"),
+        ({"tiling_level": "full"}, ["--tilingOptimizationLevel=3"], "10"),
+        ({"max_tactics": 9}, ["--maxTactics=9"], "10"),
+    ],
+    ids=str,
+)
+def test_an_option_becomes_a_flag_where_its_help_lists_it(install, file, tmp_path, option, flags, since):
+    config, (name,) = BuildConfig(**option, allow_fp32=True), option
+    for version in HELP:
+        program, asked = install(version)
+        if list(map(int, version.split("."))) >= list(map(int, since.split("."))):
+            note = trtexec.build_with_trtexec(file, tmp_path / "a.engine", config, program)
+            assert set(flags) <= set(asked())
+            assert note.options == option
+        else:
+            with pytest.raises(InputError, match=f"--{name.replace('_', '-')}"):
+                trtexec.build_with_trtexec(file, tmp_path / "b.engine", config, program)
+    assert not (tmp_path / "b.engine").exists()
 
 
 def test_defaults_of_a_build(install, file, tmp_path, monkeypatch):
