@@ -24,14 +24,17 @@ from utils.jobs.options import CalibrateOptions, EvalOptions, QatOptions, Quanti
 
 logger = logging.getLogger(__name__)
 
-OF_TRAINING = ("hyp", "epochs", "iters", "lr", "train", "supervision", "supervision_stride", "teacher")
+OF_TRAINING = ("hyp", "epochs", "iters", "lr", "train", "supervision", "supervision_stride", "teacher",
+               "eval_epochs")  # fmt: skip
 
 
 def quantize_command(options: QuantizeOptions) -> None:
     """`qat.py quantize`."""
-    if options.ptq_only and options.given(*OF_TRAINING):  # a usual command with --ptq-only behind it
+    if options.qat == "never" and options.given(*OF_TRAINING):  # a usual command with --ptq-only behind it
         unused = ", ".join(options.given(*OF_TRAINING))
-        logger.warning("--ptq-only ends before training; these do nothing: %s", unused)
+        logger.warning("--qat never (--ptq-only) ends before training; these do nothing: %s", unused)
+    if options.qat != "auto" and options.resume is None:
+        options.reject_unused(["target_drop"], "without --qat auto")
     check_command(options)
     from utils.jobs import quantize
 
@@ -64,8 +67,6 @@ def evaluate_command(options: EvalOptions) -> None:
 
 def check_command(options: QatOptions) -> None:
     """Refuse a new run without its files, or one that would overwrite what it reads."""
-    if getattr(options, "unlabelled", False) and not isinstance(options, QuantizeOptions):
-        raise InputError("--unlabelled is for quantize; calibrate and sensitive compare by AP, which needs labels")
     if getattr(options, "resume", None) is not None:
         return
     if not options.weights:

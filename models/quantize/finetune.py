@@ -89,6 +89,34 @@ class HeldOutLoss:
         return self.value - other.value, float(each.std())
 
 
+def held_out_loss(
+    student: nn.Module, teacher: nn.Module, batches: Iterable[Tensor], device: torch.device
+) -> HeldOutLoss:
+    """Task loss of the student as it is saved and exported, on images `[B, 3, H, W]` that decide.
+
+    Several processes each give their part of every batch, and get the terms of all images in the same order.
+
+    Raises:
+        DivergedError: the loss is not finite.
+        ValueError: there is no batch at all.
+    """
+    parts, classes, rank = [], int(top_layers(student)[-1].nc), distributed.world().rank
+    with raw_head(student), raw_head(teacher), torch.no_grad(), disable_tf32():
+        for images in batches:
+            counts = [int(count) for (count,) in distributed.all_numbers([len(images)])]
+            part = torch.zeros(sum(counts), 2, dtype=torch.float64, device=device)
+            if len(images):
+                x = as_input(images, device)
+                terms = task_terms(student(x), teacher(x), classes, by_image=True)
+                part[sum(counts[:rank]) :][: len(images)] = torch.stack(terms, 1).double()
+            parts.append(part)
+    if not sum(map(len, parts)):
+        raise ValueError("no images to measure the loss on")
+    loss = HeldOutLoss(distributed.all_sum(torch.cat(parts)).cpu())
+    _finite(loss.value, "the loss on held-out images")
+    return loss
+
+
 def _ratio(terms: Tensor) -> Tensor:
     return terms[0] / terms[1].clamp(min=SMALLEST_WEIGHT)
 
@@ -266,38 +294,10 @@ class Finetuner:
             raise ValueError("no images to finetune on")
         return EpochResult(loss=_finite(total) / count, iterations=count, seconds=time.perf_counter() - start)
 
-    def held_out_loss(self, batches: Iterable[Tensor]) -> HeldOutLoss:
-        """Task loss of the student as it is saved and exported, on images `[B, 3, H, W]` that decide.
-
-        Several processes each give their part of every batch, and get the terms of all images in the same order.
-
-        Raises:
-            DivergedError: the loss is not finite.
-            ValueError: there is no batch at all.
-        """
-        parts, classes, rank = [], self._classes(), distributed.world().rank
-        with raw_head(self.student), raw_head(self.teacher), torch.no_grad(), disable_tf32():
-            for images in batches:
-                counts = [int(count) for (count,) in distributed.all_numbers([len(images)])]
-                part = torch.zeros(sum(counts), 2, dtype=torch.float64, device=self.device)
-                if len(images):
-                    x = as_input(images, self.device)
-                    terms = task_terms(self.student(x), self.teacher(x), classes, by_image=True)
-                    part[sum(counts[:rank]) :][: len(images)] = torch.stack(terms, 1).double()
-                parts.append(part)
-        if not sum(map(len, parts)):
-            raise ValueError("no images to measure the loss on")
-        loss = HeldOutLoss(distributed.all_sum(torch.cat(parts)).cpu())
-        _finite(loss.value, "the loss on held-out images")
-        return loss
-
     def _check_last_step(self) -> None:
         """Raises `DivergedError` where the loss of a next step would not be finite: no further step looks at it."""
         if not self.ranges.finite() or not all(bool(one.isfinite().all()) for one in self._parameters):
             raise DivergedError("weights or ranges are not finite after the last step")
-
-    def _classes(self) -> int:
-        return int(top_layers(self.student)[-1].nc)
 
     def _tapped(self) -> list[int]:
         """The layers whose results the supervision compares, beside the head's maps."""
@@ -338,7 +338,7 @@ class Finetuner:
             layers = ([*taken, list(tensors_of(head))] for taken, head in ((ours.take(), student), (features, maps)))
             loss, weight = part_of_layer_loss(*layers, counts=counts), torch.ones((), device=self.device)
         else:
-            distance, weight = task_terms(student, maps, self._classes())
+            distance, weight = task_terms(student, maps, int(top_layers(self.student)[-1].nc))
             loss = distance / weight.clamp(min=SMALLEST_WEIGHT)
         self.scaler.scale(loss).backward()
         return torch.stack((loss.detach(), weight))

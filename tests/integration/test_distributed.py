@@ -19,7 +19,7 @@ from qat_runs import checkpoints, quantize, report_of, write_small_set
 
 # After three steps, sums in another order have moved nothing visible. After four, INT8 values that they turn over have
 # moved a loss by 20 % on some CPUs; without the sum of gradients it moves by 25 % after one.
-RUN = ("--epochs", "3", "--iters", "1", "--batch-size", "5")
+RUN = ("--epochs", "3", "--iters", "1", "--batch-size", "5", "--calib-images", "10")
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +68,7 @@ def assert_same_run(ours: Path, theirs: Path) -> None:
 
 
 def test_quantize_by_two_is_quantize_by_one(alone, data, demo_weights, tmp_path):
-    calibration = ("--calib-images", "10")
-    assert torchrun(demo_weights, data, tmp_path, "quantize", *RUN, *calibration).wait() == 0, said(tmp_path, 0)
+    assert torchrun(demo_weights, data, tmp_path, "quantize", *RUN).wait() == 0, said(tmp_path, 0)
     assert_same_run(tmp_path / "exp", alone)
     assert [name[:8] for name in checkpoints(tmp_path / "exp")] == [name[:8] for name in checkpoints(alone)]
     assert sorted(os.listdir(tmp_path / "exp")) == sorted(os.listdir(alone))
@@ -81,8 +80,7 @@ def test_quantize_by_two_is_quantize_by_one(alone, data, demo_weights, tmp_path)
 
 
 def test_when_one_dies_the_other_ends_in_one_line_and_one_process_continues(alone, data, demo_weights, tmp_path):
-    words = ("quantize", *RUN, "--calib-images", "10")
-    process = torchrun(demo_weights, data, tmp_path, *words)
+    process = torchrun(demo_weights, data, tmp_path, "quantize", *RUN)
     deadline = time.monotonic() + 200
     while not list(tmp_path.glob("exp/weights/qat_ep_0*")) and time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.02)

@@ -131,10 +131,10 @@ class TestNothingIsLeftOut:
 
     def test_plots_that_were_being_drawn(self, start, tmp_path):
         killed(lambda: start("quantize", "--epochs", "1", "--no-eval-origin"), (figures, "save_figure"))
-        (tmp_path / "exp/.ap_per_epoch-abcdefgh.part.png").touch()
+        (tmp_path / "exp/.loss_per_epoch-abcdefgh.part.png").touch()
         (tmp_path / "exp/weights/.last-abcdefgh.part.pt").touch()
         assert resume("quantize", tmp_path / "exp") == 0
-        assert (tmp_path / "exp/ap_per_epoch.png").stat().st_size > 10_000
+        assert (tmp_path / "exp/loss_per_epoch.png").stat().st_size > 10_000
         assert RunState.load(tmp_path / "exp").finished
         assert [path.name for path in (tmp_path / "exp").rglob(".*")] == [".lock"]
 

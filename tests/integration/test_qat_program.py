@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import cv2
 import pytest
 import torch
 import yaml
@@ -23,6 +25,7 @@ from utils.evaluation.data_yaml import load_data
 from utils.evaluation.images import find_images
 from utils.evaluation.results import EvalResult
 from utils.jobs import evaluate
+from utils.jobs import quantize as quantize_job
 from utils.jobs.inputs import Augmentation
 from utils.reports.schema import Row
 from utils.upstream.checkout import CHECKOUT
@@ -43,7 +46,7 @@ def data(tmp_path_factory: pytest.TempPathFactory, demo_data: Path) -> Path:
 def finished(tmp_path_factory: pytest.TempPathFactory, data: Path, demo_weights: Path) -> Path:
     """The folder of a whole run of two epochs."""
     project = tmp_path_factory.mktemp("runs")
-    assert quantize(demo_weights, data, project, "--epochs", "2") == 0
+    assert quantize(demo_weights, data, project, "--epochs", "2", "--eval-epochs") == 0
     return project / "exp"
 
 
@@ -119,12 +122,13 @@ class TestFiles:
 
 
 @pytest.fixture
-def scores(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Stands for evaluation, and gives the APs that a test wants."""
+def scores(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Iterator[EvalResult]]:
+    """Stands for evaluation, and gives the APs that a test wants; returns those that are left."""
 
-    def use(*aps: float) -> None:
+    def use(*aps: float) -> Iterator[EvalResult]:
         results = (EvalResult(ap, ap, ap, ap, (), 6, 9, {"inference": 1.0}, None, 0.1, (), "a test") for ap in aps)
         monkeypatch.setattr(evaluate, "evaluate", lambda *_args, **_kwargs: next(results))
+        return results
 
     return use
 
@@ -135,7 +139,7 @@ def losses(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def use(*values: float) -> None:
         left = (value if isinstance(value, tuple) else (value, value) for value in values)
-        monkeypatch.setattr(Finetuner, "held_out_loss", lambda _self, _batches: loss_of(next(left)))
+        monkeypatch.setattr(quantize_job, "held_out_loss", lambda *_: loss_of(next(left)))
 
     return use
 
@@ -157,22 +161,16 @@ class TestWhatIsKept:
 
         return call
 
-    # AP of the float network, of PTQ and of each epoch; losses of PTQ and of each epoch; the file that is the best;
-    # what the log says of it, and whether the report's notes do
+    # AP of the float network, of PTQ, and of what is evaluated of QAT: the best, or where there are two, each epoch;
+    # losses of PTQ and of each epoch; the file that is the best; what the log says of it, and whether the notes do
     @pytest.mark.parametrize(
         ("aps", "held_out", "best", "said", "noted"),
         [
             ((0.7, 0.6, 0.71, 0.65, 0.72), (3.0, 2.0, 1.0, 1.5), "qat_ep_1_ap_0.6500", "epoch 1, AP 0.6500", False),
-            ((0.7, 0.6, 0.65), (3.0, 1.0), "qat_ep_0_ap_0.6500", "QAT is kept: the loss on 2 training images", True),
-            (
-                (0.7, 0.6, 0.65, 0.69),
-                (3.0, 3.0, 3.1),
-                "ptq_ap_0.6000",
-                "PTQ is kept: the loss on 2 training images",
-                True,
-            ),
-            ((0.7, 0.6, 0.65), ((3.0, 3.0), (2.9, 2.5)), "qat_ep_0_ap_0.6500", "difference -0.3 ± 0.1", True),
-            ((0.7, 0.6, 0.65), ((3.0, 3.0, 3.0), (2.9, 2.9, 2.0)), "ptq_ap_0.6000", "difference -0.4 ± 0.", True),
+            ((0.7, 0.6, 0.65), (3.0, 1.0), "qat_ep_0", "QAT is kept by the loss on 2 training images", True),
+            ((0.7, 0.6), (3.0, 3.0, 3.1), "ptq_ap_0.6000", "PTQ is kept by the loss on 2 training images", True),
+            ((0.7, 0.6, 0.65), ((3.0, 3.0), (2.9, 2.5)), "qat_ep_0", "difference -0.3 ± 0.1", True),
+            ((0.7, 0.6), ((3.0, 3.0, 3.0), (2.9, 2.9, 2.0)), "ptq_ap_0.6000", "difference -0.4 ± 0.", True),
             ((0.7, 0.6), (3.0,), "ptq_ap_0.6000", "no epoch of QAT was trained: qat_best", True),
             ((0.7, 0.6, 0.61, 0.29), (3.0, 2.0, 1.0), "qat_ep_0_ap_0.6100", "epoch 1: AP fell to 0.2900", True),
         ],
@@ -181,17 +179,20 @@ class TestWhatIsKept:
     def test_the_state_with_the_smallest_loss_on_held_out_images_is_the_best_whatever_its_ap(
         self, run, scores, losses, tmp_path, capsys, aps, held_out, best, said, noted
     ):
-        scores(*aps)
+        left = scores(*aps)
         losses(*held_out)
-        epochs = len(aps) - 2 + 3 * ("fell" in said)
-        weights = run("--epochs", str(epochs))
+        epochs = len(held_out) - 1 + 3 * ("fell" in said)
+        weights = run("--epochs", str(epochs), *["--eval-epochs"] * (len(aps) > 3))
+        assert not list(left), "AP is computed so often, and not more often"
         assert same_state(weights / f"qat_best_{NAME}.pt", weights / f"{best}_{NAME}.pt")
         assert said in capsys.readouterr().out
         report = report_of(tmp_path / "exp")
         assert any(said in note for note in report["notes"]) == noted
-        assert len(report["history"]) == len(aps) - 2
-        assert report["rows"][2]["stage"] == ("best (PTQ)" if best.startswith("ptq") else "QAT")
-        assert f"_ap_{report['rows'][2]['ap']:.4f}" in best
+        assert len(report["history"]) == len(held_out) - 1
+        assert [entry["ap"] for entry in report["history"]] == [*(aps[2:] if len(aps) > 3 else [None] * (epochs))]
+        ptq = best.startswith("ptq")
+        assert report["rows"][2]["stage"] == ("best (PTQ)" if ptq else "QAT")
+        assert report["rows"][2]["ap"] == (aps[1] if ptq else 0.61 if "fell" in said else 0.65)
         assert qat.main(["quantize", "--resume", str(tmp_path / "exp")]) == 0, "a finished run is shown again"
         assert "the run is finished" in capsys.readouterr().out
 
@@ -216,13 +217,14 @@ class TestWhatIsKept:
 
         monkeypatch.setattr(Finetuner, "_step", fail_in_the_second_epoch)
         weights = run("--epochs", "5")
-        assert same_state(weights / f"qat_best_{NAME}.pt", weights / f"qat_ep_0_ap_0.6100_{NAME}.pt")
+        assert same_state(weights / f"qat_best_{NAME}.pt", weights / f"qat_ep_0_{NAME}.pt")
+        assert report_of(weights.parent)["rows"][2]["ap"] == 0.61
         assert "epoch 1: the supervision loss is nan" in capsys.readouterr().out
 
     def test_ranges_trained_alone_leave_weights_bit_for_bit(self, run, scores):
         scores(0.7, 0.6, 0.6)
         weights = run("--epochs", "1", "--train", "ranges")
-        before, after = (state_of(weights / f"{name}_ap_0.6000_{NAME}.pt") for name in ("ptq", "qat_ep_0"))
+        before, after = (state_of(weights / f"{name}_{NAME}.pt") for name in ("ptq_ap_0.6000", "qat_ep_0"))
         moved = {name for name in before if not torch.equal(before[name], after[name])}
         assert moved
         assert all(name.endswith("_amax") for name in moved)
@@ -241,7 +243,7 @@ class TestWhatIsKept:
         for name, words in teachers.items():
             scores(0.7, 0.6, 0.6)
             weights = run("--epochs", "1", *words, name=name)
-            files[name] = [weights / f"{stage}_ap_0.6000_{NAME}.pt" for stage in ("ptq", "qat_ep_0")]
+            files[name] = [weights / f"{stage}_{NAME}.pt" for stage in ("ptq_ap_0.6000", "qat_ep_0")]
         (ptq, qat_), (own_ptq, own_qat), (other_ptq, other_qat) = files.values()
         assert same_state(ptq, own_ptq)
         assert same_state(ptq, other_ptq)
@@ -261,7 +263,7 @@ class TestWhatIsKept:
         losses(3.0, 2.0)
         run("--epochs", "1", "--no-eval-origin", "--no-eval-ptq")
         assert checkpoints(tmp_path / "exp") == [
-            "last.pt", f"ptq_{NAME}.pt", f"qat_best_{NAME}.pt", f"qat_ep_0_ap_0.6000_{NAME}.pt"
+            "last.pt", f"ptq_{NAME}.pt", f"qat_best_{NAME}.pt", f"qat_ep_0_{NAME}.pt"
         ]  # fmt: skip
         rows = {row["stage"]: row["ap"] for row in report_of(tmp_path / "exp")["rows"]}
         assert rows == {"PTQ": None, "QAT": 0.6}
@@ -383,10 +385,54 @@ class TestMistakes:
         assert line.endswith("has labels, and --hyp needs some; leave it out")
 
 
+def test_images_without_labels_go_through_all_with_the_float_networks_detections_as_labels(
+    demo_weights, data, tmp_path
+):
+    bare = unlabelled(data, tmp_path / "bare")
+    words = ("--weights", demo_weights, "--imgsz", 96, "--batch-size", 2, "--workers", 0, "--device", "cpu")
+
+    def run(command: str, folder: str, *more: object) -> Path:
+        assert qat.main([command, *map(str, (*words, "--project", tmp_path / folder, *more))]) == 0
+        return tmp_path / folder / "exp"
+
+    (file,) = run("eval", "found", "--data", bare, "--save-json").glob("*_predictions.json")
+    shutil.copytree(tmp_path / "bare/bare", tmp_path / "images")  # with labels that say what is detected
+    (tmp_path / "labels").mkdir()
+    for found in json.loads(file.read_text()):
+        (image,) = (tmp_path / "images").glob(f"*{found['image_id']}.*")
+        height, width, _ = cv2.imread(str(image)).shape
+        left, top, w, h = found["bbox"]
+        row = (found["category_id"], (left + w / 2) / width, (top + h / 2) / height, w / width, h / height)
+        with (tmp_path / f"labels/{image.stem}.txt").open("a") as labels:
+            labels.write(" ".join(map(str, row)) + "\n" if found["score"] >= 0.25 else "")
+    content = {**yaml.safe_load(bare.read_text()), "train": str(tmp_path / "images"), "val": str(tmp_path / "images")}
+    (tmp_path / "data.yaml").write_text(yaml.safe_dump(content))
+    common = ("--calib-images", 4, "--data")
+    rows = report_of(run("quantize", "labelled", *common, tmp_path / "data.yaml", "--ptq-only"))["rows"]
+    agreed = [row["ap"] for row in rows]
+    assert 1 > agreed[0] > agreed[1] > 0.1
+    lost, error = agreed[0] - agreed[1], rows[1]["ap_difference_error"]
+    for name, target in (("trains", lost - 1.5 * error), ("left out", lost - 0.5 * error)):
+        qat_words = ("--qat", "auto", "--target-drop", target, "--epochs", 1, "--iters", 1)
+        report = report_of(run("quantize", name, *common, bare, "--unlabelled", *qat_words))
+        assert [row["ap"] for row in report["rows"][:2]] == pytest.approx(agreed, abs=0.003)
+        assert "detections as labels" in report["rows"][1]["ap_with"]
+        assert (len(report["history"]), name in report["notes"][0]) == (name == "trains", True)
+    known = report["rows"][1]["ap"]
+    found = json.loads((run("calibrate", "calibrate", *common, bare, "--unlabelled") / "calibration.json").read_text())
+    assert found["methods"]["percentile 99.999"] == pytest.approx(known, abs=1e-9)
+    assert found["measure"] == "agreement AP"
+    folder = run("sensitive", "sensitive", *common, bare, "--unlabelled", "--float-budget", 0)
+    summary = json.loads((folder / "summary-sensitive-analysis.json").read_text())
+    assert [summary["ap"][name] for name in ("float", "INT8")] == pytest.approx(
+        [report["rows"][0]["ap"], known], abs=1e-9
+    )
+
+
 def test_a_full_disk_is_one_line_and_spares_what_is_there(
     data, small_weights, tmp_path, capsys, scores, losses, monkeypatch
 ):
-    scores(0.7, 0.6, 0.61, 0.62)
+    scores(0.7, 0.6)
     losses(5.0, 4.0, 3.0)
     write = Path.write_bytes
 
@@ -401,9 +447,9 @@ def test_a_full_disk_is_one_line_and_spares_what_is_there(
     error = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
     assert len(error) == 1
     assert "qat_ep_1" in error[0]
-    assert checkpoints(tmp_path / "exp") == ["last.pt", f"ptq_ap_0.6000_{NAME}.pt", f"qat_ep_0_ap_0.6100_{NAME}.pt"]
+    assert checkpoints(tmp_path / "exp") == ["last.pt", f"ptq_ap_0.6000_{NAME}.pt", f"qat_ep_0_{NAME}.pt"]
     monkeypatch.setattr(Path, "write_bytes", write)
-    scores(0.7, 0.62, 0.63)  # float, once more
+    scores(0.7, 0.63)  # float, once more
     losses(3.0, 2.0)
     assert qat.main(["quantize", "--resume", str(tmp_path / "exp")]) == 0
     assert report_of(tmp_path / "exp")["rows"][2]["ap"] == 0.63

@@ -37,7 +37,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory, data: Path, small_weights: P
     """A run that was never interrupted."""
     project = tmp_path_factory.mktemp("whole")
     assert quantize(small_weights, data, project, *LONGER) == 0
-    found = [entry["ap"] for entry in (*report_of(project / "exp")["rows"][:2], *report_of(project / "exp")["history"])]
+    report = report_of(project / "exp")
+    found = [*(row["ap"] for row in report["rows"][:2]), *(entry["held_out"] for entry in report["history"])]
     assert len({*found, 0.0}) == 5  # so that a comparison with it can fail
     return project / "exp"
 

@@ -60,7 +60,7 @@ def test_eval_measures_boxes_and_masks(run, given, tmp_path):
 
 def test_quantize_names_its_files_after_both_and_is_resumed(run, given, tmp_path):
     words = ["--weights", given / "seg.pt", "--data", given / "data.yaml", *WORDS, "--project", tmp_path]
-    run("qat.py", "quantize", *words, "--calib-images", 4, "--epochs", 1, "--iters", 1)
+    run("qat.py", "quantize", *words, "--calib-images", 4, "--epochs", 1, "--iters", 1, "--eval-epochs")
     report = Report.load(tmp_path / "exp/report.json")
     assert [row.stage for row in report.rows] in (["float", "PTQ", "QAT"], ["float", "PTQ", "best (PTQ)"])
     assert len(report.samples) == 4

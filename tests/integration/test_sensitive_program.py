@@ -337,12 +337,22 @@ class TestCalibrate:
         page = (swept / "report.html").read_text()
         assert all(f"{row['ap']:.4f}" in page for row in rows)
 
-    def test_method_auto_is_the_same_sweep(self, swept, few, half, demo_weights, tmp_path):
-        words = ("--ptq-only", "--no-eval-origin", "--calib-method", "auto", *half)
-        assert quantize(demo_weights, few, tmp_path, *words) == 0
-        report = report_of(tmp_path / "exp")
-        found = json.loads((swept / "calibration.json").read_text())
-        assert any("calibration sweep" in note for note in report["notes"])
-        assert report["rows"][0]["ap"] == pytest.approx(found["chosen_ap"], abs=1e-9)
-        stored = checkpoint.load_quantized(Path(report["rows"][0]["file"])).recipe
-        assert stored.calibration == Recipe.from_file(swept / "recipe.yaml").calibration
+    def test_method_auto_takes_the_smallest_loss_on_training_images(self, few, demo_weights, tmp_path):
+        """The losses are those that QAT begins with where each method is named."""
+        words = ("--no-eval-origin", "--no-eval-ptq", "--epochs", "1", "--name")
+        losses = {}
+        for name in calibrate.CANDIDATES:
+            method, *percentile = name.split()
+            named = ("--calib-method", method, *(("--percentile", *percentile) if percentile else ()))
+            assert quantize(demo_weights, few, tmp_path, *words, name, *named) == 0
+            terms = torch.load(tmp_path / name / "weights/last.pt", weights_only=True)["trainer"]["ptq"]
+            losses[name] = float(terms[:, 0].sum() / terms[:, 1].sum())
+        assert len(set(losses.values())) == 3
+        assert quantize(demo_weights, few, tmp_path, "--ptq-only", "--calib-method", "auto", "--unlabelled") == 0
+        (note,) = (note for note in report_of(tmp_path / "exp")["notes"] if "calibration auto" in note)
+        assert [f"{name} {loss:.4g}" in note for name, loss in losses.items()] == [True] * 3
+        assert note.count(" ± ") == 2
+        best = min(losses, key=losses.__getitem__)
+        stored = checkpoint.load_quantized(next((tmp_path / "exp/weights").glob("ptq_*"))).recipe.calibration
+        assert f"chose {best}," in note
+        assert stored == Recipe().replace(**calibrate.METHODS[best], calibration_images=4).calibration

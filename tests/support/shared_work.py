@@ -14,7 +14,7 @@ from small_networks import Network, chain, segmenter
 from torch import Tensor, nn
 
 from models.quantize import calibration, placement
-from models.quantize.finetune import Finetuner
+from models.quantize.finetune import Finetuner, held_out_loss
 from models.quantize.recipe import Calibration, Finetune, Recipe
 from utils.core import distributed
 from utils.core.errors import InputError
@@ -100,7 +100,7 @@ def trained(sizes: list[int], changes: dict[str, Any]) -> dict[str, Any]:
     tuner.optimizer.step = step  # type: ignore[method-assign]
     batches = parts(whole_batches(sizes))
     found = tuner.run_epoch(batches, lambda _: 1e-3)
-    held_out = tuner.held_out_loss(batches).value
+    held_out = held_out_loss(student, tuner.teacher, batches, CPU).value
     parameters = [p.detach().clone() for p in tuner._parameters]
     return {"gradients": steps[0], "parameters": parameters, "loss": found.loss, "steps": found.iterations,
             "held_out": held_out}  # fmt: skip

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from models.quantize import backend, calibration, placement
 from models.quantize.distillation import SMALLEST_WEIGHT, task_terms
-from models.quantize.finetune import Finetuner
+from models.quantize.finetune import Finetuner, HeldOutLoss, held_out_loss
 from models.quantize.recipe import Calibration, Finetune, Recipe
 
 CPU = torch.device("cpu")
@@ -39,6 +39,10 @@ def quantized(teacher: Network, factor: float = 1.0) -> Network:
 
 def make(teacher: Network, factor: float = 1.0, **settings: object) -> Finetuner:
     return Finetuner(quantized(teacher, factor), teacher, Finetune(**settings), device=CPU)
+
+
+def held_out(tuner: Finetuner, batches: list[Tensor]) -> HeldOutLoss:
+    return held_out_loss(tuner.student, tuner.teacher, batches, CPU)
 
 
 def task_loss(student: Any, teacher: Any, classes: int) -> Tensor:

@@ -83,6 +83,7 @@ class SplitCounts(StrictModel):
         )  # fmt: skip
 
 
+AGREEMENT = "the float network's detections as labels"  # what AP is measured with where the dataset has none
 REPLICATES = 200  # a standard error is known to one part in sqrt(2 * REPLICATES), 5 %
 DIGITS = 7  # of an AP, after the point; a table shows four
 _TEXT = re.compile(r"(?P<images>[0-9a-f]{32})(?P<ap>( (0\.[0-9]{7}|1\.0{7})){2,10000})")

@@ -27,7 +27,15 @@ from utils.evaluation.input_plan import InputPlan, check_shapes, mask_stride
 from utils.evaluation.masks import Masks, mask_overlaps
 from utils.evaluation.metrics import EvalStatistics, group_images
 from utils.evaluation.nms import non_max_suppression
-from utils.evaluation.results import AgreementScore, EvalResult, Reference, averages, per_class_results, result_table
+from utils.evaluation.results import (
+    AgreementScore,
+    EvalResult,
+    Reference,
+    as_labels,
+    averages,
+    per_class_results,
+    result_table,
+)
 
 if TYPE_CHECKING:
     from utils.runners.base import Runner
@@ -55,6 +63,7 @@ class EvalConfig:
         upsample_masks: compare masks at the input's size, see `masks.py`.
         overlap: let the network compute the next batch during NMS and matching; on a GPU. Times of parts overlap too.
         groups: which images are resampled together, see `metrics.group_images`; None: each by itself.
+        unlabelled: the labels are the detections of the reference, or of the network itself where there is none.
     """
 
     imgsz: int | tuple[int, int] | None = None
@@ -75,6 +84,7 @@ class EvalConfig:
     upsample_masks: bool = False
     overlap: bool = False
     groups: str | None = None
+    unlabelled: bool = False
 
     def nms_iou(self, task: Task) -> float:
         """IoU of NMS for a network of this task."""
@@ -112,13 +122,13 @@ def evaluate(
     detector = Detector(runner, data, conf_thres=config.conf_thres, iou_thres=config.nms_iou(runner.task),
                         max_det=config.max_det, single_cls=config.single_cls, upsample_masks=config.upsample_masks,
                         overlap=config.overlap)  # fmt: skip
-    stride = mask_stride(runner, plan.imgsz, upsampled=config.upsample_masks)
+    stride = None if config.unlabelled else mask_stride(runner, plan.imgsz, upsampled=config.upsample_masks)
     loader = make_loader(data, config.split, imgsz=plan.imgsz, batch_size=plan.batch_size, together=plan.together,
                          stride=runner.stride, rect=config.rect, pad=config.pad, workers=config.workers,
                          single_cls=config.single_cls, limit=config.limit, mask_stride=stride,
                          progress=progress, share=True)  # fmt: skip
     dataset: ImageDataset = loader.dataset
-    if not dataset.labelled and not config.save_json:
+    if not (dataset.labelled or config.save_json or config.unlabelled):
         raise unlabelled(config.split, dataset.images[0].path)
     paths = [image.path for image in dataset.images]
     groups = len(set(group_images(paths, config.groups))) if config.groups else 0
@@ -137,6 +147,10 @@ def evaluate(
         for batch, detections in detector.detect(loader):
             clock = time.perf_counter()
             if detections is not None:
+                if config.unlabelled:
+                    device = detections.rows.flat.device
+                    labels = reference.labels(batch.paths, device) if reference else as_labels(detections.rows)
+                    batch = replace(batch, truth=labels)
                 add_detections(statistics, detections, batch)
                 if agreement is not None and reference is not None:
                     agreement.add(
@@ -226,8 +240,8 @@ def in_order(parts: Sequence[tuple[Sequence[Row], Sequence[int]]]) -> list[Row]:
     return found
 
 
-def add_predictions(statistics: EvalStatistics, prediction: Prediction, batch: Batch) -> None:
-    """Take in what a network predicts for a batch, with the usual thresholds of AP.
+def detections_of(prediction: Prediction, batch: Batch) -> BatchDetections:
+    """What a network detects in a batch, with the usual thresholds of AP.
 
     Args:
         prediction: in the pixels of the batch's images.
@@ -236,9 +250,7 @@ def add_predictions(statistics: EvalStatistics, prediction: Prediction, batch: B
     config = EvalConfig()
     rows = non_max_suppression(prediction, config.conf_thres, config.nms_iou(prediction.task), max_det=config.max_det)
     height, width = batch.images.shape[2:]
-    add_detections(
-        statistics, BatchDetections(in_images(rows, batch.shapes), Masks.of(prediction, rows, (height, width))), batch
-    )
+    return BatchDetections(in_images(rows, batch.shapes), Masks.of(prediction, rows, (height, width)))
 
 
 def add_detections(statistics: EvalStatistics, detections: BatchDetections, batch: Batch) -> None:

@@ -50,6 +50,12 @@ class ClassResult:
     masks: Averages | None = None
 
 
+def as_labels(detections: RaggedBatch) -> RaggedBatch:
+    """Detections `[n, 6]` of confidence DISPLAY_CONF at least, as labels of each image: class and xyxy, `[m, 5]`."""
+    confident = [rows[rows[:, 4] >= DISPLAY_CONF] for rows in detections]
+    return RaggedBatch.of([torch.cat((rows[:, 5:6], rows[:, :4]), 1) for rows in confident])
+
+
 @dataclass(frozen=True)
 class Reference:
     """What the float network detects, as labels that another network's detections are compared with.
@@ -66,15 +72,8 @@ class Reference:
     @classmethod
     def of(cls, paths: Sequence[str], batches: Sequence[RaggedBatch], threshold: float) -> Reference:
         """From all detections of an evaluation, `[n, 6]` for each image: xyxy, score, class."""
-        detections = {}
-        for path, rows in zip(
-            paths,
-            itertools.chain.from_iterable(RaggedBatch(one.flat.cpu(), one.counts) for one in batches),
-            strict=True,
-        ):
-            confident = rows[rows[:, 4] >= DISPLAY_CONF]
-            detections[path] = torch.cat((confident[:, 5:6], confident[:, :4]), 1)
-        return cls(threshold, detections)
+        labels = itertools.chain.from_iterable(as_labels(RaggedBatch(one.flat.cpu(), one.counts)) for one in batches)
+        return cls(threshold, dict(zip(paths, labels, strict=True)))
 
     def labels(self, paths: Sequence[str], device: torch.device) -> RaggedBatch:
         """The labels of these images, on `device`."""

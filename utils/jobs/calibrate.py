@@ -1,20 +1,19 @@
-"""Which calibration method suits this network? AP of each from one pass of statistics (`qat.py calibrate`, `auto`).
+"""Which calibration method suits this network? All come from one pass of statistics.
 
-Statistics are gathered once; every method's ranges are searched in them and its AP measured on the same images.
+`qat.py calibrate` measures AP of each on the same validation images; `--calib-method auto` of a quantize run compares
+the loss of three on training images.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from models.quantize import calibration
+from models.quantize.finetune import held_out_loss
 from models.quantize.recipe import Calibration
 from utils import upstream
 from utils.cli import command_line
@@ -24,10 +23,10 @@ from utils.core.score import Difference, difference_error
 from utils.core.text import plural
 from utils.evaluation.results import EvalResult
 from utils.jobs.evaluate import FLOAT_MODEL, Measurer, without_tables
-from utils.jobs.inputs import Inputs
+from utils.jobs.inputs import HELD_OUT, Inputs, image_batches
 from utils.jobs.options import RECIPE_FILE, CalibrateOptions
 from utils.reports.page import PAGE_NAME, write_all
-from utils.reports.schema import Report, Row
+from utils.reports.schema import Report
 from utils.reports.tables import terminal_table, verdict
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ METHODS: dict[str, dict[str, Any]] = {  # name → what the recipe says about ca
        for p in (99.9, 99.99, 99.999)},
     "mse": {"calibration_method": "mse"},
 }  # fmt: skip
-IMAGES = 200  # that AP is measured on when a quantize run sweeps
+CANDIDATES = ("percentile 99.999", "percentile 99.99", "mse")  # of `auto`
 
 
 @dataclass
@@ -52,20 +51,16 @@ class Sweep:
         chosen: the settings with the highest AP, and that AP.
         images: how many AP was measured on.
         methods: AP of each of `METHODS`.
-        seconds: for the ranges of all methods, after the pass of statistics.
         errors: standard error of a method's AP difference to the best method's.
-        measure: what is called AP here: of segmentation the mean of box and mask AP.
-        rows: of a report, one for each method, the best last.
+        measure: what is called AP here: of segmentation the mean of box and mask AP; without labels agreement.
     """
 
     chosen: Calibration
     chosen_ap: float
     images: int
     methods: dict[str, float]
-    seconds: float
     errors: Mapping[str, float | None] = field(default_factory=dict)
     measure: str = "AP"
-    rows: list[Row] = field(default_factory=list, repr=False)
 
     def lines(self) -> list[str]:
         """For the terminal and the report's notes, best method first; the others with their difference to it."""
@@ -91,14 +86,31 @@ def run(options: CalibrateOptions) -> Sweep:
     with new_run(options.project, options.name, options.exist_ok, options.WRITTEN) as folder, without_tables():
         report = Report(command=command_line(), title="Calibration methods", data=str(options.data))
         measurer = Measurer.of(inputs, options.num_image)
-        result = measurer.measure(upstream.call_fused(inputs.network()), FLOAT_MODEL)
+        result = measurer.measure(upstream.call_fused(inputs.network()), FLOAT_MODEL, as_reference=True)
         report.add(measurer.row("float", options.weights, result, result.seconds))
-        found = sweep(inputs.placed(), inputs, options.num_image)
+        model = inputs.placed()
+        statistics = calibration.collect(model, inputs.calibration_images())
+        settings = {name: recipe.replace(**changes).calibration for name, changes in METHODS.items()}
+        results: dict[str, EvalResult] = {}
+        for name, one in settings.items():
+            calibration.set_ranges(model, statistics.amax(one.method, one.percentile, one.median_limit))
+            results[name] = measurer.measure(model, f"calibration {name}")
+        ap = {name: one.score.decides for name, one in results.items()}
+        best = max(METHODS, key=ap.__getitem__)
+        resampled = {
+            name: one.statistics.score_resampled() if one.statistics else None for name, one in results.items()
+        }
+        errors = {name: difference_error(one, resampled[best]) for name, one in resampled.items() if name != best}
+        found = Sweep(
+            settings[best], ap[best], results[best].images, ap, errors,
+            "agreement AP" if options.unlabelled else results[best].score.what,
+        )  # fmt: skip
+        rows = [measurer.row(name, options.weights, one, one.seconds) for name, one in results.items()]
+        rows.sort(key=lambda row: (ap[row.stage], row.stage == best))
         recipe_file = {"file": str(folder / RECIPE_FILE), "size_bytes": None}  # a recipe's size is no network's
-        report.rows += [row.model_copy(update=recipe_file) for row in found.rows]
+        report.rows += [row.model_copy(update=recipe_file) for row in rows]
         report.notes, report.splits = found.lines(), inputs.data.counts()
         content = {"schema_version": 1, "command": command_line(), **asdict(found), "options": options.model_dump()}
-        del content["rows"]
         content["chosen"] = found.chosen.to_dict()
         if found.measure == "AP":
             del content["measure"]
@@ -111,33 +123,32 @@ def run(options: CalibrateOptions) -> Sweep:
     return found
 
 
-def sweep(model: nn.Module, inputs: Inputs[Any], limit: int = IMAGES) -> Sweep:
-    """Gather statistics and compare methods; the model is left with the ranges of the best.
+def choose_by_loss(model: nn.Module, teacher: nn.Module, inputs: Inputs[Any]) -> tuple[Calibration, str]:
+    """`--calib-method auto`: the candidate whose task loss on the training images that are held out is smallest.
+
+    No validation image is looked at. The statistics are those of one pass.
 
     Args:
-        model: placed, on its device, in evaluation mode.
-        limit: images to measure AP on, at most.
-    """
-    recipe, options = inputs.recipe, inputs.options
-    statistics = calibration.collect(model, inputs.calibration_images())
-    settings = {name: recipe.replace(**changes).calibration for name, changes in METHODS.items()}
-    began = time.perf_counter()
-    ranges = {name: statistics.amax(one.method, one.percentile, one.median_limit) for name, one in settings.items()}
-    if inputs.device.type == "cuda":
-        torch.cuda.synchronize(inputs.device)
-    seconds = time.perf_counter() - began
+        model: placed, on its device; it is left with the ranges of what is chosen.
+        teacher: the float network.
 
-    measurer = Measurer.of(inputs, limit)
-    results: dict[str, EvalResult] = {}
-    for name, amax in ranges.items():
-        calibration.set_ranges(model, amax)
-        results[name] = measurer.measure(model, f"calibration {name}")
-    ap = {name: result.score.decides for name, result in results.items()}
-    best = max(METHODS, key=ap.__getitem__)
-    resampled = {name: one.statistics.score_resampled() if one.statistics else None for name, one in results.items()}
-    errors = {name: difference_error(one, resampled[best]) for name, one in resampled.items() if name != best}
+    Returns:
+        What is chosen, and a sentence with all losses and the standard errors of their differences to the smallest.
+    """
+    statistics = calibration.collect(model, inputs.calibration_images())
+    settings = {name: inputs.recipe.replace(**METHODS[name]).calibration for name in CANDIDATES}
+    loader, losses = inputs.held_out_loader(), {}
+    for name, one in settings.items():
+        calibration.set_ranges(model, statistics.amax(one.method, one.percentile, one.median_limit))
+        losses[name] = held_out_loss(model, teacher, image_batches(loader), inputs.device)
+    best, *others = sorted(losses, key=lambda name: losses[name].value)
     calibration.apply_calibration(model, statistics, settings[best])
-    rows = [measurer.row(name, options.weights, one, one.seconds) for name, one in results.items()]
-    rows.sort(key=lambda row: (ap[row.stage], row.stage == best))
-    what = results[best].score.what
-    return Sweep(settings[best], ap[best], results[best].images, ap, seconds, errors, what, rows)
+    more = (
+        "{} {:.4g} ({:+.2g} ± {:.2g})".format(name, losses[name].value, *losses[name].difference(losses[best]))
+        for name in others
+    )
+    images = f"{plural(len(losses[best].terms), 'training image')} ({HELD_OUT[bool(inputs.held_out)]})"
+    return settings[best], (
+        f"calibration auto chose {best}, by the task loss on {images}: "
+        + ", ".join([f"{best} {losses[best].value:.4g}", *more])
+    )

@@ -56,7 +56,7 @@ class Measurer:
         """Of a run's val images, `limit` at most."""
         options = inputs.options
         config = EvalConfig(imgsz=inputs.imgsz, batch_size=options.batch_size, workers=options.workers, limit=limit,
-                            groups=getattr(options, "groups", None))  # fmt: skip
+                            groups=getattr(options, "groups", None), unlabelled=options.unlabelled)  # fmt: skip
         return cls(inputs.data, inputs.device, config)
 
     def measure(

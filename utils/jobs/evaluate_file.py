@@ -16,6 +16,7 @@ from models.quantize import checkpoint
 from utils.core.device import device_name, select_device
 from utils.core.errors import InputError
 from utils.core.files import read_onnx, write_text
+from utils.core.score import AGREEMENT
 from utils.core.tasks import AP_CONFIDENCE, DISPLAY_CONF, DISPLAY_IOU
 from utils.core.text import plural
 from utils.evaluation.data_yaml import load_data
@@ -217,6 +218,7 @@ def ap_with(config: EvalConfig, result: EvalResult, runner: Runner | None = None
     inside = f"{nms_words(runner)} in the file" if runner is not None and has_nms(runner) else ""
     marks = {
         plural(result.images, "image"): config.limit is not None,
+        AGREEMENT: config.unlabelled,
         f"split {config.split}": config.split != usual.split,
         f"confidence {config.conf_thres:g}": config.conf_thres != AP_CONFIDENCE,
         f"NMS IoU {config.nms_iou(result.task):g}": config.nms_iou(result.task) != result.task.nms_iou,

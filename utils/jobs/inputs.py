@@ -16,7 +16,7 @@ from pydantic import ConfigDict, Field
 
 from models.quantize import backend, placement
 from models.quantize.finetune import as_input, seed_everything
-from models.quantize.recipe import AUTO, Number, Recipe
+from models.quantize.recipe import Number, Recipe
 from utils import upstream
 from utils.core.device import select_device
 from utils.core.errors import DataError, InputError
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+HELD_OUT = {True: "held out from QAT", False: "too few to hold some of them out from QAT"}
 FEW_IMAGES = 100  # of calibration; docs/recipe.md says what fewer cost
 AnyOptions = TypeVar("AnyOptions", bound=QatOptions)
 Profile = Sequence[tuple[str, float]]  # layers of an engine and their milliseconds
@@ -111,11 +112,11 @@ class Inputs(Generic[Kind]):
         options = from_training(options, source)
         data = load_data(options.data or "", options.strict_labels)
         check_classes(options.weights, source.names, data)
-        if options.unlabelled and recipe.calibration.method == AUTO:
-            raise InputError("--calib-method auto compares AP, and --unlabelled measures none; name a method")
         data.read("train", progress=True)
-        if measures_ap(options, recipe):
+        if needs_labels(options, recipe):
             check_labelled(data)
+        elif options.unlabelled and getattr(options, "qat", "auto") == "auto":  # calibrate and sensitive, too
+            data.paths("val")
         hyp = read_hyp(options.hyp) if options.hyp else None
         device = select_device(options.device)
         if isinstance(options, QuantizeOptions):
@@ -183,7 +184,7 @@ class Inputs(Generic[Kind]):
     def validation_loader(self, limit: int) -> DataLoader[Any]:
         """Validation images in a fixed order, at most `limit` of them, evenly spread."""
         stride = None  # of the grid that masks are compared on
-        if self.has_masks:
+        if self.has_masks and not self.options.unlabelled:
             with TorchRunner(upstream.call_fused(self.network()), self.device) as runner:
                 stride = mask_stride(runner, (self.imgsz, self.imgsz))
         return make_loader(
@@ -217,13 +218,11 @@ def from_training(options: AnyOptions, source: upstream.FloatCheckpoint | Quanti
     return options.model_copy(update={"imgsz": options.imgsz or known or 640, "data": data})
 
 
-def measures_ap(options: CalibratingOptions, recipe: Recipe) -> bool:
+def needs_labels(options: CalibratingOptions, recipe: Recipe) -> bool:
     """Whether a run evaluates anything, for which validation images need labels."""
-    if not isinstance(options, QuantizeOptions) or recipe.calibration.method == AUTO:
-        return True
-    if options.unlabelled:
-        return False
-    trains = not options.ptq_only and recipe.finetune.epochs > 0  # and is evaluated after each epoch
+    if options.unlabelled or not isinstance(options, QuantizeOptions):
+        return not options.unlabelled
+    trains = options.qat != "never" and recipe.finetune.epochs > 0  # and what it has trained is evaluated
     return trains or not (options.no_eval_origin and options.no_eval_ptq)
 
 

@@ -81,7 +81,7 @@ class CalibratingOptions(QatOptions):
         metavar="FILE",
     )  # fmt: skip
     unlabelled: bool = option(
-        False, "quantize only: the images have no labels, so AP is not measured, and the loss chooses", group="the run"
+        False, "the images have no labels: AP is that with the float network's detections as labels", group="the run"
     )
 
     @property
@@ -170,7 +170,7 @@ class MethodOptions(CalibratingOptions):
         const="",
     )  # fmt: skip
     calib_method: Method | None = option(
-        None, "how ranges are found; auto, of quantize only, compares the methods", group=RECIPE,
+        None, "how ranges are found; auto, of quantize only, chooses by the loss on training images", group=RECIPE,
         recipe="calibration.method",
     )  # fmt: skip
     percentile: Percentile | None = option(
@@ -191,14 +191,20 @@ class QuantizeOptions(MethodOptions):
     """
 
     WRITTEN = (
-        "weights/last.pt", "weights/ptq_*.pt", "weights/qat_*.pt", "report.*", "placement.txt", "ap_per_epoch.png",
+        "weights/last.pt", "weights/ptq_*.pt", "weights/qat_*.pt", "report.*", "placement.txt", "*_per_epoch.png",
         "ranges.png",
     )  # fmt: skip
     project: str = project_option("runs/qat")
     groups: str | None = groups_option()
     no_eval_origin: bool = option(False, "do not evaluate the float model", group="the run")
     no_eval_ptq: bool = option(False, "do not evaluate the calibrated model before QAT", group="the run")
-    ptq_only: bool = option(False, "stop after PTQ", group="the run")
+    qat: Literal["always", "auto", "never"] = option(
+        "always", "auto: train where PTQ misses --target-drop by its standard error; never: stop after PTQ",
+        group="the run",
+    )  # fmt: skip
+    ptq_only: bool = option(False, "as --qat never", group="the run")
+    target_drop: Fraction = option(0.002, "AP that may be lost, for --qat auto", group="the run", metavar="AP")
+    eval_epochs: bool = option(False, "measure AP after every epoch of QAT, too", group="the run")
     quantizer: Quantizer = option(
         "torch", "whose modules are placed, with the same results (default: torch, which needs no library)",
         group=RECIPE,
@@ -228,6 +234,24 @@ class QuantizeOptions(MethodOptions):
     teacher: str | None = option(
         None, "float checkpoint that supervises QAT (default: the one of --weights)", group=RECIPE, metavar="FILE"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def ptq_only_is_never(cls, values: Any) -> Any:
+        """Take `--ptq-only` for `--qat never`; raise `InputError` where `--qat` says something else."""
+        if not (isinstance(values, Mapping) and values.get("ptq_only")):
+            return values
+        if values.get("qat", "never") != "never":
+            raise InputError(f"--ptq-only is --qat never, and --qat {values['qat']} was given; leave one of them out")
+        return {**{name: value for name, value in values.items() if name != "ptq_only"}, "qat": "never"}
+
+    @model_validator(mode="after")
+    def auto_needs_both(self) -> QuantizeOptions:
+        """Raise `InputError` where `--qat auto` could not compare PTQ with the float model."""
+        if self.qat == "auto" and (self.no_eval_origin or self.no_eval_ptq):
+            flag = "--no-eval-origin" if self.no_eval_origin else "--no-eval-ptq"
+            raise InputError(f"--qat auto compares PTQ with the float model, so leave {flag} out")
+        return self
 
 
 class CalibrateOptions(CalibratingOptions):

@@ -1,8 +1,8 @@
-"""The quantize job: float evaluation → PTQ → PTQ evaluation → QAT epochs → the best, resumable after every step.
+"""The quantize job: float evaluation → PTQ → its evaluation → QAT → evaluation of the best, resumable at every step.
 
 The best state is the one with the smallest loss on training images that are held out from QAT, and PTQ unless that is
-lower by two standard errors. AP on the validation images is reported after every epoch, and chooses nothing: the best
-of several draws of it would be too good.
+lower by two standard errors. AP on the validation images is that of the float network, of PTQ and of the best state,
+with `--eval-epochs` of every epoch, and chooses nothing: the best of several draws of it would be too good.
 
 Each step ends with the state being saved (`run_state.py`), and is skipped where the state says that it is done, so that
 a run killed at any moment continues with the step that was interrupted.
@@ -16,7 +16,7 @@ import itertools
 import logging
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ from models.quantize.finetune import (
     DivergedError,
     Finetuner,
     HeldOutLoss,
+    held_out_loss,
     highest_rate,
     learning_rate,
     seed_everything,
@@ -37,22 +38,21 @@ from utils import upstream
 from utils.core.files import copy_file, write_text
 from utils.core.score import Score
 from utils.core.text import plural
-from utils.jobs.calibrate import sweep
+from utils.jobs.calibrate import choose_by_loss
 from utils.jobs.evaluate import FLOAT_MODEL, Measurer, without_tables
 from utils.jobs.evaluate_file import lost_by_qat
-from utils.jobs.inputs import Inputs, image_batches
+from utils.jobs.inputs import HELD_OUT, Inputs, image_batches
 from utils.jobs.options import QuantizeOptions
 from utils.jobs.run_state import STOPPED, Best, RunState, checkpoint_name, open_run, weights_folder
 from utils.reports import figures, tables
 from utils.reports.schema import AP, BEST_PTQ, Epoch, Range, Report, Row
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 logger = logging.getLogger(__name__)
 
 FEWEST_IMAGES = 50  # training images; fewer are not trained on unless `--epochs` says so
-HELD_OUT = {True: "held out from QAT", False: "too few to hold some of them out from QAT"}
 SIGNIFICANT = 2  # standard errors by which QAT has to be better
 
 
@@ -67,7 +67,7 @@ def run(options: QuantizeOptions) -> Report:
             logger.info("resuming %s: %s", folder, state.summary())
         session = Session(folder, state, inputs)
         if not state.finished:
-            if not (inputs.options.no_eval_origin or inputs.options.unlabelled):
+            if session.measures and not inputs.options.no_eval_origin:
                 # a resumed run, too: the others are compared with its detections
                 session.evaluate_float()
             if state.checkpoint:
@@ -77,6 +77,7 @@ def run(options: QuantizeOptions) -> Report:
                 student = session.place()
                 session.calibrate(student)
                 session.evaluate_ptq(student, began)
+            session.untrained = session.why_no_qat()
             if session.epochs_left():
                 teacher = inputs.teacher() or session.float_model
                 training = Training(student, teacher, inputs, session.recipe.finetune, state.trainer)
@@ -87,10 +88,7 @@ def run(options: QuantizeOptions) -> Report:
             model = session.choose()
             session.write_results(model)
         report = session.report()
-        final = session.weights / (checkpoint_name("qat_best", inputs.options.stem))
-        if inputs.options.ptq_only and state.best:
-            final = session.weights / state.best.file
-    command = tables.verdict(report)[1] or shlex.join(tables.export_command(str(final)))
+    command = tables.verdict(report)[1] or shlex.join(tables.export_command(str(session.final)))
     logger.info("\n%s\n%s\nnext: %s", tables.terminal_table(report), session.verdict(report), command)
     return report
 
@@ -104,10 +102,17 @@ class Session:
         self.weights = weights_folder(folder)
         self.float_model = upstream.call_fused(inputs.network())
         self.measurer = Measurer.of(inputs)
-        self.training_images = len(inputs.data.read("train").images)
-        self.too_few = self.options.epochs is None and self.training_images < FEWEST_IMAGES  # for QAT
+        self.untrained = ""  # why QAT is left out, where it is
+        # without labels, AP is that with the float network's detections, which have to be known
+        self.measures = not self.options.unlabelled or ("val" in inputs.data.splits and not self.options.no_eval_origin)
         logger.info("recipe:\n%s", yaml.safe_dump(state.recipe, sort_keys=False).rstrip())
         logger.info("%s → %s", self.options.weights, folder)
+
+    @property
+    def final(self) -> Path:
+        """The file to export."""
+        best = self.state.best.file if self.options.qat == "never" and self.state.best else None
+        return self.weights / (best or checkpoint_name("qat_best", self.options.stem))
 
     def evaluate_float(self) -> None:
         """Evaluate the float model."""
@@ -126,18 +131,17 @@ class Session:
     def calibrate(self, student: nn.Module) -> None:
         """Find the ranges, from training images as validation sees them."""
         if self.recipe.calibration.method == AUTO:
-            found = sweep(student, self.inputs)
-            self.recipe = self.recipe.replace(calibration=found.chosen)
+            chosen, why = choose_by_loss(student, self.float_model, self.inputs)
+            self.recipe = self.recipe.replace(calibration=chosen)
             self.state.recipe = self.recipe.to_dict()
-            for line in found.lines():
-                self.note(line)
+            self.note(why)
         else:
             calibration.calibrate(student, self.inputs.calibration_images(), self.recipe.calibration)
 
     def evaluate_ptq(self, student: nn.Module, began: float) -> None:
         """Evaluate the calibrated network unless `--no-eval-ptq` says otherwise, and write its checkpoint."""
-        unmeasured = self.options.no_eval_ptq or self.options.unlabelled
-        result = None if unmeasured else self.measurer.measure(student, "PTQ")
+        measures = self.measures and not self.options.no_eval_ptq
+        result = self.measurer.measure(student, "PTQ") if measures else None
         score = result.score if result else None
         name = checkpoint_name("ptq", self.options.stem, score)
         self.write_checkpoint(name, student, {"stage": "PTQ", **(score.to_dict() if score else {"ap": None})})
@@ -146,9 +150,31 @@ class Session:
         self.state.best = Best(score, None, name)
         self.save(self.measurer.row("PTQ", self.weights / name, result, time.perf_counter() - began))
 
+    def why_no_qat(self) -> str:
+        """Why QAT is left out, as a clause; empty where it trains. What `--qat auto` decides is said with the numbers.
+
+        `auto` trains where AP, of boxes or of masks, lies below float's by more than `--target-drop` and its standard
+        error, or cannot be compared.
+        """
+        options, images, rows = self.options, len(self.inputs.data.read("train").images), self.state.rows
+        if options.qat == "never":
+            return "--qat never"
+        if options.epochs is None and images < FEWEST_IMAGES:
+            return f"there are {images} training images and not {FEWEST_IMAGES} (--epochs 10 trains anyway)"
+        if options.qat == "always":
+            return ""
+        ptq, base, target = Row(**rows["PTQ"]), Row(**rows["float"]), options.target_drop
+        differences = [one for ap in AP if (one := ptq.difference(base, ap))]
+        misses = not differences or any(-one.value - (one.error or 0.0) > target for one in differences)
+        compared = f"PTQ has {' and '.join(map(str, differences)) or 'no comparable'} AP against float"
+        verb = "misses" if misses else "does not miss"
+        decided = f"{compared}, which {verb} --target-drop {target:g} by its standard error"
+        self.note(f"--qat auto: {decided}: QAT {'trains' if misses else 'is left out'}")
+        return "" if misses else decided
+
     def epochs_left(self) -> range:
-        """The epochs of QAT that are to be trained: without `--epochs`, none on too few images."""
-        if self.options.ptq_only or self.state.stopped or self.too_few:
+        """The epochs of QAT that are to be trained."""
+        if self.untrained or self.state.stopped:
             return range(0)
         return range(len(self.state.history), self.recipe.finetune.epochs)
 
@@ -160,7 +186,8 @@ class Session:
         except DivergedError as error:
             state.stopped = f"epoch {epoch}: {error}"
             return
-        result = None if self.options.unlabelled else self.measurer.measure(student, f"QAT epoch {epoch}")
+        measures = self.options.eval_epochs and self.measures
+        result = self.measurer.measure(student, f"QAT epoch {epoch}") if measures else None
         seconds = time.perf_counter() - began
         measured = {"ap": result.ap, "ap50": result.ap50} if result else {}
         if result and result.masks:
@@ -177,77 +204,82 @@ class Session:
             name, student, {"stage": "QAT", "epoch": epoch, **(score.to_dict() if score else {"ap": None})}
         )
         state.trainer = training.state_dict()
-        row = self.measurer.row("QAT", self.weights / name, result, seconds)
-        for ap in AP:
-            difference = row.difference(Row(**state.rows["PTQ"]), ap)
-            state.history[-1][f"{ap}_error"] = difference.error if difference else None
+        row = self.measurer.row("QAT", self.weights / name, result, seconds) if result else None
+        if row:
+            differences = {ap: row.difference(Row(**state.rows["PTQ"]), ap) for ap in AP}
+            state.history[-1] |= {f"{ap}_error": one.error if one else None for ap, one in differences.items()}
         lower = trained["held_out"] + SIGNIFICANT * trained["held_out_error"] < training.ptq.value
         better = lower and state.offer(Best(score, epoch, name, trained["held_out"]))
         self.save(row if better else None)
-        best = ", the best so far" if better else ""
-        losses = trained["loss"], trained["held_out"]
-        logger.info("epoch %d: %s, loss %.4g, held out %.4g%s", epoch, score or "AP not measured", *losses, best)
+        losses, best = (trained["loss"], trained["held_out"]), ", the best so far" if better else ""
+        logger.info("epoch %d: %sloss %.4g, held out %.4g%s", epoch, f"{score}, " if score else "", *losses, best)
 
     def choose(self) -> nn.Module:
-        """Give the best state its final name, with a note on why it is the best; returns its network."""
+        """Give the best state its final name, evaluate it, and note why it is the best; returns its network."""
         state, best = self.state, self.state.best
         if best is None:  # a state without a calibrated network never gets here
             raise RuntimeError("the run ended without a checkpoint")
         if state.stopped:
             self.note(f"{STOPPED} {state.stopped}; the best state is restored")
             state.save(self.folder)
-        final = self.weights / best.file
-        if not self.options.ptq_only:
-            final = self.weights / checkpoint_name("qat_best", self.options.stem)
+        final = self.final
+        if self.options.qat != "never":
             copy_file(self.weights / best.file, final)
-            ended = state.history[: sum(name.startswith("qat_ep_") for name in state.files)]  # not one that collapsed
-            if ended and state.trainer:
-                lowest = min(ended, key=lambda entry: (entry["epoch"] != best.epoch, entry["held_out"]))
-                ptq, error = HeldOutLoss(state.trainer["ptq"]), lowest["held_out_error"]
-                self.note(
-                    f"{'PTQ' if best.epoch is None else 'QAT'} is kept: the loss on {len(ptq.terms)} training images "
-                    f"({HELD_OUT[bool(self.inputs.held_out)]}) is {lowest['held_out']:.4g} after epoch "
-                    f"{lowest['epoch']} and {ptq.value:.4g} with PTQ (difference "
-                    f"{lowest['held_out'] - ptq.value:+.2g} ± {error:.2g}); QAT "
-                    "is kept where its loss is lower by two standard errors"
-                )
-            else:
-                why = (
-                    f", because there are {self.training_images} training images and not {FEWEST_IMAGES} "
-                    "(--epochs 10 trains anyway)"
-                )
-                self.note(f"no epoch of QAT was trained{why * self.too_few}: {final.name} is the PTQ state")
-            row = state.rows["PTQ" if best.epoch is None else "QAT"]
-            seconds = sum(entry["seconds"] for entry in state.history)
-            stage = BEST_PTQ if best.epoch is None else "QAT"
-            state.rows["QAT"] = {**row, "stage": stage, "file": str(final), "seconds": seconds}
-        return checkpoint.load_quantized(final).model
+        model = checkpoint.load_quantized(final).model.to(self.inputs.device)
+        if self.options.qat == "never":
+            return model
+        ended = state.history[: sum(name.startswith("qat_ep_") for name in state.files)]  # not one that collapsed
+        if ended and state.trainer:
+            self.note(self.compare_losses(ended, state.trainer["ptq"]))
+        else:
+            why = f", because {self.untrained}" if self.untrained else ""
+            self.note(f"no epoch of QAT was trained{why}: {final.name} is the PTQ state")
+        if best.epoch is not None and best.score is None:
+            result = self.measurer.measure(model, f"QAT epoch {best.epoch}") if self.measures else None
+            best.score = result.score if result else None
+            state.rows["QAT"] = self.measurer.row("QAT", final, result, 0.0).model_dump()
+        seconds, stage = sum(entry["seconds"] for entry in state.history), "QAT" if best.epoch is not None else BEST_PTQ
+        row = state.rows["PTQ" if best.epoch is None else "QAT"]
+        state.rows["QAT"] = {**row, "stage": stage, "file": str(final), "seconds": seconds}
+        return model
+
+    def compare_losses(self, ended: Sequence[Mapping[str, Any]], terms: Tensor) -> str:
+        """Whether PTQ or QAT is kept, and by which losses; `terms` are those of PTQ's."""
+        best, ptq = self.state.best, HeldOutLoss(terms)
+        chosen = best.epoch if best else None
+        epoch = min(ended, key=lambda entry: (entry["epoch"] != chosen, entry["held_out"]))
+        return (
+            f"{'PTQ' if chosen is None else 'QAT'} is kept by the loss on {len(ptq.terms)} training images "
+            f"({HELD_OUT[bool(self.inputs.held_out)]}): {epoch['held_out']:.4g} after epoch {epoch['epoch']}, PTQ "
+            f"{ptq.value:.4g}, difference {epoch['held_out'] - ptq.value:+.2g} ± {epoch['held_out_error']:.2g}; QAT "
+            "has to be lower by two standard errors"
+        )
 
     def write_results(self, model: nn.Module) -> None:
         """Write what the report shows of the final network, and then that the run is finished."""
         report = self.report()
         report.ranges = [Range(**entry) for entry in calibration.tensor_ranges(model)]
         if "val" in self.inputs.data.splits:
-            stage = "PTQ" if self.options.ptq_only else report.rows[-1].stage
+            stage = "PTQ" if self.options.qat == "never" else report.rows[-1].stage
             report.samples = self.measurer.samples({"float": self.float_model, stage: model})
         self.state.save(self.folder)
         report.save(self.folder / "report.json")
         if report.scored_epochs:
-            figures.save_figure(figures.ap_per_epoch(report), self.folder / "ap_per_epoch.png")
+            name, figure = figures.per_epoch(report)
+            figures.save_figure(figure, self.folder / f"{name}.png")
         self.state.finished = True  # after all else is written: what is not finished is done again
         self.state.save(self.folder)
 
     def verdict(self, report: Report) -> str:
         """The last lines of the program: which file to use, and why."""
         best = self.state.best
-        if best is None or self.options.ptq_only:
-            return f"quantized: {self.weights / best.file if best else self.weights}"
+        if best is None or self.options.qat == "never":
+            return f"quantized: {self.final}"
         score = "" if best.score is None else f", {best.score}"
         ptq = "the PTQ state, which no epoch beat by two standard errors" if self.state.trained else "the PTQ state"
         origin = ptq if best.epoch is None else f"epoch {best.epoch}"
         lost = lost_by_qat(report.rows)
-        file = self.weights / checkpoint_name("qat_best", self.options.stem)
-        return f"best: {file} ({origin}{score})" + (f"\n{lost}" if lost else "")
+        return f"best: {self.final} ({origin}{score})" + (f"\n{lost}" if lost else "")
 
     def write_checkpoint(self, name: str, student: nn.Module, extra: dict[str, Any]) -> None:
         """Write the student, with `extra` beside what every checkpoint of the run says; the state then names it."""
@@ -300,7 +332,7 @@ class Training:
         state: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         options = inputs.options
-        self._settings, self._seed = settings, options.seed
+        self._settings, self._seed, self._networks = settings, options.seed, (student, teacher)
         self._tuner = Finetuner(student, teacher, settings, device=inputs.device)
         self._images = inputs.training_loader()
         self._held_out = inputs.held_out_loader()
@@ -365,4 +397,4 @@ class Training:
         return {**self._tuner.state_dict(), "ptq": self.ptq.terms}
 
     def _measure(self) -> HeldOutLoss:
-        return self._tuner.held_out_loss(image_batches(self._held_out))
+        return held_out_loss(*self._networks, image_batches(self._held_out), self._tuner.device)

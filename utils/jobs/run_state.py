@@ -3,7 +3,7 @@
     {project}/{name}/report.json                          what was measured
     {project}/{name}/weights/last.pt                      the state below; rewritten after every finished step
     {project}/{name}/weights/ptq_ap_0.5297_{stem}.pt      calibrated
-    {project}/{name}/weights/qat_ep_3_ap_0.5301_{stem}.pt after epoch 3 (the first is 0)
+    {project}/{name}/weights/qat_ep_3_{stem}.pt           after epoch 3 (the first is 0); qat_ep_3_ap_0.5301_... with AP
     {project}/{name}/weights/qat_best_{stem}.pt           the best of them, by the loss on held-out training images
 
 Of a segmentation network they are called ptq_ap_0.5201_mask_0.4213_{stem}.pt, and so on.

@@ -1,4 +1,4 @@
-"""The chart of a report, AP per epoch, and what other charts share; images with detections are in `detections.py`.
+"""The chart of a report, AP or loss per epoch, and what other charts share; images are in `detections.py`.
 
 Every function returns a Matplotlib `Figure` of its own (no pyplot, no global state, no display), and `save_figure`
 writes it. Matplotlib is imported when a figure is drawn. Colours are from Okabe and Ito's palette, which stays
@@ -60,8 +60,10 @@ def render(figure: Figure, kind: str, dpi: int = 150) -> bytes:
     return buffer.getvalue()
 
 
-def ap_per_epoch(report: Report) -> Figure:
+def per_epoch(report: Report) -> tuple[str, Figure]:
     """AP over QAT epochs, with the float model's and PTQ's AP as horizontal lines; masks have a panel of their own.
+
+    Where AP was not measured after epochs, it is the loss on held-out images instead. The name says which.
 
     Bars are the standard error of the difference to PTQ, where it is known. The chosen state is marked: an epoch by a
     ring, PTQ by its label.
@@ -71,20 +73,22 @@ def ap_per_epoch(report: Report) -> Figure:
     """
     epochs = report.scored_epochs
     if not epochs:
-        raise ValueError("the report has no epoch with an AP")
+        raise ValueError("the report has no epoch with an AP or a loss")
     headings = {"ap": "AP on the validation set after each epoch"}
-    if all(epoch.mask_ap is not None for epoch in epochs):
+    if epochs[0].ap is None:
+        headings = {"held_out": "Loss on held-out training images after each epoch"}
+    elif all(epoch.mask_ap is not None for epoch in epochs):
         headings = {"ap": "AP of boxes on the validation set after each epoch", "mask_ap": "AP of masks"}
     figure, panels = new_figure(9.0, 3.4 if len(headings) == 1 else 5.8, len(headings))
     for axes, (name, heading) in zip(panels, headings.items(), strict=True):
         _draw_epochs(axes, report, name)
         title(axes, heading)
     panels[-1].set_xlabel("QAT epoch")
-    return figure
+    return "ap_per_epoch" if "ap" in headings else "loss_per_epoch", figure
 
 
 def _draw_epochs(axes: Axes, report: Report, name: str) -> None:
-    """One kind of AP over the epochs; `name` is that of a field of epochs and of rows."""
+    """AP, that of masks, or the loss over the epochs; `name` is that of a field of epochs and, for AP, of rows."""
     from matplotlib.ticker import MaxNLocator
 
     epochs = [epoch.epoch for epoch in report.scored_epochs]
@@ -101,13 +105,13 @@ def _draw_epochs(axes: Axes, report: Report, name: str) -> None:
                   markersize=9, zorder=4)  # fmt: skip
         labels.append((scores[best], f"chosen {scores[best]:.4f}", BLUE))
     for row in report.rows:
-        ap = getattr(row, name)
+        ap = getattr(row, name, None)
         if row.stage.lower() in STAGE_LINES and ap is not None:
             colour, line = STAGE_LINES[row.stage.lower()]
             axes.axhline(ap, color=colour, linestyle=line, linewidth=1.6, label=row.stage)
             chosen = row.stage == "PTQ" and any(one.stage == BEST_PTQ for one in report.rows)
             labels.append((ap, f"{'chosen: ' * chosen}{row.stage} {ap:.4f}", colour))
-    axes.set_ylabel("AP (IoU 0.50:0.95)")
+    axes.set_ylabel("loss" if name == "held_out" else "AP (IoU 0.50:0.95)")
     axes.set_xlim(min(epochs) - 0.4, max(epochs) + 0.4)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.margins(y=0.15)
@@ -115,13 +119,13 @@ def _draw_epochs(axes: Axes, report: Report, name: str) -> None:
 
 
 def _chosen(report: Report) -> int | None:
-    """Index of the epoch that became the result, among those with an AP; None where that is the PTQ state.
+    """Index of the epoch that became the result, among those that are drawn; None where that is the PTQ state.
 
     Of those with the result's AP it is the one with the smallest loss on held-out images, or else with the best AP.
     """
     results = {row.stage: row.ap for row in report.rows}
     epochs = report.scored_epochs
-    alike = [index for index, one in enumerate(epochs) if results.get("QAT") in (None, one.ap)]
+    alike = [index for index, one in enumerate(epochs) if one.ap is None or results.get("QAT") in (None, one.ap)]
     losses = [-(epoch.ap or 0.0) if epoch.held_out is None else epoch.held_out for epoch in epochs]
     return None if BEST_PTQ in results else min(alike, key=losses.__getitem__, default=None)
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 TEMPLATE = Path(__file__).with_name("report.html.j2")
 MIME = {"png": "image/png", "jpg": "image/jpeg", "svg": "image/svg+xml"}
 JSON_NAME, PAGE_NAME = "report.json", "report.html"
-PLOTS = ("ap_per_epoch.png", "detections.png")
+PLOTS = ("ap_per_epoch.png", "loss_per_epoch.png", "detections.png")
 
 
 def write_all(report: Report, folder: str | Path, json_name: str = JSON_NAME) -> list[Path]:
@@ -50,13 +50,9 @@ def write_all(report: Report, folder: str | Path, json_name: str = JSON_NAME) ->
     """
     folder = Path(folder)
     written = [report.save(folder / json_name)]
-    drawings = [
-        figures.ap_per_epoch(report) if report.scored_epochs else None,
-        detection_sheet(report.samples) if report.samples else None,
-    ]
-    written += [
-        figures.save_figure(figure, folder / name) for figure, name in zip(drawings, PLOTS, strict=True) if figure
-    ]
+    drawings = [figures.per_epoch(report)] if report.scored_epochs else []
+    drawings += [("detections", detection_sheet(report.samples))] if report.samples else []
+    written += [figures.save_figure(figure, folder / f"{name}.png") for name, figure in drawings]
     return [*written, write_html(report, folder / PAGE_NAME)]
 
 
@@ -74,7 +70,8 @@ def page(report: Report) -> str:
     environment.filters["shared"] = without_folders
     charts = {}
     if report.scored_epochs:
-        charts["AP after each epoch of QAT"] = as_data_uri(figures.ap_per_epoch(report), "svg")
+        name, figure = figures.per_epoch(report)
+        charts[f"{'AP' if name == 'ap_per_epoch' else 'Loss'} after each epoch of QAT"] = as_data_uri(figure, "svg")
     if sum(bool(row.f1) for row in report.rows) > 1:
         charts["Which confidence threshold"] = as_data_uri(figures.f1_curves(report), "svg")
     versions: dict[str, set[str]] = {}

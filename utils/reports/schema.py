@@ -288,8 +288,9 @@ class Report(StrictModel, frozen=False):
 
     @property
     def scored_epochs(self) -> list[Epoch]:
-        """The epochs after which AP was measured."""
-        return [epoch for epoch in self.history if epoch.ap is not None]
+        """The epochs after which AP was measured; those after which the loss was where none has an AP."""
+        scored = [epoch for epoch in self.history if epoch.ap is not None]
+        return scored or [epoch for epoch in self.history if epoch.held_out is not None]
 
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON holds it; each row says the standard error of its difference to the float row, too."""

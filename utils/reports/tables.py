@@ -12,7 +12,7 @@ import textwrap
 from pathlib import Path
 
 from utils.core.files import distinct_names
-from utils.core.score import Resampled
+from utils.core.score import AGREEMENT, Resampled
 from utils.core.text import aligned, columns
 from utils.reports.schema import AP, Report, Row
 
@@ -196,6 +196,7 @@ def verdict(report: Report) -> tuple[str, str]:
     suffix = Path(row.file).suffix.lower()
     floats = [one.file for one in report.rows if one.stage.lower() == "float" and one.file.endswith(".pt")]
     of_float = ["--weights", *floats[-1:], "--data", report.data, "--imgsz", size]
+    of_float += ["--unlabelled"] * (AGREEMENT in row.ap_with)
     step, command = {
         ".pt": ("export", export_command(row.file)),
         ".onnx": ("build the engine of", ["scripts/generate_trt_engine.sh", row.file, size]),

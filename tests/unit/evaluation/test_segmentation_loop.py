@@ -22,7 +22,7 @@ from utils.core.tasks import SEGMENT, Prediction, task_of_outputs
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.dataset import make_loader
 from utils.evaluation.input_plan import mask_stride
-from utils.evaluation.loop import EvalConfig, add_predictions, evaluate
+from utils.evaluation.loop import EvalConfig, add_detections, detections_of, evaluate
 from utils.evaluation.metrics import EvalStatistics
 from utils.evaluation.results import result_table
 from utils.jobs import evaluate_file
@@ -146,7 +146,7 @@ def test_predictions_of_a_network_add_up_to_the_same(known):
     with TorchRunner(known.model, "cpu") as runner, torch.inference_mode():
         for batch in loader:
             found = runner.infer({"images": batch.images / 255})
-            add_predictions(statistics, Prediction.of(found, runner.task), batch)
+            add_detections(statistics, detections_of(Prediction.of(found, runner.task), batch), batch)
     expected = known.evaluate()
     assert statistics.score().box == pytest.approx(expected.ap)
     assert statistics.score().mask == pytest.approx(expected.masks.ap)

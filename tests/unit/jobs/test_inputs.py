@@ -14,13 +14,12 @@ import torch
 import yaml
 from small_networks import detector
 
-import qat
 from models.quantize.recipe import Recipe
 from utils import upstream
 from utils.core.errors import InputError
 from utils.evaluation.data_yaml import DataConfig, load_data
 from utils.jobs.evaluate import warn_of_low_ap
-from utils.jobs.inputs import Inputs, choose_held_out, from_training, load_teacher, measures_ap
+from utils.jobs.inputs import Inputs, choose_held_out, from_training, load_teacher, needs_labels
 from utils.jobs.options import CalibrateOptions, EvalOptions, QuantizeOptions, SensitiveOptions
 
 
@@ -129,12 +128,9 @@ def test_the_dataset_is_that_of_the_training_if_it_is_there(tmp_path, caplog):
     assert from_training(EvalOptions(weights="a.pt", imgsz=64, data="d.yaml"), trained(data=str(own))).data == "d.yaml"
 
 
-def test_without_labels_nothing_is_measured_and_methods_cannot_be_compared():
-    assert not measures_ap(QuantizeOptions(unlabelled=True), Recipe())
-    assert measures_ap(QuantizeOptions(), Recipe())
-    for kind in (CalibrateOptions, SensitiveOptions):
-        with pytest.raises(InputError, match="--unlabelled is for quantize"):
-            qat.check_command(kind(weights="a.pt", unlabelled=True))
+@pytest.mark.parametrize("kind", [QuantizeOptions, CalibrateOptions, SensitiveOptions])
+def test_labels_are_needed_unless_the_images_are_said_to_have_none(kind):
+    assert [needs_labels(kind(unlabelled=unlabelled), Recipe()) for unlabelled in (False, True)] == [True, False]
 
 
 @pytest.mark.parametrize(("ap", "warned"), [(0.0, True), (0.099, True), (0.1, False), (0.5, False)])

@@ -95,12 +95,28 @@ def test_a_recipe_that_is_given_again_says_what_it_said(kind, tmp_path):
 def test_options_of_training_are_named_where_there_is_none(capsys):
     """`--ptq-only` is what one adds to a usual command, so they are not refused."""
     training = ["--hyp=a.yaml", "--epochs=1", "--iters=1", "--lr=1e-5", "--train=ranges", "--supervision=layers"]
-    told = "--ptq-only ends before training; these do nothing: --hyp, --epochs, --iters, --lr, --train, --supervision, "
+    told = "do nothing: --hyp, --epochs, --iters, --lr, --train, --supervision, "
     words = ["quantize", "--weights", "none.pt", *training, "--supervision-stride=2", "--teacher=b.pt"]
     assert qat.main([*words, "--ptq-only"]) == 2  # there is no none.pt
     assert told + "--supervision-stride, --teacher\n" in capsys.readouterr().out
     assert qat.main(words) == 2
     assert "do nothing" not in capsys.readouterr().out
+
+
+def test_ptq_only_is_qat_never():
+    assert QuantizeOptions(ptq_only=True) == QuantizeOptions(qat="never")
+    saved = QuantizeOptions(ptq_only=True).model_dump()
+    assert parsed(QuantizeOptions, "--qat", "never").resumed(saved).qat == "never"
+    with pytest.raises(InputError, match="--ptq-only is --qat never, and --qat auto"):
+        parsed(QuantizeOptions, "--ptq-only", "--qat", "auto")
+
+
+@pytest.mark.parametrize("words", [("--qat", "auto", "--no-eval-ptq"), ("--qat", "auto", "--no-eval-origin")])
+def test_qat_auto_needs_the_numbers_that_it_compares(words):
+    with pytest.raises(InputError, match=f"--qat auto.*{words[2]}"):
+        parsed(QuantizeOptions, *words)
+    with pytest.raises(InputError, match="--target-drop does nothing"):
+        qat.quantize_command(parsed(QuantizeOptions, "--target-drop", "0.1"))
 
 
 @pytest.mark.parametrize("kind", [CalibrateOptions, SensitiveOptions])

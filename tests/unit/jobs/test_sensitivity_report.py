@@ -94,7 +94,7 @@ def test_a_report_has_the_rows_all_layers_of_the_recipe_and_a_command_that_runs_
     layers = [f"model.{i}" for i in range(12)]  # more than the top ten
     content = make_summary(resampled=RESAMPLED, recipe_resampled=RESAMPLED["model.1"])
     content["recipe"]["float"] = layers
-    options = SimpleNamespace(weights="my weights.pt", data="d.yaml")
+    options = SimpleNamespace(weights="my weights.pt", data="d.yaml", unlabelled=False)
     inputs = SimpleNamespace(options=options, device=torch.device("cpu"), imgsz=320, data=SimpleNamespace(counts=list))
     found = report.to_report(content, inputs, tmp_path / "a run", 25)
     found.save(tmp_path / "report.json")

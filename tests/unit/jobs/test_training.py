@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from models.quantize import calibration, placement
-from models.quantize.finetune import learning_rate
+from models.quantize.finetune import held_out_loss, learning_rate
 from models.quantize.recipe import Calibration, Finetune, Recipe
 from utils.evaluation.batch import Batch
 from utils.jobs.options import QuantizeOptions
@@ -74,7 +74,7 @@ def test_an_epoch_tells_its_loss_its_mean_rate_and_the_loss_on_held_out_images(s
     done = trains.epoch(0)
     assert done["lr"] == pytest.approx(sum(learning_rate(step, 12, LR) for step in range(4)) / 4)
     assert done["loss"] > 0
-    after = trains._tuner.held_out_loss([IMAGES[8:]])
+    after = held_out_loss(*trains._networks, [IMAGES[8:]], Given.device)
     assert (done["held_out"], done["held_out_error"]) == (after.value, after.difference(trains.ptq)[1])
     assert done["held_out"] != trains.ptq.value
 

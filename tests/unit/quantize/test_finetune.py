@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from small_finetuners import CPU, constant, images, make, moved, parts, quantized, task_loss
+from small_finetuners import CPU, constant, held_out, images, make, moved, parts, quantized, task_loss
 from small_networks import Network, detector, segmenter, segmenter_with_own_input
 
 from models.quantize import backend, finetune
@@ -132,27 +132,27 @@ def test_the_held_out_loss_of_masks_is_that_of_all_batches_together():
         ours, theirs = tuner.student(x), teacher(x)
     wanted = float(task_loss(ours, theirs, 3))
     assert wanted > 1.01 * float(task_loss(ours[0], theirs[0], 3))
-    assert tuner.held_out_loss(batches).value == pytest.approx(wanted, rel=1e-3)
+    assert held_out(tuner, batches).value == pytest.approx(wanted, rel=1e-3)
 
 
 def test_learned_ranges_bring_wrong_ranges_nearer_to_the_teacher_than_fixed_ones(teacher):
     losses = {}
     for ranges in ("learned", "fixed"):
         tuner = make(teacher, factor=8.0, ranges=ranges)
-        start = tuner.held_out_loss(images(2, seed=9)).value
+        start = held_out(tuner, images(2, seed=9)).value
         for seed in range(5):
             tuner.run_epoch(images(8, seed), constant(1e-4))
-        losses[ranges] = tuner.held_out_loss(images(2, seed=9)).value / start
+        losses[ranges] = held_out(tuner, images(2, seed=9)).value / start
     assert losses["learned"] < 0.5 * losses["fixed"]
 
 
 def test_ranges_alone_mend_wrong_ranges(teacher):
     tuner = make(teacher, factor=8.0, train="ranges")
     weights, old, _ = parts(tuner)
-    start = tuner.held_out_loss(images(2, seed=9)).value
+    start = held_out(tuner, images(2, seed=9)).value
     for seed in range(5):
         tuner.run_epoch(images(8, seed), constant(1e-4))
-    assert tuner.held_out_loss(images(2, seed=9)).value < 0.3 * start
+    assert held_out(tuner, images(2, seed=9)).value < 0.3 * start
     again, new, _ = parts(tuner)
     assert not moved(weights, again)
     assert np.median([float(new[name] / old[name]) for name in old]) < 0.5
@@ -201,7 +201,7 @@ def test_a_loss_on_held_out_images_that_is_not_finite_is_a_divergence(teacher):
     with torch.no_grad():
         tuner.student.model[2].cv1.conv.bias[0] = float("nan")
     with pytest.raises(DivergedError, match="the loss on held-out images is nan"):
-        tuner.held_out_loss(images(1))
+        held_out(tuner, images(1))
 
 
 def test_the_held_out_loss_is_the_task_loss_of_the_student_as_it_is_saved(teacher):
@@ -216,14 +216,14 @@ def test_the_held_out_loss_is_the_task_loss_of_the_student_as_it_is_saved(teache
         x = torch.cat([finetune.as_input(one, CPU) for one in batches])
         wanted = float(task_loss(tuner.student(x), teacher(x), 3))
     before = parts(tuner)
-    assert tuner.held_out_loss(batches).value == pytest.approx(wanted, rel=1e-3), "batches are taken together"
+    assert held_out(tuner, batches).value == pytest.approx(wanted, rel=1e-3), "batches are taken together"
     assert not any(moved(one, other) for one, other in zip(before, parts(tuner), strict=True))
     assert not any(m.training for m in tuner.student.modules())
 
 
 def test_a_finer_range_counts_less(teacher):
     """The held-out loss sees ranges: without rounding to speak of, the student is the teacher."""
-    near, far = (make(teacher, factor).held_out_loss(images(2)).value for factor in (1.0, 8.0))
+    near, far = (held_out(make(teacher, factor), images(2)).value for factor in (1.0, 8.0))
     assert 0 < near < 0.2 * far
 
 

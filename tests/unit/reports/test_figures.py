@@ -15,7 +15,7 @@ from utils.reports.schema import Epoch
 
 def test_ap_per_epoch_plots_the_history_and_the_lines(report):
     report.history.insert(1, Epoch(epoch=7))
-    axes = figures.ap_per_epoch(report).axes[0]
+    axes = figures.per_epoch(report)[1].axes[0]
     curve, *_ = axes.lines
     assert (list(curve.get_xdata()), list(curve.get_ydata())) == ([1, 2], [0.7365, 0.7399])
     assert [line.get_ydata()[0] for line in axes.lines[2:]] == [0.7412, 0.7361]
@@ -28,35 +28,45 @@ def test_masks_have_a_panel_of_their_own(report, segmented):
     report.rows = segmented.rows
     plain = report.history
     report.history = [epoch.model_copy(update={"mask_ap": ap}) for epoch, ap in zip(plain, (0.42, 0.41), strict=True)]
-    boxes, masks = figures.ap_per_epoch(report).axes
+    boxes, masks = figures.per_epoch(report)[1].axes
     assert (list(boxes.lines[0].get_ydata()), list(masks.lines[0].get_ydata())) == ([0.7365, 0.7399], [0.42, 0.41])
     assert {"float 0.4412", "PTQ 0.4300"} <= {text.get_text() for text in masks.texts}
     assert ["boxes" in boxes.get_title(loc="left"), "masks" in masks.get_title(loc="left")] == [True, True]
     report.history[0] = plain[0]
-    assert len(figures.ap_per_epoch(report).axes) == 1
+    assert len(figures.per_epoch(report)[1].axes) == 1
 
 
 def test_no_epoch_is_marked_where_ptq_is_the_result(report):
     report.rows = [make_row(), make_row("PTQ", ap=0.7401), make_row("QAT", ap=0.7401)]
-    axes = figures.ap_per_epoch(report).axes[0]
+    axes = figures.per_epoch(report)[1].axes[0]
     assert not any("chosen" in text.get_text() for text in axes.texts), "as runs before named that row"
     report.rows[-1] = make_row("best (PTQ)", ap=0.7401)
-    axes = figures.ap_per_epoch(report).axes[0]
+    axes = figures.per_epoch(report)[1].axes[0]
     assert {text.get_text() for text in axes.texts} == {"float 0.7412", "chosen: PTQ 0.7401"}
     report.rows[-1] = make_row("QAT", ap=0.7365)
     losses = zip(report.history, (0.1, 0.2), strict=True)
     report.history = [epoch.model_copy(update={"held_out": loss}) for epoch, loss in losses]
-    axes = figures.ap_per_epoch(report).axes[0]
+    axes = figures.per_epoch(report)[1].axes[0]
     assert "chosen 0.7365" in {text.get_text() for text in axes.texts}, "the loss chooses, and not AP"
     report.rows[-1] = make_row("QAT", ap=0.7399)
-    axes = figures.ap_per_epoch(report).axes[0]
+    axes = figures.per_epoch(report)[1].axes[0]
     assert "chosen 0.7399" in {text.get_text() for text in axes.texts}, "within its error the lowest loss is not chosen"
 
 
+def test_without_ap_the_loss_of_each_epoch_is_drawn_and_the_smallest_is_marked(report):
+    report.history = [Epoch(epoch=place, held_out=loss, held_out_error=0.001) for place, loss in enumerate((0.2, 0.1))]
+    name, figure = figures.per_epoch(report)
+    (axes,) = figure.axes
+    assert (name, list(axes.lines[0].get_ydata()), axes.get_ylabel()) == ("loss_per_epoch", [0.2, 0.1], "loss")
+    assert {text.get_text() for text in axes.texts} == {"chosen 0.1000"}
+    report.rows[-1] = make_row("best (PTQ)")
+    assert not figures.per_epoch(report)[1].axes[0].texts
+
+
 def test_bars_are_the_errors_of_the_epochs(report):
-    assert not figures.ap_per_epoch(report).axes[0].containers
+    assert not figures.per_epoch(report)[1].axes[0].containers
     report.history = [epoch.model_copy(update={"ap_error": 0.002}) for epoch in report.history]
-    axes = figures.ap_per_epoch(report).axes[0]
+    axes = figures.per_epoch(report)[1].axes[0]
     (bars,) = axes.containers[0].lines[2]
     assert [list(one[:, 1]) for one in bars.get_segments()] == [
         pytest.approx([ap - 0.002, ap + 0.002]) for ap in (0.7365, 0.7399)
@@ -66,13 +76,13 @@ def test_bars_are_the_errors_of_the_epochs(report):
 
 @pytest.mark.parametrize(("kind", "format_"), [("png", "PNG"), ("jpg", "JPEG")])
 def test_images_have_the_expected_size(report, kind, format_, tmp_path):
-    path = figures.save_figure(figures.ap_per_epoch(report), tmp_path / f"chart.{kind}", dpi=100)
+    path = figures.save_figure(figures.per_epoch(report)[1], tmp_path / f"chart.{kind}", dpi=100)
     image = Image.open(path)
     assert (image.format, image.size) == (format_, (900, 340))
     assert np.asarray(image.convert("L")).std() > 5, "the image is blank"
 
 
 def test_svg_is_valid_keeps_its_text_and_is_reproducible(report):
-    one, two = (figures.render(figures.ap_per_epoch(report), "svg") for _ in range(2))
+    one, two = (figures.render(figures.per_epoch(report)[1], "svg") for _ in range(2))
     assert one == two
     assert "chosen 0.7399" in "".join(ElementTree.fromstring(one).itertext())

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from utils.core.device import device_name
 from utils.core.errors import CheckpointError
 from utils.core.files import write_text
-from utils.core.score import Difference, Resampled, difference_error
+from utils.core.score import AGREEMENT, Difference, Resampled, difference_error
 from utils.core.text import plural
 from utils.jobs.options import RECIPE_FILE
 from utils.jobs.run_state import START_AGAIN, marked, unmarked
@@ -160,7 +160,7 @@ def save_summary(content: Mapping[str, Any], folder: Path) -> None:
 def to_report(content: Mapping[str, Any], inputs: Inputs[Any], folder: Path, images: int) -> Report:
     """The run as a report: AP of float, INT8 and the recipe on `images` images, and `lines` as notes."""
     options, ap = inputs.options, content["ap"]
-    count = plural(images, "image")
+    count = ", ".join([plural(images, "image")] + [AGREEMENT] * options.unlabelled)
     rows = [
         Row(
             stage=stage, file=str(folder / RECIPE_FILE) if stage == "recipe" else options.weights, ap=ap[stage],

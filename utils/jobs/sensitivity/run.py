@@ -21,7 +21,9 @@ import torch
 from models.quantize import backend, calibration, placement
 from models.quantize.partial_forward import Layerwise
 from models.quantize.recipe import Recipe
-from utils.jobs.evaluate import Measurer, warn_of_low_ap, without_tables
+from utils import upstream
+from utils.core.score import AGREEMENT
+from utils.jobs.evaluate import FLOAT_MODEL, Measurer, warn_of_low_ap, without_tables
 from utils.jobs.inputs import Inputs
 from utils.jobs.options import RECIPE_FILE, SensitiveOptions
 from utils.jobs.run_state import open_run
@@ -58,7 +60,8 @@ def run(options: SensitiveOptions) -> dict[str, Any]:
         loader = inputs.validation_loader(options.num_image)
         with Layerwise(model) as network, torch.inference_mode():
             every_unit = options.metric == "ap"
-            passes = Passes(network, loader, inputs.device, folder, state, clock, every_unit=every_unit)
+            passes = Passes(network, loader, inputs.device, folder, state, clock, every_unit=every_unit,
+                            unlabelled=options.unlabelled)  # fmt: skip
             search = Search(options, units, passes, costs)
             chosen = search.run()
         warn_of_low_ap(search.ap[FLOAT])
@@ -92,7 +95,10 @@ def measure_recipe(recipe: Recipe, name: str, inputs: Inputs[SensitiveOptions], 
     """Measure AP of the network that `qat.py quantize --recipe` makes; `name` says what is in float."""
     model = inputs.placed(placement.plan(inputs.source.model, recipe))
     calibration.calibrate(model, inputs.calibration_images(), inputs.recipe.calibration)
-    result = Measurer.of(inputs, inputs.options.num_image).measure(model, "the recipe")
+    measurer = Measurer.of(inputs, inputs.options.num_image)
+    if inputs.options.unlabelled:
+        measurer.measure(upstream.call_fused(inputs.network()), FLOAT_MODEL, as_reference=True)
+    result = measurer.measure(model, "the recipe")
     resampled = result.statistics.score_resampled() if result.statistics else None
     state.keep_ap("recipe", {name: result.score.decides}, {name: resampled})
 
@@ -104,6 +110,8 @@ def summarize_run(
     name = ", ".join(sorted(recipe.float))
     recipe_ap = state.ap["recipe"].get(name) if chosen.names else None
     notes = ["every AP here is the mean of box and mask AP"] if inputs.has_masks else []
+    if inputs.options.unlabelled:
+        notes = [f"every AP here is that of boxes with {AGREEMENT}"]
     notes += search.notes
     if recipe_ap is not None and chosen.ap >= search.ap[FLOAT] - inputs.options.target_drop > recipe_ap:
         lost = search.ap[FLOAT] - recipe_ap

@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,15 +20,17 @@ from models.quantize.finetune import as_input
 from models.quantize.partial_forward import Layerwise, Run, State
 from utils.core.score import Resampled
 from utils.core.text import plural
-from utils.evaluation.batch import Batch
-from utils.evaluation.loop import add_predictions
+from utils.evaluation.batch import Batch, RaggedBatch
+from utils.evaluation.loop import add_detections, detections_of
 from utils.evaluation.metrics import EvalStatistics
+from utils.evaluation.results import as_labels
 from utils.jobs.options import SensitiveOptions
 from utils.jobs.sensitivity.prediction_distance import distance, weight
 from utils.jobs.sensitivity.report import AnalysisState
 from utils.jobs.sensitivity.units import Costs, Unit, Units
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from torch.utils.data import DataLoader
 
 logger = logging.getLogger(__name__)
@@ -83,7 +85,7 @@ class Passes:
 
     def __init__(
         self, network: Layerwise, loader: DataLoader[Any], device: torch.device, folder: Path, state: AnalysisState,
-        clock: Clock, *, every_unit: bool = False,
+        clock: Clock, *, every_unit: bool = False, unlabelled: bool = False,
     ) -> None:  # fmt: skip
         """Prepare the passes; nothing is run yet.
 
@@ -91,9 +93,12 @@ class Passes:
             loader: the images, in the same order every time.
             folder: where the state is written.
             every_unit: units see every image in screening, and their AP costs no further run.
+            unlabelled: the float network's detections stand for labels.
         """
         self._network, self._loader, self._device = network, loader, device
         self.state, self._folder, self._clock, self._every_unit = state, folder, clock, every_unit
+        self._unlabelled = unlabelled
+        self._labels: dict[int, RaggedBatch] = {}  # of each batch, where the dataset has none
         self._detected: dict[tuple[str, str, int], Any] = {}  # stage, state and batch → what screening has detected
 
     def screen(self, units: Sequence[Unit], stage: str, share: float) -> bool:
@@ -121,6 +126,7 @@ class Passes:
         images = as_input(batch.images, self._device)
         origin = self._network.run(images, State())
         whole = self._network.run(images, self._network.everything)
+        batch = self._with_labels(batch, index, images)
         detected = {FLOAT: network_detections(batch, origin), INT8: network_detections(batch, whole)}
         sums = [len(images), float(weight(origin.prediction)), _apart(origin, whole)]
         rows = {}
@@ -173,6 +179,7 @@ class Passes:
             if not len(batch):
                 continue
             images, whole = as_input(batch.images, self._device), None
+            batch = self._with_labels(batch, index, images)
             for name, statistics in results.items():
                 found = self._detected.get((stage, name, index))
                 if found is None:
@@ -181,6 +188,15 @@ class Passes:
                     found = network_detections(batch, self._network.run(images, states[name], whole))
                 statistics.extend(found)
         return results, True
+
+    def _with_labels(self, batch: Batch, index: int, images: Tensor) -> Batch:
+        """The batch; where the dataset has no labels, the float network's detections are its labels."""
+        if not self._unlabelled:
+            return batch
+        if index not in self._labels:
+            prediction = self._network.run(images, State()).prediction
+            self._labels[index] = as_labels(detections_of(prediction, batch).rows)
+        return replace(batch, truth=self._labels[index])
 
     def _batches(self, title: str) -> Iterator[tuple[int, Batch]]:
         from tqdm import tqdm
@@ -195,7 +211,7 @@ def _apart(origin: Run, other: Run) -> float:
 def network_detections(batch: Batch, run: Run) -> dict[str, Any]:
     """What a network detects in a batch, as the evaluation loop keeps it."""
     statistics = EvalStatistics()
-    add_predictions(statistics, run.prediction, batch)
+    add_detections(statistics, detections_of(run.prediction, batch), batch)
     return statistics.to_plain()
 
 
