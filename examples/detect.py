@@ -17,7 +17,11 @@ from typing import Any
 
 import cv2
 import numpy as np
-import tensorrt as trt
+
+try:
+    import tensorrt as trt
+except ImportError:  # the lean runtime runs engines that were built with --version-compatible
+    import tensorrt_lean as trt
 
 try:
     from cuda.bindings import runtime as cudart  # cuda-python from 12.6 on
@@ -40,16 +44,22 @@ class Detector:
         An engine with NMS inside has an `iou` of its own, and finds nothing below its own `conf`.
         """
         note = Path(f"{path}.json")
-        metadata = json.loads(note.read_text(encoding="utf-8"))["metadata"] if note.is_file() else {}
-        self.names = {int(key): name for key, name in json.loads(metadata.get("names", "{}")).items()}
+        about = json.loads(note.read_text(encoding="utf-8")) if note.is_file() else {"metadata": {}}
+        self.names = {int(key): name for key, name in json.loads(about["metadata"].get("names", "{}")).items()}
         self.conf, self.iou = conf, iou
         _cuda(cudart.cudaSetDevice(device))
         self._stream = _cuda(cudart.cudaStreamCreate())
         self._logger = trt.Logger(trt.Logger.WARNING)
-        trt.init_libnvinfer_plugins(self._logger, "")  # EfficientNMS
+        if hasattr(trt, "init_libnvinfer_plugins"):  # EfficientNMS; the lean runtime has none
+            trt.init_libnvinfer_plugins(self._logger, "")
         self._engine = engine = trt.Runtime(self._logger).deserialize_cuda_engine(Path(path).read_bytes())
         if engine is None:
             raise RuntimeError(f"{path} is no engine of TensorRT {trt.__version__} for this GPU; build it again here")
+        if about.get("options", {}).get("strip_weights"):
+            onnx, refitter = Path(path).with_name(Path(about["onnx"]).name), trt.Refitter(engine, self._logger)
+            if not trt.OnnxParserRefitter(refitter, self._logger).refit_from_file(str(onnx)):
+                raise RuntimeError(f"{path} has no weights (--strip-weights), and those of {onnx} do not fit")
+            refitter.refit_cuda_engine()
         self._context = context = engine.create_execution_context()
         tensors = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
         self._input = next(name for name in tensors if engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import inspect
+import sys
 import types
 from pathlib import Path
 
@@ -11,33 +13,18 @@ import fake_tensorrt
 import pytest
 from one_conv import write_onnx
 from packaging.specifiers import SpecifierSet
-from real_tensorrt import BINDINGS, signatures, surface
+from real_tensorrt import BINDINGS, record, signatures, surface
 from tensorrt_stand_in import GPU
 
 from utils.core.errors import InputError
-from utils.trt.preflight import BuildConfig, OnnxFile, decide
-from utils.trt.tensorrt_api import Api
+from utils.trt.preflight import BuildConfig, OnnxFile, check_target, decide
+from utils.trt.tensorrt_api import MODULES, Api, load_tensorrt
 
 ROOT = Path(__file__).resolve().parents[2]
-USED = {  # by utils/trt and examples/detect.py
-    "Builder": "create_network create_builder_config create_optimization_profile build_serialized_network",
-    "INetworkDefinition": "num_layers get_layer",
-    "ILayer": "name num_outputs get_output",
-    "ITensor": "dtype",
-    "IBuilderConfig": "set_flag clear_flag set_memory_pool_limit profiling_verbosity get_tactic_sources "
-    "set_tactic_sources add_optimization_profile create_timing_cache set_timing_cache get_timing_cache "
-    "builder_optimization_level max_aux_streams avg_timing_iterations",
-    "ITimingCache": "serialize combine",
-    "IOptimizationProfile": "set_shape",
-    "OnnxParser": "parse_from_file num_errors get_error",
-    "ParserError": "desc",
-    "Runtime": "deserialize_cuda_engine",
-    "ICudaEngine": "num_io_tensors get_tensor_name get_tensor_mode get_tensor_location get_tensor_shape "
-    "get_tensor_dtype get_tensor_format get_tensor_profile_shape create_execution_context create_engine_inspector "
-    "num_aux_streams",
-    "EngineInspector": "execution_context get_engine_information",
-    "IExecutionContext": "set_aux_streams set_optimization_profile_async set_input_shape get_tensor_shape "
-    "set_tensor_address execute_async_v3 profiler",
+USED = {  # by utils/trt and examples/detect.py, beside what the stand-in's classes have
+    "IBuilderConfig": "profiling_verbosity builder_optimization_level max_aux_streams avg_timing_iterations "
+    "hardware_compatibility_level", "ILayer": "name num_outputs", "ITensor": "dtype", "ParserError": "desc",
+    "ICudaEngine": "num_aux_streams", "EngineInspector": "execution_context",
     "BuilderFlag": "TF32", "MemoryPoolType": "WORKSPACE", "ProfilingVerbosity": "DETAILED",
     "LayerInformationFormat": "JSON", "TensorLocation": "HOST", "TensorIOMode": "INPUT OUTPUT",
     "DataType": "FLOAT HALF INT8 INT32 UINT8 BOOL", "TensorFormat": "LINEAR",
@@ -50,6 +37,7 @@ SOMETIMES = {
     ("ILayer", "precision"): "<11", ("ILayer", "set_output_type"): "<11", ("DataType", "INT64"): ">=10",
     ("IBuilderConfig", "progress_monitor"): ">=10", ("ParserError", "node_name"): ">=10",
     ("ParserError", "node_operator"): ">=10", ("Runtime", "engine_host_code_allowed"): ">=8.6",
+    ("OnnxParserRefitter", "refit_from_file"): ">=10",
 }  # fmt: skip
 OTHER = {  # of other objects, too
     "__init__", "reset", "name", "update", "min", "max", "kind", "type", "data", "size", "shape", "dims", "format",
@@ -58,7 +46,8 @@ OTHER = {  # of other objects, too
 STAND_IN = {"Builder": "_Builder", "INetworkDefinition": "_Network", "ILayer": "_Layer", "IBuilderConfig": "_Config",
             "ITimingCache": "_Cache", "IOptimizationProfile": "_Profile", "OnnxParser": "_Parser",
             "Runtime": "_Runtime", "ICudaEngine": "_Engine", "EngineInspector": "_Inspector",
-            "IExecutionContext": "_Context"}  # fmt: skip
+            "IExecutionContext": "_Context", "Refitter": "_Refitter",
+            "OnnxParserRefitter": "_OnnxParserRefitter"}  # fmt: skip
 ANSWERS = {  # weakly typed, strongly typed, how files are exported by default, the last opset
     "8.6": (True, False, "weak", 17), "10.0": (True, True, "weak", None), "10.3": (True, True, "weak", None),
     "10.9": (True, True, "weak", None), "10.12": (True, True, "strong", None), "10.16": (True, True, "strong", None),
@@ -83,13 +72,14 @@ def test_what_the_library_asks_for_is_there(real, version):
     missing = [f"{kind}.{name}" for kind, names in USED.items() for name in names.split() if name not in real[kind]]
     assert missing == []
     for (kind, name), versions in SOMETIMES.items():
-        assert (name in real[kind]) == (version in SpecifierSet(versions)), f"{kind}.{name} in {version}"
+        assert (name in real.get(kind, {})) == (version in SpecifierSet(versions)), f"{kind}.{name} in {version}"
 
 
 def test_every_member_that_the_library_names_is_listed(real):
     """What is in no list above is not TensorRT's, or is missing from the lists."""
     listed = {name for names in USED.values() for name in names.split()} | {name for _, name in SOMETIMES} | OTHER
-    theirs = {member for members in (real[kind] for kind in STAND_IN) for member in members}
+    listed |= {name for kind in STAND_IN.values() for name in vars(getattr(fake_tensorrt, kind))}
+    theirs = {member for members in (real.get(kind, {}) for kind in STAND_IN) for member in members}
     files = [*ROOT.glob("utils/trt/*.py"), ROOT / "examples/detect.py"]
     named = {
         node.attr for file in files for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Attribute)
@@ -102,8 +92,8 @@ def test_the_stand_in_has_only_what_the_real_one_has(real):
         for name, member in vars(getattr(fake_tensorrt, stand_in)).items():
             if name.startswith("_"):
                 continue
-            assert name in real[kind] or (kind, name) in SOMETIMES, f"{stand_in}.{name} is not in {kind}"
-            if inspect.isfunction(member) and (overloads := signatures(str(real[kind].get(name, "")))):
+            assert name in real.get(kind, {}) or (kind, name) in SOMETIMES, f"{stand_in}.{name} is not in {kind}"
+            if inspect.isfunction(member) and (overloads := signatures(str(real.get(kind, {}).get(name, "")))):
                 parameters = list(inspect.signature(member).parameters.values())[1:]
                 needed = sum(one.default is one.empty for one in parameters)
                 assert any(needed <= most and least <= len(parameters) for least, most in overloads), (kind, name)
@@ -115,15 +105,39 @@ def test_the_comparison_notices_a_member_that_is_not_there(real, monkeypatch):
         test_the_stand_in_has_only_what_the_real_one_has(real)
 
 
-def test_values_of_enums_are_those_of_the_stand_in(real, version):
-    fake = fake_tensorrt.make({"8.6": "8.6.1"}.get(version, f"{version}.0"))
-    for kind in ("BuilderFlag", "NetworkDefinitionCreationFlag", "TensorFormat", "TacticSource"):
-        for member in getattr(fake, kind):
-            assert real[kind].get(member.name) == int(member), f"{kind}.{member.name} in {version}"
+def test_the_lean_runtime_has_what_runs_an_engine(real, version):
+    """Methods that give what it has no class for raise TypeError, such as get_tensor_format."""
+    try:
+        lean = surface(version, "tensorrt_lean")
+    except (OSError, ValueError) as error:
+        pytest.skip(f"the lean runtime's bindings of TensorRT {version} cannot be had here: {error}")
+    for kind in ["Runtime", "ICudaEngine", "IExecutionContext"]:
+        members = {name for name in vars(getattr(fake_tensorrt, STAND_IN[kind])) if not name.startswith("_")}
+        assert members <= lean[kind].keys(), kind
+    assert set(USED["DataType"].split()) <= lean["DataType"].keys()
+    with pytest.raises(InputError, match="builds no engines"):
+        check_target(Api(module_of(lean, version, "tensorrt_lean")), GPU, ())
 
 
-def module_of(real, version):
-    module = types.ModuleType("tensorrt")
+def test_the_lean_runtime_is_taken_where_it_alone_is_installed(monkeypatch):
+    for name in MODULES:
+        monkeypatch.setitem(sys.modules, name, fake_tensorrt.make("10.3.0", lean=True) if "lean" in name else None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: sys.modules[name])
+    assert load_tensorrt().name == "TensorRT's lean runtime 10.3.0"
+
+
+@pytest.mark.parametrize("name", ["tensorrt", "tensorrt_lean"])
+def test_the_stand_in_is_made_from_the_real_one(version, name):
+    """tests/support/tensorrt_surface.json holds what a real module has."""
+    try:
+        recorded = record(version, name, {kind for kinds in fake_tensorrt.SURFACE.values() for kind in kinds})
+    except (OSError, ValueError) as error:
+        pytest.skip(f"the bindings of {name} {version} cannot be had here: {error}")
+    assert fake_tensorrt.SURFACE[f"{name} {version}"] == recorded
+
+
+def module_of(real, version, name="tensorrt"):
+    module = types.ModuleType(name)
     module.__version__ = BINDINGS[version].partition("==")[2]
     for kind, members in real.items():
         setattr(module, kind, type(kind, (), members))

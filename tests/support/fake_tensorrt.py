@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import enum
 import json
+import pathlib
 import types
 from contextlib import contextmanager
 from itertools import cycle
@@ -25,56 +26,40 @@ from google.protobuf.message import DecodeError
 SIZES = {"FLOAT": np.float32, "HALF": np.float16, "INT32": np.int32, "INT8": np.int8, "INT64": np.int64,
          "UINT8": np.uint8}  # fmt: skip
 ONNX_TYPES = {1: "FLOAT", 10: "HALF", 6: "INT32", 3: "INT8", 7: "INT64", 2: "UINT8"}
-FORMATS = {"LINEAR": 0, "HWC8": 2, "CHW32": 5}  # as in 8.6
+# Module and version → class → its members, of enums with their values: see real_tensorrt.record
+SURFACE = json.loads(pathlib.Path(__file__).with_name("tensorrt_surface.json").read_text())
 
 
-def make(version: str = "8.6.0", gpu: str = "Fake GPU"):
-    """A module like TensorRT of that version: 8.6, 10 (both typings) or 11 (strong only)."""
-    major = int(version.split(".")[0])
-    trt = types.ModuleType("tensorrt")
+def make(version: str = "8.6.0", gpu: str = "Fake GPU", lean: bool = False):
+    """A module like TensorRT of that version, 8.6, 10 (both typings) or 11 (strong only), or like its lean runtime."""
+    name, numbers = "tensorrt_lean" if lean else "tensorrt", [int(number) for number in version.split(".")[:2]]
+    versions = [key.split()[1] for key in SURFACE if key.startswith(f"{name} ")]  # the last that is not later
+    surface = SURFACE[f"{name} {[one for one in versions if [*map(int, one.split('.'))] <= numbers][-1]}"]
+    trt = types.ModuleType(name)
+    base = {"__init__": lambda self: setattr(self, "initialised", True)}
+    classes = {"ILogger": None, "IProfiler": None, "IProgressMonitor": None, "EngineInspector": _Inspector,
+               "Builder": lambda log: _Builder(trt, log), "OnnxParser": lambda network, log: _Parser(trt, network, log),
+               "Runtime": lambda log: _Runtime(trt, log), "Refitter": _Refitter,
+               "OnnxParserRefitter": _OnnxParserRefitter}  # fmt: skip
+    for kind, members in surface.items():
+        if isinstance(members, dict):
+            setattr(trt, kind, enum.IntEnum(kind, members))
+        elif kind == "IBuilderConfig":
+            trt.IBuilderConfig = type(kind, (_Config,), {one: None for one in members if not hasattr(_Config, one)})
+        elif kind in classes:
+            setattr(trt, kind, classes[kind] or type(kind, (), base))
     trt.__version__ = version
     trt.calls = []  # (what, arguments), in order
     trt.built_for = gpu
     trt.extra_ms = lambda model: 0  # how much longer an engine takes than the one tick of an event
     trt.layer_ms = lambda node: 0.5  # that the profiler reports of a layer
     trt.ticks = lambda config: 0  # that a run of an engine takes beside its start, by how it was built
-    weak = {"FP16": 0, "INT8": 1, "PREFER_PRECISION_CONSTRAINTS": 11 if major < 10 else 10}
-    flags = {"TF32": 7 if major < 10 else 6, **(weak if major < 11 else {})}
-    minor = int(version.split(".")[1])
-    first = {8: 15, 10: 13, 11: 12}[major]
-    flags |= {"VERSION_COMPATIBLE": first, "EXCLUDE_LEAN_RUNTIME": first + 1}
-    flags |= {"STRIP_PLAN": first + 6, "REFIT_IDENTICAL": first + 7} if major >= 10 else {}
-    later = (major, minor) >= (10, 9)
-    levels = ["NONE", "AMPERE_PLUS", *(["SAME_COMPUTE_CAPABILITY"] if later else [])]
-    trt.HardwareCompatibilityLevel = enum.IntEnum("HardwareCompatibilityLevel", levels, start=0)
-    if later:
-        trt.TilingOptimizationLevel = enum.IntEnum("Tiling", ["NONE", "FAST", "MODERATE", "FULL"], start=0)
-    trt.BuilderFlag = enum.IntEnum("BuilderFlag", flags)
-    creation = {8: {"EXPLICIT_BATCH": 0}, 10: {"EXPLICIT_BATCH": 0, "STRONGLY_TYPED": 1},
-                11: {"STRONGLY_TYPED": 0}}  # fmt: skip
-    trt.NetworkDefinitionCreationFlag = enum.IntEnum("NetworkDefinitionCreationFlag", creation[major])
-    trt.DataType = enum.Enum("DataType", ["FLOAT", "HALF", "INT32", "INT8", "INT64", "UINT8"])
-    trt.TensorFormat = enum.IntEnum("TensorFormat", FORMATS)
-    trt.TensorIOMode = enum.Enum("TensorIOMode", ["NONE", "INPUT", "OUTPUT"])
-    trt.TensorLocation = enum.Enum("TensorLocation", ["DEVICE", "HOST"])
-    trt.MemoryPoolType = enum.Enum("MemoryPoolType", ["WORKSPACE"])
-    trt.ProfilingVerbosity = enum.Enum("ProfilingVerbosity", ["LAYER_NAMES_ONLY", "DETAILED", "NONE"])
-    trt.LayerInformationFormat = enum.Enum("LayerInformationFormat", ["ONELINE", "JSON"])
-    libraries = ["CUBLAS", "CUBLAS_LT", "CUDNN"] if major < 11 else []
-    trt.TacticSource = enum.IntEnum("TacticSource", [*libraries, "EDGE_MASK_CONVOLUTIONS", "JIT_CONVOLUTIONS"], start=0)
     severities = {"INTERNAL_ERROR": 0, "ERROR": 1, "WARNING": 2, "INFO": 3, "VERBOSE": 4}
     trt.Severity = enum.IntEnum("Severity", severities)
-    for name in ("ILogger", "IProfiler", *(("IProgressMonitor",) if major >= 10 else ())):
-        setattr(trt, name, type(name, (), {"__init__": lambda self: setattr(self, "initialised", True)}))
     trt.Logger = type("Logger", (trt.ILogger,), {"WARNING": 2, "log": lambda self, severity, text: None})
     trt.Logger.__init__ = lambda self, severity: trt.ILogger.__init__(self)
-    trt.init_libnvinfer_plugins = lambda log, namespace: trt.calls.append(("plugins", namespace)) or True
-    trt.IBuilderConfig = type(
-        "IBuilderConfig", (_Config,), {"tiling_optimization_level": 0, "max_num_tactics": -1} if later else {}
-    )
-    trt.Builder = lambda log: _Builder(trt, log)
-    trt.OnnxParser = lambda network, log: _Parser(trt, network, log)
-    trt.Runtime = lambda log: _Runtime(trt, log)
+    if not lean:
+        trt.init_libnvinfer_plugins = lambda log, namespace: trt.calls.append(("plugins", namespace)) or True
     return trt
 
 
@@ -102,7 +87,8 @@ class _Builder:
         return _Profile()
 
     def build_serialized_network(self, network, config):
-        self.trt.calls.append(("build", sorted(flag.name for flag in config.flags)))
+        flags = sorted(flag.name for flag in config.flags)
+        self.trt.calls.append(("build", flags))
         model = onnx.load(network.path)
         free = [d for value in model.graph.input for d in value.type.tensor_type.shape.dim if d.dim_value <= 0]
         if free and not config.profiles:
@@ -116,18 +102,14 @@ class _Builder:
                 assert monitor.step_complete(phase, step)
             monitor.phase_finish("Tactics")
             monitor.phase_finish("Building engine")
-        # as 8.6 was heard to say it, with two of three layers alike
-        say(self.trt, self.log, "VERBOSE", "After dead-layer removal: 7 layers")
-        say(self.trt, self.log, "VERBOSE", "After vertical fusions: 3 layers")
-        for _ in range(2):
-            say(self.trt, self.log, "VERBOSE", "=============== Computing costs for ")
-        for _ in range(300):  # conversions of formats come last
-            say(self.trt, self.log, "VERBOSE", "Tactic: 0x00000000000003e8 Time: 0.0058")
         say(self.trt, self.log, "WARNING", "onnx2trt_utils.cpp:374: a warning about\n this network")
         config.measured = (config.cache.content if config.cache else b"") + b"+measured"
         head = {"version": self.trt.__version__, "gpu": self.trt.built_for, "profiles": config.profiles,
                 "ticks": self.trt.ticks(config), "streams": max(0, config.max_aux_streams),
+                "portable": "VERSION_COMPATIBLE" in flags, "stripped": "STRIP_PLAN" in flags,
                 "formats": {value.name: "LINEAR" for value in model.graph.input}}  # fmt: skip
+        for tensor in model.graph.initializer if head["stripped"] else ():
+            tensor.raw_data = b"\0" * len(tensor.raw_data)
         return json.dumps(head).encode() + b"\n" + model.SerializeToString()
 
 
@@ -148,7 +130,8 @@ class _Layer:
 
     def __init__(self, trt, node, integers):
         self.name, self.num_outputs, self.precision, self.told = node.name, len(node.output), None, {}
-        kinds = [trt.DataType.INT64 if name in integers else trt.DataType.FLOAT for name in node.output]
+        whole = getattr(trt.DataType, "INT64", trt.DataType.INT32)  # 8.6 has no INT64
+        kinds = [whole if name in integers else trt.DataType.FLOAT for name in node.output]
         self.outputs = [types.SimpleNamespace(dtype=kind) for kind in kinds]
 
     def get_output(self, index):
@@ -160,7 +143,6 @@ class _Layer:
 
 class _Config:
     max_aux_streams, builder_optimization_level, avg_timing_iterations = -1, 3, 1  # 8.6's own
-    hardware_compatibility_level = 0
 
     def __init__(self, trt):
         self.trt, self.flags, self.profiles = trt, {trt.BuilderFlag.TF32}, {}
@@ -203,11 +185,6 @@ class _Config:
 class _Cache:
     def __init__(self, content):
         self.content = content
-
-    def combine(self, other, ignore_mismatch):
-        assert not ignore_mismatch
-        self.content += b"|" + other.content
-        return True
 
     def serialize(self):
         return self.content
@@ -253,8 +230,12 @@ class _Parser:
 class _Runtime:
     engine_host_code_allowed = False
 
-    def __init__(self, trt, log):
-        self.trt, self.log = trt, log
+    def __init__(self, trt, log, lean=""):
+        self.trt, self.log, self.lean = trt, log, lean or (trt.__version__ if "lean" in trt.__name__ else "")
+
+    def load_runtime(self, path):
+        version = pathlib.Path(path).name.removeprefix("libnvinfer_lean.so.")
+        return _Runtime(self.trt, self.log, version) if version[0].isdigit() else None
 
     def deserialize_cuda_engine(self, plan):
         assert not self.engine_host_code_allowed
@@ -268,21 +249,24 @@ class _Runtime:
                 "Serialization (Serialization assertion magicTagRead == kMAGIC_TAG failed.Magic tag does not match)",
             )  # fmt: skip
             return None
-        if head["version"] != self.trt.__version__:
+        if self.lean and not head["portable"]:
+            return None
+        if head["version"] != (self.lean or self.trt.__version__):
             say(self.trt, self.log, "ERROR", "6: The engine plan file is not compatible with this version of TensorRT")
             return None
         return _Engine(self.trt, model, head)
 
 
 class _Engine:
-    num_optimization_profiles = 1
-
     def __init__(self, trt, model, head):
         self.trt, self.model, self.profiles, self.ticks = trt, model, head["profiles"], head["ticks"]
         self.num_aux_streams, self.formats = head["streams"], head["formats"]
         self.contexts, self.started = WeakSet(), False
         self.tensors = {value.name: value for value in [*model.graph.input, *model.graph.output]}
         self.ins = [value.name for value in model.graph.input]
+        self._compute_with(model)
+
+    def _compute_with(self, model):
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
         self.session = onnxruntime.InferenceSession(
@@ -324,6 +308,24 @@ class _Engine:
 
     def create_engine_inspector(self):
         return _Inspector(self)
+
+
+class _Refitter:
+    def __init__(self, engine, logger):
+        self.engine, self.model = engine, None
+
+    def refit_cuda_engine(self):
+        self.engine._compute_with(self.model)
+        return True
+
+
+class _OnnxParserRefitter:
+    def __init__(self, refitter, logger):
+        self.refitter = refitter
+
+    def refit_from_file(self, model):
+        self.refitter.model = onnx.load(model)
+        return True
 
 
 class _Inspector:

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from utils.core.errors import InputError, no_file
-from utils.core.files import write_text
+from utils.core.files import file_hash, write_text
 from utils.core.text import short_repr
 from utils.trt.preflight import BuildConfig, Decision, OnnxFile
 from utils.trt.tensorrt_api import Api, Gpu, Log
 
 ENGINE_SUFFIXES = (".engine", ".plan")
+LEAN_RUNTIME = "TRT_LEAN_RUNTIME"  # libnvinfer_lean.so of the version that built a version compatible engine
 
 
 @dataclass(frozen=True)
@@ -28,8 +31,10 @@ class EngineNote:
 
     Attributes:
         onnx: the file it was built from.
+        onnx_sha256: of that file, if the engine's weights are read from it (`--strip-weights`).
         api: name and version of what built it.
         gpu: name of the GPU it was built on, or the architectures it was built for ahead of time.
+        architecture: of that GPU, such as 'SM89', or the same architectures.
         typing: 'weak' or 'strong'.
         precision: 'int8', 'fp16' or 'fp32', as it was asked for.
         profile: input → min, opt, max shape.
@@ -44,8 +49,10 @@ class EngineNote:
     """
 
     onnx: str = ""
+    onnx_sha256: str = ""
     api: str = ""
     gpu: str = ""
+    architecture: str = ""
     typing: str = ""
     precision: str = ""
     profile: Mapping[str, Any] = field(default_factory=dict)
@@ -72,8 +79,10 @@ class EngineNote:
         """The note of an engine that `builder`, a name and a version, made."""
         return cls(
             onnx=str(file.path),
+            onnx_sha256=file_hash(file.path) if config.strip_weights else "",
             api=builder,
             gpu=" ".join(config.targets) or (gpu.name if gpu else ""),
+            architecture=" ".join(config.targets) or (gpu.architecture if gpu else ""),
             typing=decision.typing,
             precision=decision.precision,
             profile={name: [list(shape) for shape in triple] for name, triple in decision.shapes.items()},
@@ -146,7 +155,7 @@ def load_engine(path: str | Path, api: Api, log: Log, gpu: Gpu | None) -> Any:
         The ICudaEngine; its runtime is kept alive as its attribute's owner by TensorRT's bindings.
 
     Raises:
-        InputError: it is missing, truncated, no engine, or of another TensorRT or GPU.
+        InputError: it is missing, truncated, no engine, of another TensorRT or GPU, or its weights cannot be had.
     """
     path = Path(path)
     if not path.is_file():
@@ -157,20 +166,53 @@ def load_engine(path: str | Path, api: Api, log: Log, gpu: Gpu | None) -> Any:
     if note.plugins or not note.api:
         with contextlib.suppress(*(() if note.plugins else (InputError,))):
             api.register_plugins(log)
-    runtime = api.module.Runtime(log.handle)
+    runtime, portable = api.module.Runtime(log.handle), note.options.get("version_compatible")
+    of_its_version = note.api.rpartition(" ")[2] == api.version
+    if portable and not of_its_version and (library := os.environ.get(LEAN_RUNTIME)):
+        runtime = runtime.load_runtime(library)
+        if runtime is None:
+            raise InputError(f"{LEAN_RUNTIME}={library} does not load: {log.reason('it gives no reason')}")
     engine, reason = None, ""
     try:
         engine = runtime.deserialize_cuda_engine(path.read_bytes())
     except (RuntimeError, TypeError) as error:
         reason = " ".join(str(error).split())
     if engine is None:
-        again = f"build it again here from {note.onnx or 'its .onnx'}"
-        if note.api and note.api != api.name:
+        there = ""  # what would have helped
+        if note.api and not api.builds and not portable:
+            why = f"{api.name} runs engines that were built with --version-compatible, and this one was not"
+        elif note.api and not of_its_version:
             why = f"this engine was built by {note.api}, and here is {api.name}"
+            there = f", or set {LEAN_RUNTIME} to the libnvinfer_lean.so of {note.api}, if that is older"
+            if not portable:
+                there = f", or there with --version-compatible, for the lean runtime of {note.api}"
         elif note.gpu and gpu.name != note.gpu and gpu.architecture not in note.gpu.split():
             why = f"this engine was built for {note.gpu}, and here is {gpu.name} ({gpu.architecture})"
+            both = [int(name[2:]) for name in (note.architecture, gpu.architecture) if re.fullmatch(r"SM\d+", name)]
+            level = "same-cc" if note.architecture == gpu.architecture else "ampere+"
+            if "hardware_compatible" not in note.options and len(both) == 2 and (min(both) >= 80 or level == "same-cc"):
+                there = f", or there with --hardware-compatible {level}"
         else:
             reason = reason or log.reason("it is no engine, or it is truncated")
             why = f"{api.name} on {gpu.name} cannot load this engine: {reason}"
-        raise InputError(f"{path}: {why}; {again}")
+        raise InputError(f"{path}: {why}; build it again here from {note.onnx or 'its .onnx'}{there}")
+    if note.options.get("strip_weights"):
+        _add_weights(engine, path, note, api, log)
     return engine
+
+
+def _add_weights(engine: Any, path: Path, note: EngineNote, api: Api, log: Log) -> None:
+    """Give an engine that was built with `--strip-weights` those of its ONNX file."""
+    if not hasattr(api.module, "OnnxParserRefitter"):
+        raise InputError(f"{path} has no weights, which {api.name} cannot add; build it without --strip-weights")
+    places = [path.with_name(Path(note.onnx).name), Path(note.onnx)]
+    onnx = next((place for place in places if place.is_file()), None)
+    if onnx is None:
+        raise InputError(f"{path} was built with --strip-weights, and {note.onnx} has its weights; put that beside it")
+    if file_hash(onnx) != note.onnx_sha256:
+        raise InputError(f"{path} has no weights, and {onnx} has changed since it was built; build it again")
+    refitter = api.module.Refitter(engine, log.handle)
+    if not api.module.OnnxParserRefitter(refitter, log.handle).refit_from_file(str(onnx)) or (
+        not refitter.refit_cuda_engine()
+    ):
+        raise InputError(f"{path} does not take the weights of {onnx}: {log.reason('TensorRT gives no reason')}")

@@ -402,6 +402,7 @@ def decide(file: OnnxFile, api: Api | Trtexec, gpu: Gpu | None, config: BuildCon
     Raises:
         InputError: file, TensorRT, GPU and what is asked for do not go together.
     """
+    check_target(api, gpu, config.targets)
     for name, value in config.options.items():
         if name in BUILDER_OPTIONS and (lacking := api.lacks(BUILDER_OPTIONS[name], value)):
             raise InputError(f"{api.name} has no {lacking}; leave out --{name.replace('_', '-')}")
@@ -412,7 +413,6 @@ def decide(file: OnnxFile, api: Api | Trtexec, gpu: Gpu | None, config: BuildCon
             f"{file.path} takes bytes and multiplies them by 1/255 in front of a QuantizeLinear, and engines of "
             f"{api.name} leave that product out (measured with 8.6.0); export it again, with --typing weak"
         )
-    check_target(api, gpu, config.targets)
     half = file.half if typing == "strong" else config.precision != "fp32"
     precision = "int8" if file.quantized else "fp16" if half else "fp32"
     if config.precision not in ("best", precision):
@@ -462,8 +462,10 @@ def check_target(api: Api | Trtexec, gpu: Gpu | None, targets: Sequence[str]) ->
     """Check that there is something to build for.
 
     Raises:
-        InputError: no GPU and no target, or a target that this TensorRT does not know.
+        InputError: no GPU and no target, a target that this TensorRT does not know, or it only runs engines.
     """
+    if not api.builds:
+        raise InputError(f"{api.name} builds no engines; install TensorRT itself, or build elsewhere")
     known = api.ahead_of_time
     unknown = [target for target in targets if target not in known]
     if unknown and not known:

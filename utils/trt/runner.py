@@ -62,12 +62,15 @@ class Execution:
         self._graph: Any = None
         modes = api.module.TensorIOMode
         names = [self.engine.get_tensor_name(index) for index in range(self.engine.num_io_tensors)]
-        for name in names:
-            if self.engine.get_tensor_location(name) == api.module.TensorLocation.HOST:  # a shape tensor
+        location, form = (getattr(api.module, kind, None) for kind in ("TensorLocation", "TensorFormat"))
+        for name in names:  # the lean runtime does not know TensorFormat, and that of 8.6 no TensorLocation
+            if location and self.engine.get_tensor_location(name) == location.HOST:  # a shape tensor
                 raise InputError(
                     f"{path} has {name} in host memory, which is not supported; export_qat.py writes no such file"
                 )
-            if (kind := self.engine.get_tensor_format(name).name) != "LINEAR":  # of trtexec, or --input-format of 1.0
+            if (
+                form and (kind := self.engine.get_tensor_format(name).name) != "LINEAR"
+            ):  # of trtexec, or --input-format of 1.0
                 raise InputError(f"{path} has {name} in format {kind}, which is not supported; build the engine again")
         self.inputs = tuple(self._spec(n) for n in names if self.engine.get_tensor_mode(n) == modes.INPUT)
         self.outputs = tuple(self._spec(n) for n in names if self.engine.get_tensor_mode(n) == modes.OUTPUT)
@@ -207,7 +210,13 @@ class Execution:
         return {name: sum(values) / runs for name, values in times.items()}
 
     def information(self) -> str:
-        """The engine inspector's JSON for the present shapes."""
+        """The engine inspector's JSON for the present shapes.
+
+        Raises:
+            InputError: this TensorRT has no inspector.
+        """
+        if not hasattr(self.api.module, "EngineInspector"):
+            raise InputError(f"{self.api.name} does not say what {self.path} consists of; TensorRT itself does")
         self.run()  # until then 8.6 says "N/A due to dynamic shapes" for types and formats
         self.stream.synchronize()
         inspector = self.engine.create_engine_inspector()

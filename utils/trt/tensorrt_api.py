@@ -1,4 +1,4 @@
-"""The only importer of TensorRT: 8.6, 10, 11 as `tensorrt`, and TensorRT-RTX.
+"""The only importer of TensorRT: 8.6, 10, 11 as `tensorrt`, TensorRT-RTX, and TensorRT's lean runtime.
 
 What differs between versions is asked of the module (`Api.weakly_typed`, `Api.ahead_of_time`, ...), so that nothing
 else compares version numbers.
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MODULES = ("tensorrt", "tensorrt_rtx", "tensorrt_rtx_bindings")
+RTX = ("tensorrt_rtx", "tensorrt_rtx_bindings")
+MODULES = ("tensorrt", *RTX, "tensorrt_lean", "tensorrt_lean_bindings")
 # TensorRT's name of a data type → torch's
 TORCH_TYPES = {
     "FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16", "INT8": "int8", "UINT8": "uint8",
@@ -47,8 +48,14 @@ class Api:
 
     @property
     def name(self) -> str:
-        """Name and version, such as 'TensorRT 8.6.0' or 'TensorRT-RTX 1.7.1'."""
-        return f"{'TensorRT-RTX' if self.is_rtx else 'TensorRT'} {self.version}"
+        """Name and version, such as 'TensorRT 8.6.0', 'TensorRT-RTX 1.7.1' or 'TensorRT's lean runtime 10.16.1'."""
+        name = "TensorRT-RTX" if self.is_rtx else "TensorRT" if self.builds else "TensorRT's lean runtime"
+        return f"{name} {self.version}"
+
+    @property
+    def builds(self) -> bool:
+        """Whether it builds engines; the lean runtime only runs those that were built version compatible."""
+        return hasattr(self.module, "Builder")
 
     @property
     def is_rtx(self) -> bool:
@@ -204,7 +211,7 @@ def load_tensorrt(name: str | None = None) -> Api:
 
 def load_for(targets: Sequence[str]) -> Api:
     """The same to build with: for other GPUs TensorRT-RTX, which alone does that, also where TensorRT is installed."""
-    return load_tensorrt(installed_module(MODULES[1:]) if targets else None)
+    return load_tensorrt(installed_module(RTX) if targets else None)
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ class Trtexec:
     """The program at `path`, and what it can do."""
 
     path: str
+    builds = True
 
     @cached_property
     def _help(self) -> str:

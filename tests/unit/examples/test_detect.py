@@ -12,6 +12,7 @@ from types import ModuleType
 
 import cv2
 import fake_cuda_python
+import fake_tensorrt
 import numpy as np
 import onnx
 import pytest
@@ -46,13 +47,23 @@ def cuda(monkeypatch):
 
 
 @pytest.fixture
-def detect(api, cuda, monkeypatch):
-    """The example as a module."""
-    monkeypatch.setitem(sys.modules, "tensorrt", api.module)
-    spec = importlib.util.spec_from_file_location("detect", FILE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def load(cuda, monkeypatch):
+    """The example as a module, where these are the TensorRT and the lean runtime that can be imported."""
+
+    def example(tensorrt, lean=None):
+        monkeypatch.setitem(sys.modules, "tensorrt", tensorrt)
+        monkeypatch.setitem(sys.modules, "tensorrt_lean", lean)
+        spec = importlib.util.spec_from_file_location("detect", FILE)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return example
+
+
+@pytest.fixture
+def detect(api, load):
+    return load(api.module)
 
 
 @pytest.fixture(scope="module")
@@ -61,14 +72,14 @@ def known(tmp_path_factory):
     return samples, KnowingModel(samples, NAMES, 64)
 
 
-def engine_of(model, folder, api, *, batch=None, nms=None, form=FLOATS, build_batch=(1, 2, 4)):
+def engine_of(model, folder, api, *, batch=None, nms=None, form=FLOATS, build_batch=(1, 2, 4), **built):
     """An engine of the network that knows the images; of a dynamic size unless the batch is static."""
     file = export_answers(model, folder / "a.onnx", batch, None if batch is None else 64)
     content = attach_input(onnx.load(file), form)
     onnx.save(content if nms is None else attach_nms(content, nms), file)
     side = (64, 64, 64)
     sizes = {} if batch else {"batch": build_batch, "height": side, "width": side}
-    return build(file, folder / "a.engine", BuildConfig(progress=False, **sizes), api).path
+    return build(file, folder / "a.engine", BuildConfig(progress=False, **sizes, **built), api).path
 
 
 @pytest.mark.parametrize(
@@ -79,16 +90,19 @@ def engine_of(model, folder, api, *, batch=None, nms=None, form=FLOATS, build_ba
         {"build_batch": (2, 4, 4)},
         {"form": InputSpec("uint8")},
         {"form": InputSpec("uint8", "nhwc")},
+        {"version_compatible": True},  # loaded by the lean runtime, without TensorRT
+        {"strip_weights": True},
         {"nms": NmsSettings("onnx", topk=20)},
         {"nms": NmsSettings("none", topk=50, conf_thres=0.01), "form": InputSpec("uint8", "nhwc")},
     ],
     ids=str,
 )
 @pytest.mark.parametrize(("conf", "iou"), [(0.25, 0.45), (0.02, 0.1)])
-def test_it_finds_what_val_trt_finds(options, conf, iou, known, tmp_path, monkeypatch, detect):
-    version = "10.3.0" if "form" in options else "8.6.0"  # 8.6 refuses files that multiply bytes
+def test_it_finds_what_val_trt_finds(options, conf, iou, known, tmp_path, monkeypatch, load):
+    version = "10.3.0" if {"form", "strip_weights"} & set(options) else "8.6.0"  # 8.6 refuses both
     api = stand_in(monkeypatch, version)
-    monkeypatch.setattr(detect, "trt", api.module)
+    lean = fake_tensorrt.make(version, lean=True) if "version_compatible" in options else None
+    detect = load(None if lean else api.module, lean)
     samples, model = known
     engine = engine_of(model, tmp_path, api, **options)
     detector = detect.Detector(engine, conf, iou)
@@ -178,18 +192,7 @@ def program(tmp_path_factory):
     """The C++ example, built with a TensorRT that answers from a recording."""
     target = tmp_path_factory.mktemp("cpp") / "detect"
     headers = FILE.parents[1] / "tests/support/recorded_tensorrt"
-    command = [
-        "g++",
-        "-std=c++17",
-        "-O1",
-        "-Wall",
-        "-Werror",
-        f"-I{headers}",
-        CPP,
-        "-o",
-        target,
-        *OPENCV.stdout.split(),
-    ]
+    command = ["g++", "-std=c++17", "-O1", "-Wall", "-Werror", f"-I{headers}", CPP, "-o", target]
     done = subprocess.run([*command, *OPENCV.stdout.split()], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return target
@@ -265,14 +268,6 @@ def test_the_cpp_example_compiles_with_nvidias_headers(headers):
         pytest.skip(
             "TENSORRT_INCLUDE names no folders of NvInfer.h, with CUDA's headers in CPATH, or OpenCV is missing"
         )
-    command = [
-        "g++",
-        "-std=c++17",
-        "-fsyntax-only",
-        "-Wno-deprecated-declarations",
-        f"-I{headers}",
-        CPP,
-        *OPENCV.stdout.split(),
-    ]
+    command = ["g++", "-std=c++17", "-fsyntax-only", "-Wno-deprecated-declarations", f"-I{headers}", CPP]
     done = subprocess.run([*command, *OPENCV.stdout.split()], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
