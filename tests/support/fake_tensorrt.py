@@ -94,14 +94,13 @@ class _Builder:
         if free and not config.profiles:
             say(self.trt, self.log, "ERROR", "4: [network.cpp::validate::3036] Error Code 4: no optimization profile")
             return None
-        if getattr(config, "progress_monitor", None) is not None:
-            monitor = config.progress_monitor
+        if (monitor := getattr(config, "progress_monitor", None)) is not None:
             monitor.phase_start("Building engine", None, 2)
             monitor.phase_start("Tactics", "Building engine", 1)
             for phase, step in (("Tactics", 0), ("Building engine", 0), ("Building engine", 1)):
                 assert monitor.step_complete(phase, step)
-            monitor.phase_finish("Tactics")
-            monitor.phase_finish("Building engine")
+            for phase in ("Tactics", "Building engine"):
+                monitor.phase_finish(phase)
         say(self.trt, self.log, "WARNING", "onnx2trt_utils.cpp:374: a warning about\n this network")
         config.measured = (config.cache.content if config.cache else b"") + b"+measured"
         head = {"version": self.trt.__version__, "gpu": self.trt.built_for, "profiles": config.profiles,
@@ -145,8 +144,11 @@ class _Config:
     max_aux_streams, builder_optimization_level, avg_timing_iterations = -1, 3, 1  # 8.6's own
 
     def __init__(self, trt):
-        self.trt, self.flags, self.profiles = trt, {trt.BuilderFlag.TF32}, {}
-        self.cache = self.measured = None
+        vars(self).update(trt=trt, flags={trt.BuilderFlag.TF32}, profiles={}, cache=None, measured=None)
+
+    def __setattr__(self, name, value):
+        assert name in vars(self) or hasattr(type(self), name), f"this version's IBuilderConfig has no {name}"
+        vars(self)[name] = value
 
     def set_flag(self, flag):
         self.flags.add(flag)

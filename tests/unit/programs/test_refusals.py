@@ -46,6 +46,7 @@ CASES = [  # program, arguments, what the line names
     (DS, "--weights a.pt --nms none --iou-thres 0.5", "--iou-thres"),
     (B, "a.onnx --timing-cache a --no-timing-cache", "--no-timing-cache"),
     (B, "a.onnx --target SM89 --check 2", "--check"),
+    (B, "a.onnx --target SM89 --hardware-compatible ampere+", "--hardware-compatible"),
     (L, "a.layers.json --batch-size 8", "--batch-size"),
     (T, "a.onnx --noDataTransfers --exposeDMA", "--exposeDMA"),
     (T, "a.pt --infStreams 2", "--infStreams"),
