@@ -18,11 +18,12 @@ from typing import Any
 from utils.core.errors import InputError, no_file
 from utils.core.files import file_hash, write_text
 from utils.core.text import short_repr
-from utils.trt.preflight import BuildConfig, Decision, OnnxFile
+from utils.trt.preflight import BUILDER_OPTIONS, BuildConfig, Decision, OnnxFile
 from utils.trt.tensorrt_api import Api, Gpu, Log
 
 ENGINE_SUFFIXES = (".engine", ".plan")
 LEAN_RUNTIME = "TRT_LEAN_RUNTIME"  # libnvinfer_lean.so of the version that built a version compatible engine
+_PARENTS: list[Any] = []  # of runtimes that were loaded from there: TensorRT's bindings do not keep them alive
 
 
 @dataclass(frozen=True)
@@ -169,6 +170,7 @@ def load_engine(path: str | Path, api: Api, log: Log, gpu: Gpu | None) -> Any:
     runtime, portable = api.module.Runtime(log.handle), note.options.get("version_compatible")
     of_its_version = note.api.rpartition(" ")[2] == api.version
     if portable and not of_its_version and (library := os.environ.get(LEAN_RUNTIME)):
+        _PARENTS.append(runtime)
         runtime = runtime.load_runtime(library)
         if runtime is None:
             raise InputError(f"{LEAN_RUNTIME}={library} does not load: {log.reason('it gives no reason')}")
@@ -189,9 +191,10 @@ def load_engine(path: str | Path, api: Api, log: Log, gpu: Gpu | None) -> Any:
         elif note.gpu and gpu.name != note.gpu and gpu.architecture not in note.gpu.split():
             why = f"this engine was built for {note.gpu}, and here is {gpu.name} ({gpu.architecture})"
             both = [int(name[2:]) for name in (note.architecture, gpu.architecture) if re.fullmatch(r"SM\d+", name)]
-            level = "same-cc" if note.architecture == gpu.architecture else "ampere+"
-            if "hardware_compatible" not in note.options and len(both) == 2 and (min(both) >= 80 or level == "same-cc"):
-                there = f", or there with --hardware-compatible {level}"
+            fits = {"same-cc": len(set(both)) == 1, "ampere+": min(both) >= 80} if len(both) == 2 else {}
+            fits.pop(note.options.get("hardware_compatible", ""), None)
+            levels = [one for one in fits if fits[one] and not api.lacks(BUILDER_OPTIONS["hardware_compatible"], one)]
+            there = f", or there with --hardware-compatible {levels[0]}" if levels else ""
         else:
             reason = reason or log.reason("it is no engine, or it is truncated")
             why = f"{api.name} on {gpu.name} cannot load this engine: {reason}"

@@ -133,16 +133,18 @@ def test_weights_come_from_the_onnx_file(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("here", "options", "helps"),
+    ("version", "here", "options", "helps"),
     [
-        ("SM90", {}, "--hardware-compatible ampere+"),
-        ("SM89", {}, "--hardware-compatible same-cc"),
-        ("SM75", {}, ""),
-        ("SM75", {"hardware_compatible": "ampere+"}, ""),
+        ("10.9.0", "SM90", {}, "--hardware-compatible ampere+"),
+        ("10.9.0", "SM89", {}, "--hardware-compatible same-cc"),
+        ("8.6.0", "SM89", {}, "--hardware-compatible ampere+"),
+        ("10.9.0", "SM75", {}, ""),
+        ("10.9.0", "SM90", {"hardware_compatible": "ampere+"}, ""),
+        ("10.9.0", "SM90", {"hardware_compatible": "same-cc"}, "--hardware-compatible ampere+"),
     ],
 )
-def test_a_refusal_says_what_would_have_helped_on_another_gpu(tmp_path, monkeypatch, here, options, helps):
-    api = stand_in(monkeypatch)
+def test_a_refusal_says_what_would_have_helped_on_another_gpu(tmp_path, monkeypatch, version, here, options, helps):
+    api = stand_in(monkeypatch, version)
     path = engine(tmp_path, **options)
     path.write_bytes(b"of another GPU")
     monkeypatch.setattr(tensorrt_api, "gpu", lambda index=None: tensorrt_api.Gpu("Other GPU", here, 1 << 30))
