@@ -37,6 +37,7 @@ class Trtexec:
 
     path: str
     builds = True
+    ahead_of_time = ()  # it builds for the GPU that is there
 
     @cached_property
     def _help(self) -> str:
@@ -74,11 +75,6 @@ class Trtexec:
     def max_opset(self) -> int | None:
         """The last ONNX operator set that is read: 17 before strong typing, None where no file of ours exceeds it."""
         return None if self.strongly_typed else 17
-
-    @property
-    def ahead_of_time(self) -> tuple[str, ...]:
-        """No architectures: trtexec builds for the GPU that is there."""
-        return ()
 
     def lacks(self, option: BuilderOption, value: Any) -> str:
         """What its help does not list of an option with this value, such as '--maxTactics'; '' if it lists all."""
