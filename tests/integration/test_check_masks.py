@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from exported_files import export_onnx
 from onnx import ModelProto, numpy_helper
 from random_networks import random_network, save_float, save_quantized, tiny_with
 from torch import nn
@@ -15,7 +16,6 @@ from torch import nn
 import export_qat
 from utils.jobs import compare_outputs, export
 from utils.jobs.open import Network, load_network
-from utils.onnx_graph.export import export_onnx
 from utils.onnx_graph.export_config import ExportConfig
 
 SIDE = 64

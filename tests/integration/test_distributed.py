@@ -11,11 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from qat_runs import checkpoints, quantize, report_of, write_small_set
 
 import qat
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
-from qat_runs import checkpoints, quantize, report_of, write_small_set
 
 # After three steps, sums in another order have moved nothing visible. After four, INT8 values that they turn over have
 # moved a loss by 20 % on some CPUs; without the sum of gradients it moves by 25 % after one.

@@ -16,7 +16,9 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from exported_files import SIDE, assert_close, export_onnx, predict, program, random_images, run
 from onnx import ModelProto
+from random_networks import TINY, convolutions_in, narrow, random_network, save_float, save_quantized
 
 from models.quantize import backend, checkpoint, placement
 from models.quantize.recipe import Recipe
@@ -24,15 +26,11 @@ from utils.core.errors import QatError
 from utils.jobs.compare_tensors import compare_tensors
 from utils.jobs.open import Network, load_network, open_runner
 from utils.onnx_graph import export
-from utils.onnx_graph.export import ExportResult, export_onnx
+from utils.onnx_graph.export import ExportResult
 from utils.onnx_graph.export_config import ExportConfig
 from utils.onnx_graph.qdq_view import QdqGraph
 from utils.onnx_graph.verify import verify_file
 from utils.onnx_graph.view import metadata_of
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
-from exported_files import SIDE, assert_close, predict, program, random_images, run
-from random_networks import TINY, convolutions_in, narrow, random_network, save_float, save_quantized
 
 CPU = torch.device("cpu")
 

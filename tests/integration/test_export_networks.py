@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 import torch
+from exported_files import SIDE, assert_close, export_onnx, predict, program, random_images, run
+from random_networks import TINY, random_network, save_float, save_quantized
 
 from models.quantize import checkpoint, placement
 from models.quantize.flow import export_mode
 from utils.jobs.compare_tensors import compare_tensors
 from utils.jobs.open import Network, load_network
-from utils.onnx_graph.export import export_onnx
 from utils.onnx_graph.export_config import ExportConfig
 from utils.onnx_graph.verify import verify_file
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
-from exported_files import SIDE, assert_close, predict, program, random_images, run
-from random_networks import TINY, random_network, save_float, save_quantized
 
 CPU = torch.device("cpu")
 

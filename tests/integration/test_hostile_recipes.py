@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import onnx
 import pytest
 import torch
+from exported_files import export_onnx
+from random_networks import TINY, narrow, random_network, save_float, save_quantized
 
 from models.quantize.recipe import Recipe
 from utils.jobs.open import Network, load_network
-from utils.onnx_graph.export import export_onnx
 from utils.onnx_graph.export_config import ExportConfig
 from utils.onnx_graph.verify import verify
 from utils.onnx_graph.view import metadata_of
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
-from random_networks import TINY, narrow, random_network, save_float, save_quantized
 
 
 @pytest.fixture(scope="module")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from qat_runs import SMALL_RUN, checkpoints, quantize, report_of
 
 import qat
 from models.quantize.finetune import DivergedError, Finetuner
@@ -20,9 +20,6 @@ from utils.jobs.evaluate import Measurer
 from utils.jobs.run_state import RunState
 from utils.reports import figures
 from utils.reports.schema import Report
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
-from qat_runs import SMALL_RUN, checkpoints, quantize, report_of
 
 COLLECT = ("models.quantize.calibration.collect",)
 QUICK = ("--ptq-only", "--no-eval-origin", "--no-eval-ptq")

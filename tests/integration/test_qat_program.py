@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,8 @@ import cv2
 import pytest
 import torch
 import yaml
+from qat_runs import checkpoints, quantize, report_of, write_small_set
+from random_networks import TINY, random_network, save_float
 
 import qat
 from models.quantize import checkpoint
@@ -29,10 +30,6 @@ from utils.jobs import quantize as quantize_job
 from utils.jobs.inputs import Augmentation
 from utils.reports.schema import Row
 from utils.upstream.checkout import CHECKOUT
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
-from qat_runs import checkpoints, quantize, report_of, write_small_set
-from random_networks import TINY, random_network, save_float
 
 NAME = "gelan-digits"
 

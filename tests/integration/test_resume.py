@@ -13,15 +13,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from qat_runs import SMALL_RUN, checkpoints, quantize, report_of, write_small_set
 
 import qat
 from models.quantize import calibration
 from models.quantize.finetune import Finetuner
 from utils.jobs.evaluate import Measurer
 from utils.jobs.run_state import RunState
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
-from qat_runs import SMALL_RUN, checkpoints, quantize, report_of, write_small_set
 
 pytestmark = pytest.mark.usefixtures("blank_plots")
 LONGER = ("--epochs", "2")

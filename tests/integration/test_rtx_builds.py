@@ -5,7 +5,6 @@ TensorRT-RTX builds for an Ada (SM89) and a Blackwell (SM120) GPU here. What it 
 
 from __future__ import annotations
 
-import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,8 @@ from typing import Any
 import onnx
 import pytest
 import torch
+from exported_files import export_onnx
+from random_networks import TINY, convolutions_in, narrow, random_network, save_float, save_quantized, tiny_with
 from torch import nn
 
 from models.quantize import placement
@@ -22,7 +23,7 @@ from models.quantize.recipe import Calibration, Recipe
 from utils import upstream
 from utils.jobs.open import load_network
 from utils.onnx_graph import output_formats
-from utils.onnx_graph.export import ExportResult, export_forms, export_onnx
+from utils.onnx_graph.export import ExportResult, export_forms
 from utils.onnx_graph.export_config import ExportConfig
 from utils.onnx_graph.output_formats import NmsSettings
 from utils.onnx_graph.view import GraphAppender
@@ -30,9 +31,6 @@ from utils.trt import tensorrt_api
 from utils.trt.build import BuildResult, build
 from utils.trt.engine_file import EngineNote
 from utils.trt.preflight import BuildConfig
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
-from random_networks import TINY, convolutions_in, narrow, random_network, save_float, save_quantized, tiny_with
 
 SIDE = 64
 # yolov9-* become these when deployed; each is built in one way, since exporting and building take ten seconds. Other

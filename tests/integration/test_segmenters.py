@@ -14,6 +14,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from exported_files import export_onnx
 from random_networks import random_network, save_float, save_quantized, tiny_with
 from torch import Tensor, nn
 
@@ -27,7 +28,6 @@ from models.quantize.recipe import Recipe
 from utils import upstream
 from utils.core.errors import CheckpointError
 from utils.core.tasks import predicted
-from utils.onnx_graph.export import export_onnx
 from utils.onnx_graph.export_config import ExportConfig
 
 HEADS = ("Segment", "DSegment")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import onnx
 import pytest
 import torch
+from qat_runs import SMALL_RUN, half_of_layers, quantize, report_of, write_small_set
 from scipy.stats import spearmanr
 
 import export_qat
@@ -24,9 +24,6 @@ from utils import upstream
 from utils.jobs import calibrate
 from utils.jobs.sensitivity import search, units
 from utils.jobs.sensitivity.report import AnalysisState
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
-from qat_runs import SMALL_RUN, half_of_layers, quantize, report_of, write_small_set
 
 SUMMARY = "summary-sensitive-analysis.json"
 SIDE = "192"

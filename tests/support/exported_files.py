@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +12,23 @@ import torch
 
 import export_qat
 from utils.jobs.open import Network
+from utils.onnx_graph.export import ExportResult, export_forms
+from utils.onnx_graph.export_config import ExportConfig
+from utils.onnx_graph.output_formats import plain
 
 SIDE = 64
 
 
 def random_images(batch: int = 2, height: int = SIDE, width: int = SIDE) -> torch.Tensor:
     return torch.rand(batch, 3, height, width, generator=torch.Generator().manual_seed(5))
+
+
+def export_onnx(
+    model: torch.nn.Module, config: ExportConfig, path: Path, properties: Mapping[str, str]
+) -> ExportResult:
+    """One file of the plain form."""
+    (result,) = export_forms(model, config, {path: plain()}, properties)
+    return result
 
 
 def run(path: Path, images: torch.Tensor, optimize: bool = False) -> np.ndarray:

@@ -30,7 +30,7 @@ from utils.core.input_spec import InputSpec
 from utils.core.logging import log_level
 from utils.core.tasks import predicted
 from utils.onnx_graph.export_config import AXES, INPUT, OUTPUT, PROTOTYPES, ExportConfig
-from utils.onnx_graph.output_formats import OutputFormat, plain
+from utils.onnx_graph.output_formats import OutputFormat
 from utils.onnx_graph.passes import run_passes
 from utils.onnx_graph.passes.take_bytes import attach_input
 from utils.onnx_graph.provenance import Provenance, provenance_of, without_provenance
@@ -56,14 +56,6 @@ class ExportResult:
     outputs: dict[str, tuple[int | str, ...]]
     report: GraphReport | None
     quantizers: Mapping[str, Provenance]
-
-
-def export_onnx(
-    model: nn.Module, config: ExportConfig, path: str | Path, properties: Mapping[str, str]
-) -> ExportResult:
-    """Write a network as one ONNX file of the plain form, see `export_forms`."""
-    (result,) = export_forms(model, config, {Path(path): plain()}, properties)
-    return result
 
 
 def export_forms(
@@ -109,7 +101,13 @@ def _write(
 ) -> ExportResult:
     graph = form.attach(set_metadata(graph, metadata))  # what is attached depends on the typing
     graph = attach_input(graph, wanted)
-    graph = _checked(set_metadata(graph, {"form": form.name, **wanted.metadata()}))
+    graph = set_metadata(graph, {"form": form.name, **wanted.metadata()})
+    try:
+        onnx.checker.check_model(graph, full_check=True)
+        graph = onnx.shape_inference.infer_shapes(graph, check_type=True, strict_mode=True, data_prop=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        reason = str(error).splitlines()[0]
+        raise QatError(f"the exported graph is not valid ONNX, please report this: {reason}") from error
     report = None if quantizers is None else verify(graph)
     with atomic_path(path) as temporary:
         onnx.save(graph, temporary)
@@ -213,21 +211,6 @@ def _metadata(config: ExportConfig) -> dict[str, str]:
         "typing": config.typing,
         "opset": str(config.opset),
     }
-
-
-def _checked(graph: ModelProto) -> ModelProto:
-    """The graph with the shapes that inference finds.
-
-    Raises:
-        QatError: ONNX's checker or strict shape inference finds something wrong.
-    """
-    try:
-        onnx.checker.check_model(graph, full_check=True)
-        return onnx.shape_inference.infer_shapes(graph, check_type=True, strict_mode=True, data_prop=True)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        raise QatError(
-            f"the exported graph is not valid ONNX, please report this: {str(error).splitlines()[0]}"
-        ) from error
 
 
 def _shapes(values: Any) -> dict[str, tuple[int | str, ...]]:

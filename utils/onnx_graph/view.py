@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
 from typing import Any
 
@@ -73,23 +73,21 @@ class GraphView:
 
     def downstream(self, start: list[str]) -> set[str]:
         """The names of all tensors that depend on the given ones, these included."""
-        seen, stack = set(start), list(start)
-        while stack:
-            for node in self.consumers(stack.pop()):
-                fresh = [output for output in node.output if output and output not in seen]
-                seen.update(fresh)
-                stack += fresh
-        return seen
+        return _reached(start, lambda name: [output for node in self.consumers(name) for output in node.output])
 
     def upstream(self, start: list[str]) -> set[str]:
         """The names of all tensors that the given ones depend on, these included."""
-        seen, stack = set(start), list(start)
-        while stack:
-            node = self.producer(stack.pop())
-            fresh = [name for name in node.input if name and name not in seen] if node else []
-            seen.update(fresh)
-            stack += fresh
-        return seen
+        return _reached(start, lambda name: getattr(self.producer(name), "input", ()))
+
+
+def _reached(start: Iterable[str], following: Callable[[str], Iterable[str]]) -> set[str]:
+    """All names that lead from the given ones, these included; a tensor without a name is none."""
+    seen, stack = set(start), list(start)
+    while stack:
+        fresh = {name for name in following(stack.pop()) if name} - seen
+        seen |= fresh
+        stack += fresh
+    return seen
 
 
 def attribute(node: NodeProto, name: str, default: Any = None) -> Any:

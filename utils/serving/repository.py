@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +91,8 @@ def read_config(path: Path) -> ModelConfig:
 def check_repository(repository: Path, describe: Describe, *, pending: bool = False) -> dict[str, ModelConfig]:
     """Check all models of a repository, and return their configurations by name.
 
-    What fits the server is the server's to say; checked is what a file says better: names, types, shapes and profiles,
-    and that the steps of an ensemble fit each other.
+    What fits the server, and whether the steps of an ensemble fit each other, is the server's to say; checked is what a
+    file says better: names, types, shapes and profiles.
 
     Args:
         describe: gives what is known about a file of a platform, or None.
@@ -104,7 +104,7 @@ def check_repository(repository: Path, describe: Describe, *, pending: bool = Fa
     _require(repository.is_dir(), no_file(repository, "expected a folder with a folder for each model"))
     configs = {path.name: read_config(path / CONFIG) for path in sorted(repository.iterdir()) if path.is_dir()}
     _require(configs, f"{repository} holds no models; expected a folder with {CONFIG} for each of them")
-    for name, config in sorted(configs.items(), key=lambda item: item[1].platform == ENSEMBLE):  # after their models
+    for name, config in configs.items():
         folder, where = repository / name, repository / name / CONFIG
         _require(config.name in ("", name), f"{where}: name is {config.name!r:.60}; expected that of the folder")
         for side in (config.input, config.output):
@@ -117,9 +117,7 @@ def check_repository(repository: Path, describe: Describe, *, pending: bool = Fa
         _require(platform in (*MODEL_FILES, ENSEMBLE), f"{where}: platform or backend {platform!r:.40} is unknown")
         versions = [path for path in folder.iterdir() if path.is_dir() and path.name.isdecimal()]
         _require(versions, f"{folder} has no folder of a version; expected {folder / '1'}")
-        if platform == ENSEMBLE:
-            _check_ensemble(where, config, configs)
-        elif not (pending and platform == PLAN):
+        if platform != ENSEMBLE and not (pending and platform == PLAN):
             for version in versions:
                 path = version / (config.default_model_filename or MODEL_FILES[platform])
                 _require(path.is_file(), no_file(path, f"{where} ({platform}) needs it"))
@@ -150,35 +148,6 @@ def _check_file(where: Path, config: ModelConfig, path: Path, file: ServedFile) 
         within = all(a <= size <= b for size, a, b in zip(sizes, low, high, strict=True) if size != -1)
         valid = within and (not config.max_batch_size or low[0] == 1 <= config.max_batch_size <= high[0])
         _require(valid, f"{where}: {sizes}, batches up to {config.max_batch_size}: not within profile {low} to {high}")
-
-
-def _check_ensemble(where: Path, config: ModelConfig, configs: Mapping[str, ModelConfig]) -> None:
-    """The models of the steps exist, all tensors are written and read, and both ends agree on type and shape."""
-    steps = config.ensemble_scheduling.step
-    _require(steps, f"{where}: expected steps")
-    ends = [(config, side, {tensor.name: tensor.name for tensor in side}) for side in (config.input, config.output)]
-    for step in steps:
-        _require(step.model_name in configs, f"{where}: a step runs {step.model_name!r:.60}; there is {[*configs]}")
-        model = configs[step.model_name]
-        valid = model.max_batch_size == 0 or model.max_batch_size >= config.max_batch_size
-        _require(valid, f"{where}: max_batch_size is {config.max_batch_size}; {model.name} takes less")
-        inputs = {tensor.name for tensor in model.input}
-        _require({*step.input_map} == inputs, f"{where}: a step of {model.name} maps {[*step.input_map]} of {inputs}")
-        ends += [(model, model.input, step.input_map), (model, model.output, step.output_map)]
-    written = {tensor.name for tensor in config.input}.union(*(step.output_map.values() for step in steps))
-    read = {tensor.name for tensor in config.output}.union(*(step.input_map.values() for step in steps))
-    _require(written == read, f"{where}: {sorted(written ^ read)} are not written, or not read")
-    tensors: dict[str, tuple[Any, ModelConfig]] = {}
-    for model, side, names in ends:
-        known = {tensor.name: tensor for tensor in side}
-        for name, shared in names.items():
-            _require(name in known, f"{where}: a step maps {name}; {model.name} has {[*known]}")
-            other, owner = tensors.setdefault(shared, (known[name], model))
-            shapes = _whole(known[name], model), _whole(other, owner)
-            valid = known[name].data_type == other.data_type and (_fits(*shapes) or _fits(*reversed(shapes)))
-            words = f"{model.name} has {_text(known[name])}, {owner.name} has {_text(other)}"
-            sizes = f"with max_batch_size {model.max_batch_size} and {owner.max_batch_size}"
-            _require(valid, f"{where}: {words}, {sizes}")
 
 
 def _text(tensor: Any) -> str:

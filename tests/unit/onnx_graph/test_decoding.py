@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from decoding_graph import ANCHORS, BATCH, BINS, POINTS, head_graph, images
 from onnx import ModelProto, TensorProto, helper
+from qdq_graph import Editor
 
 from utils.onnx_graph.passes.decode_boxes import decode_boxes
 from utils.onnx_graph.passes.to_half import to_half
-
-sys.path.append(str(Path(__file__).resolve().parents[2] / "support"))
-from decoding_graph import ANCHORS, BATCH, BINS, POINTS, head_graph, images
-from qdq_graph import Editor
 
 
 def run(model: ModelProto, batch: int = BATCH) -> np.ndarray:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -12,6 +10,7 @@ import onnxruntime
 import pytest
 import torch
 from onnx import ModelProto, TensorProto, helper, numpy_helper
+from qdq_graph import SIZE, Builder, Editor, good_graph
 
 from utils.onnx_graph import passes
 from utils.onnx_graph.export_config import ExportConfig
@@ -19,9 +18,6 @@ from utils.onnx_graph.passes.to_half import to_half
 from utils.onnx_graph.provenance import without_provenance
 from utils.onnx_graph.verify import verify
 from utils.onnx_graph.view import DEQUANTIZE, QUANTIZE
-
-sys.path.append(str(Path(__file__).resolve().parents[2] / "support"))
-from qdq_graph import SIZE, Builder, Editor, good_graph
 
 GOOD = good_graph()
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from decoding_graph import ANCHORS, BATCH, CLASSES, head_graph, images
 from onnx import ModelProto
 
 from utils.core.input_spec import FLOATS
 from utils.onnx_graph import export, output_formats, topk_anchors
 from utils.onnx_graph.output_formats import NmsSettings
 from utils.onnx_graph.passes.decode_boxes import decode_boxes
-
-sys.path.append(str(Path(__file__).resolve().parents[2] / "support"))
-from decoding_graph import ANCHORS, BATCH, CLASSES, head_graph, images
 
 NAMES = ("num_dets", "det_boxes", "det_scores", "det_classes")
 

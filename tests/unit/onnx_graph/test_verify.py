@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+from qdq_graph import Editor, good_graph
 
 from utils.onnx_graph.passes.store_int8_weights import store_int8_weights
 from utils.onnx_graph.passes.to_half import to_half
 from utils.onnx_graph.verify import PROPERTIES, table, verify
 from utils.onnx_graph.view import set_metadata
-
-sys.path.append(str(Path(__file__).resolve().parents[2] / "support"))
-from qdq_graph import Editor, good_graph
 
 GOOD = good_graph()
 STRONG = set_metadata(to_half(GOOD), {"typing": "strong"})

@@ -58,10 +58,6 @@ def tensor(side: str, place: int, **fields) -> Change:
     return lambda config: config[side][place].update(fields)
 
 
-def step(place: int, **fields) -> Change:
-    return lambda config: config["ensemble_scheduling"]["step"][place].update(fields)
-
-
 def without(*keys) -> Change:
     def how(config: dict) -> None:
         for key in keys[:-1]:
@@ -97,19 +93,6 @@ CONFIGS = [  # repository, model, the mistake, what the line names
     ("static", "m_network", put(max_batch_size=2), "max_batch_size"),
     # labels
     ("nms", "m", tensor("output", 3, label_filename="names.txt"), "m/names.txt"),
-    # the ensemble
-    ("raw", "m", without("ensemble_scheduling"), "steps"),
-    ("raw", "m", put(max_batch_size=32), "m_network"),
-    ("raw", "m", tensor("input", 0, data_type="TYPE_UINT8"), "TYPE_UINT8"),
-    ("raw", "m", tensor("output", 1, dims=[7, 4]), "[7, 4]"),
-    ("raw", "m_nms", tensor("input", 0, dims=[8, 96]), "[8, 96]"),
-    ("raw", "m_nms", tensor("input", 0, data_type="TYPE_FP16"), "TYPE_FP16"),
-    ("raw", "m_nms", tensor("output", 0, name="count"), "num_dets"),
-    ("raw", "m", step(0, model_name="gone"), "'gone'"),
-    ("raw", "m", step(0, input_map={}), "m_network"),
-    ("raw", "m", step(0, output_map={"output1": "raw_output0"}), "output1"),
-    ("raw", "m", step(0, output_map={"output0": "raw"}), "raw_output0"),
-    ("raw", "m", step(1, input_map={"output0": "images"}), "raw_output0"),
 ]
 
 

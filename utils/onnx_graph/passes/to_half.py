@@ -29,9 +29,16 @@ def to_half(model: ModelProto) -> None:
     """FP16 from the image to the last convolutions and DFL, with a Cast where a tensor crosses the border."""
     graph = QdqGraph(model)
     body = graph.view.upstream([graph.after_activation(node.output[0]) for node in graph.last_convolutions])
-    _follow(graph, body)
+    decoding = graph.view.upstream(sorted(graph.decoders))
+    for node in graph.view.nodes:  # through what only moves the body's values, and through DFL
+        of_dfl = node.op_type in ("Softmax", *WEIGHTED) and node.output[0] in decoding
+        if (of_dfl or graph.is_moving(node)) and set(graph.inputs(node)) <= body:
+            body.update(node.output)
     results = {value.name for value in model.graph.output} & body
-    floats = _float_tensors(model)
+    inferred = with_shapes(model)
+    values = [*inferred.value_info, *inferred.input, *inferred.output]
+    floats = {value.name for value in values if value.type.tensor_type.elem_type == TensorProto.FLOAT}
+    floats |= {tensor.name for tensor in model.graph.initializer if tensor.data_type == TensorProto.FLOAT}
     nodes: list[NodeProto] = []
     casts: dict[str, str] = {}
     stored: dict[str, str] = {}
@@ -61,25 +68,6 @@ def to_half(model: ModelProto) -> None:
     set_nodes(model, nodes)
     del model.graph.value_info[:]  # the types in it are those from before
     drop_unused(model)
-
-
-def _follow(graph: QdqGraph, body: set[str]) -> None:
-    """Let the body go on through what only moves its values, and through DFL."""
-    decoding = graph.view.upstream(sorted(graph.decoders))
-    for node in graph.view.nodes:
-        of_dfl = node.op_type in ("Softmax", *WEIGHTED) and node.output[0] in decoding
-        if (of_dfl or graph.is_moving(node)) and set(graph.inputs(node)) <= body:
-            body.update(node.output)
-
-
-def _float_tensors(model: ModelProto) -> set[str]:
-    inferred = with_shapes(model)
-    computed = {
-        value.name
-        for value in [*inferred.value_info, *inferred.input, *inferred.output]
-        if value.type.tensor_type.elem_type == TensorProto.FLOAT
-    }
-    return computed | {tensor.name for tensor in model.graph.initializer if tensor.data_type == TensorProto.FLOAT}
 
 
 def _cast(name: str, to: int, casts: dict[str, str], nodes: list[NodeProto]) -> str:
