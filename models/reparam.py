@@ -116,12 +116,6 @@ VARIANTS = {variant.name: variant for variant in (
 # fmt: on
 
 
-def identify(model: Any) -> Variant | None:
-    """Which of upstream's variants a training network is; None for a network of somebody's own."""
-    facts = _facts(model)
-    return next((v for v in VARIANTS.values() if (v.head + 1, v.stem, v.down, v.kind) == facts), None)
-
-
 def choose_variant(model: Any, name: str | None, where: str | Path) -> Variant:
     """The variant by which to convert: the one that the checkpoint is, and that was asked for, if one was.
 
@@ -129,8 +123,8 @@ def choose_variant(model: Any, name: str | None, where: str | Path) -> Variant:
         InputError: these are two different ones, or the network is none of upstream's and has other layers than the
             one that was asked for.
     """
-    found = identify(model)
-    layers, stem, down, kind = _facts(model)
+    layers, stem, down, kind = facts = _facts(model)
+    found = next((v for v in VARIANTS.values() if (v.head + 1, v.stem, v.down, v.kind) == facts), None)
     if found is not None:
         if name not in (None, found.name):
             raise InputError(f"--model {name} is {VARIANTS[name or '']}, and {where} is {found}; leave --model out")
@@ -260,16 +254,15 @@ def tensor_map(variant: Variant, source: Mapping[str, Tensor], target: Mapping[s
     used = set(found.values())
     if len(used) < len(found):
         raise CheckpointError("two tensors of the deployed network would be filled with the same one")
-    left = [name for name in source if name not in used and not _is_auxiliary(name, variant)]
+    left = []
+    for name in (name for name in source if name not in used):
+        _, index, part, *_ = name.split(".")
+        in_auxiliary_half = int(index) == variant.head and part in HEADS[variant.kind].auxiliary
+        if not (in_auxiliary_half or variant.is_auxiliary(int(index))):
+            left.append(name)
     if left:
         raise CheckpointError(f"{plural(len(left), 'tensor')} of the main branch would be lost, such as {left[0]}")
     return found
-
-
-def _is_auxiliary(name: str, variant: Variant) -> bool:
-    _, index, rest = name.split(".", 2)
-    part = rest.split(".")[0]
-    return variant.is_auxiliary(int(index)) or (int(index) == variant.head and part in HEADS[variant.kind].auxiliary)
 
 
 def convert(training: upstream.FloatCheckpoint, variant: Variant) -> upstream.FloatCheckpoint:

@@ -15,7 +15,7 @@ from utils.core.input_spec import FLOATS, InputSpec
 from utils.evaluation.letterbox import letterbox_on
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.jobs.open import open_runner
-from utils.onnx_graph.passes.take_bytes import attach_input
+from utils.onnx_graph.passes.take_bytes import take_bytes
 from utils.onnx_graph.view import metadata_of, set_metadata
 from utils.runners.base import as_feed
 from utils.trt.build import build
@@ -40,7 +40,7 @@ def built(demo_onnx, tmp_path_factory) -> dict[str, Built]:
     cache = demo_onnx.with_name("gpu-tests.timing.cache")
     original = onnx.load(demo_onnx)
     for name, form in FORMS.items():
-        graph, file = attach_input(original, form), folder / f"{name}.onnx"
+        graph, file = take_bytes(original, form), folder / f"{name}.onnx"
         onnx.save(set_metadata(graph, {**metadata_of(original), **form.metadata()}), file)
         config = BuildConfig(batch=(1, BATCH, 32), timing_cache=cache, timing_iterations=1, optimization_level=2,
                              progress=False)  # fmt: skip

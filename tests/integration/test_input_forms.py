@@ -26,7 +26,7 @@ from utils.core.input_spec import InputSpec
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.jobs import export
-from utils.onnx_graph.passes.take_bytes import attach_input
+from utils.onnx_graph.passes.take_bytes import take_bytes
 from utils.onnx_graph.view import metadata_of, set_metadata
 from utils.runners.base import as_feed
 from utils.runners.onnxrt import OnnxRuntimeRunner
@@ -112,7 +112,7 @@ def in_form(path: Path, form: str) -> Path:
     """A file that takes floats, made to take another form; as the exporter does it, without another trace."""
     original, target = onnx.load(path), path.with_name(f"{form}.onnx")
     kinds = {"nhwc": InputSpec("uint8", "nhwc"), "uint8": InputSpec("uint8")}
-    graph = attach_input(original, kinds[form])
+    graph = take_bytes(original, kinds[form])
     onnx.save(set_metadata(graph, {**metadata_of(original), **kinds[form].metadata()}), target)
     return target
 

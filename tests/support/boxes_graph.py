@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from utils.core.input_spec import InputSpec
 from utils.onnx_graph.output_formats import OutputFormat, plain
-from utils.onnx_graph.passes.take_bytes import attach_input
+from utils.onnx_graph.passes.take_bytes import take_bytes
 from utils.onnx_graph.view import set_metadata
 
 HEIGHT, WIDTH, CELL = 64, 96, 8
@@ -37,7 +37,7 @@ def write_boxes(
         "task": "segment" if masks else "detect",
     }  # fmt: skip
     graph = form.attach(set_metadata(graph, about | metadata))
-    graph = attach_input(graph, takes)
+    graph = take_bytes(graph, takes)
     onnx.save(set_metadata(graph, {"form": form.name, **takes.metadata()}), path)
     return path
 

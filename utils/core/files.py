@@ -169,7 +169,15 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         QatError: the disk is full.
     """
     path = Path(path)
-    temporary = _temporary_file(path)
+    temporary = path.absolute().with_name(f".{path.stem}-{os.urandom(4).hex()}.part{path.suffix}")
+    if path.is_dir():
+        raise InputError(f"cannot write {path}: it is a folder")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.touch()  # with the permissions that the user's files get
+    except OSError as error:
+        kind = QatError if error.errno in NO_ROOM else InputError
+        raise kind(f"cannot write {path}: {error.strerror}") from error
     try:
         yield temporary
         temporary.replace(path)
@@ -196,20 +204,6 @@ def check_writable(path: str | Path) -> None:
     except OSError as error:
         kind = QatError if error.errno in NO_ROOM else InputError
         raise kind(f"cannot write {path}: {error.strerror}") from error
-
-
-def _temporary_file(path: Path) -> Path:
-    """Make an empty file beside `path`, with the permissions that the user's files get; raises as `atomic_path`."""
-    temporary = path.absolute().with_name(f".{path.stem}-{os.urandom(4).hex()}.part{path.suffix}")
-    if path.is_dir():
-        raise InputError(f"cannot write {path}: it is a folder")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.touch()
-    except OSError as error:
-        kind = QatError if error.errno in NO_ROOM else InputError
-        raise kind(f"cannot write {path}: {error.strerror}") from error
-    return temporary
 
 
 def write_bytes(path: str | Path, content: bytes | memoryview) -> None:

@@ -93,16 +93,11 @@ def _locked(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise InputError(f"cannot write {folder / LOCK_FILE}: {error.strerror}") from error
     try:
-        clear_leftovers(folder)
+        runs = {lock.parent for lock in folder.rglob(f"*/{LOCK_FILE}")}  # inside the folder, with files of their own
+        for path in folder.rglob(".*.part.*"):
+            if _TEMPORARY.fullmatch(path.name) and not runs & set(path.parents):
+                logger.info("removing %s, which a killed run left", path)
+                path.unlink(missing_ok=True)
         yield
     finally:
         lock.release()
-
-
-def clear_leftovers(folder: Path) -> None:
-    """Remove the half-written files of programs that were killed, but not those of runs inside the folder."""
-    runs = [lock.parent for lock in folder.rglob(f"*/{LOCK_FILE}")]
-    for path in folder.rglob(".*.part.*"):
-        if _TEMPORARY.fullmatch(path.name) and not set(runs) & set(path.parents):
-            logger.info("removing %s, which a killed run left", path)
-            path.unlink(missing_ok=True)

@@ -32,7 +32,7 @@ from utils.core.tasks import predicted
 from utils.onnx_graph.export_config import AXES, INPUT, OUTPUT, PROTOTYPES, ExportConfig
 from utils.onnx_graph.output_formats import OutputFormat
 from utils.onnx_graph.passes import run_passes
-from utils.onnx_graph.passes.take_bytes import attach_input
+from utils.onnx_graph.passes.take_bytes import take_bytes
 from utils.onnx_graph.provenance import Provenance, provenance_of, without_provenance
 from utils.onnx_graph.qdq_view import FLOAT_MODULES
 from utils.onnx_graph.verify import GraphReport, verify
@@ -100,7 +100,7 @@ def _write(
     wanted: InputSpec,
 ) -> ExportResult:
     graph = form.attach(set_metadata(graph, metadata))  # what is attached depends on the typing
-    graph = attach_input(graph, wanted)
+    graph = take_bytes(graph, wanted)
     graph = set_metadata(graph, {"form": form.name, **wanted.metadata()})
     try:
         onnx.checker.check_model(graph, full_check=True)

@@ -75,7 +75,8 @@ def keep_best_anchors(model: ModelProto, count: int) -> None:
         return
     readers = [(node, node.input[0]) for node in (head.sides, head.scores)]
     readers += [(head.predictions, name) for name in head.predictions.input[2:]]
-    rows = _rows(model)
+    shapes = {v.name: v.type.tensor_type.shape.dim for v in with_shapes(model, data_prop=True).value_info}
+    rows = {name: shape[1].dim_value for name, shape in shapes.items() if len(shape) == 3}  # 0 where not known
     if not all(rows.get(name) for _, name in readers):
         return
     tail = GraphAppender(model, "best")
@@ -135,13 +136,6 @@ def _own(view: GraphView, result: str, kind: str) -> _Own | None:
         if values is not None and values.ndim:
             return _Own(node, name, other, values.reshape(-1, values.shape[-1]))
     return None
-
-
-def _rows(model: ModelProto) -> dict[str, int]:
-    """Rows of the tensors `[B, rows, anchors]`, 0 where they are not known."""
-    inferred = with_shapes(model, data_prop=True).value_info
-    shapes = {value.name: value.type.tensor_type.shape.dim for value in inferred}
-    return {name: shape[1].dim_value for name, shape in shapes.items() if len(shape) == 3}
 
 
 def _in_order(nodes: list[NodeProto]) -> list[NodeProto]:

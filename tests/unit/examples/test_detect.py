@@ -23,7 +23,7 @@ from tensorrt_stand_in import stand_in
 from utils.core.input_spec import FLOATS, InputSpec
 from utils.jobs.visualize import Artist
 from utils.onnx_graph.output_formats import NmsSettings, attach_nms
-from utils.onnx_graph.passes.take_bytes import attach_input
+from utils.onnx_graph.passes.take_bytes import take_bytes
 from utils.trt.build import build
 from utils.trt.preflight import BuildConfig
 from utils.trt.runner import TensorRTRunner
@@ -75,7 +75,7 @@ def known(tmp_path_factory):
 def engine_of(model, folder, api, *, batch=None, nms=None, form=FLOATS, build_batch=(1, 2, 4), **built):
     """An engine of the network that knows the images; of a dynamic size unless the batch is static."""
     file = export_answers(model, folder / "a.onnx", batch, None if batch is None else 64)
-    content = attach_input(onnx.load(file), form)
+    content = take_bytes(onnx.load(file), form)
     onnx.save(content if nms is None else attach_nms(content, nms), file)
     side = (64, 64, 64)
     sizes = {} if batch else {"batch": build_batch, "height": side, "width": side}

@@ -16,7 +16,7 @@ from tensorrt_stand_in import stand_in
 from utils.core.input_spec import InputSpec
 from utils.core.tasks import Layout, Prediction
 from utils.jobs import check_engine
-from utils.onnx_graph.passes.take_bytes import attach_input
+from utils.onnx_graph.passes.take_bytes import take_bytes
 from utils.onnx_graph.view import metadata_of, set_metadata
 from utils.trt.build import build
 from utils.trt.preflight import BuildConfig
@@ -85,7 +85,7 @@ def test_a_right_engine(tmp_path, shape, options, count, images, prototypes):
 def test_forms_of_input(tmp_path, monkeypatch, form):
     stand_in(monkeypatch, "10.3.0")  # engines of 8.6 that take bytes are refused
     original = onnx.load(network(tmp_path / "a.onnx", quantized=True))
-    graph = attach_input(original, form)
+    graph = take_bytes(original, form)
     onnx.save(set_metadata(graph, {**metadata_of(original), **form.metadata()}), tmp_path / "b.onnx")
     found = check_engine.check_engine(engine_of(tmp_path / "b.onnx"), tmp_path / "b.onnx", CPU, 4)
     assert (found.images, found.share, found.skipped) == (4, 0, "")

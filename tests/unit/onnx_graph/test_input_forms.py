@@ -14,7 +14,7 @@ from qdq_graph import SIZE, Editor, good_graph
 
 from models.quantize.fake_quantize import float16_scale
 from utils.core.input_spec import InputSpec
-from utils.onnx_graph.passes.take_bytes import attach_input
+from utils.onnx_graph.passes.take_bytes import take_bytes
 from utils.onnx_graph.passes.to_half import to_half
 from utils.onnx_graph.verify import verify
 from utils.onnx_graph.view import input_spec, set_metadata
@@ -39,7 +39,7 @@ PIXELS = np.random.default_rng(0).integers(0, 256, (1, 3, SIZE, SIZE), np.uint8)
 
 
 def formed(model: ModelProto, form: InputSpec) -> ModelProto:
-    graph = attach_input(model, form)
+    graph = take_bytes(model, form)
     onnx.checker.check_model(graph, full_check=True)
     kept = {entry.key: entry.value for entry in graph.metadata_props}
     return set_metadata(graph, {**kept, **form.metadata()})

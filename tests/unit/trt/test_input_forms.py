@@ -13,7 +13,7 @@ from tensorrt_stand_in import stand_in
 
 from utils.core.errors import InputError
 from utils.core.input_spec import FLOATS, InputSpec
-from utils.onnx_graph.passes.take_bytes import attach_input
+from utils.onnx_graph.passes.take_bytes import take_bytes
 from utils.onnx_graph.view import set_metadata
 from utils.runners.base import as_feed
 from utils.trt.build import build
@@ -29,7 +29,7 @@ EACH = (FLOATS, BYTES, LAST)
 def file_of(folder, form, shape=(2, 3, 4, 8), *, quantized=True):
     """A file of one convolution that takes images in this form."""
     path = write_onnx(folder / "a.onnx", shape, quantized=quantized)
-    onnx.save(set_metadata(attach_input(onnx.load(path), form), {**METADATA, **form.metadata()}), path)
+    onnx.save(set_metadata(take_bytes(onnx.load(path), form), {**METADATA, **form.metadata()}), path)
     return path
 
 

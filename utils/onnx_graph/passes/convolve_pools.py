@@ -27,10 +27,16 @@ def convolve_pools(model: ModelProto) -> None:
     if not pools:
         return
     channels = channel_counts(model)
+    quarters: np.ndarray = np.zeros((3, 3), np.float32)
+    quarters[:2, :2] = 0.25
     nodes: list[NodeProto] = []
     for node in model.graph.node:
-        convolved = node.output[0] in pools and node.output[0] in channels
-        nodes += _depthwise_mean(node, channels[node.output[0]], model) if convolved else [node]
+        result = node.output[0]
+        if result not in pools or result not in channels:
+            nodes.append(node)
+            continue
+        names = node.name, f"{node.name or result}/weight"
+        nodes += depthwise(node.input[0], result, names, quarters, channels[result], [0, 0, 1, 1], model)
     set_nodes(model, nodes)
 
 
@@ -47,14 +53,6 @@ def _is_int8_mean(node: NodeProto, context: QdqGraph) -> bool:
         return False
     consumers = view.consumers_through(node.output[0], frozenset(QDQ))
     return not any(consumer.op_type == "Mul" or context.is_activation(consumer) for consumer in consumers)
-
-
-def _depthwise_mean(pool: NodeProto, channels: int, model: ModelProto) -> list[NodeProto]:
-    """The convolution, named as the pool was."""
-    quarters: np.ndarray = np.zeros((3, 3), np.float32)
-    quarters[:2, :2] = 0.25
-    weight = f"{pool.name or pool.output[0]}/weight"
-    return depthwise(pool.input[0], pool.output[0], (pool.name, weight), quarters, channels, [0, 0, 1, 1], model)
 
 
 def depthwise(

@@ -27,7 +27,12 @@ def dense_groups(model: ModelProto) -> None:
         weight = view.array(quantizer.input[0]) if quantizer is not None else None
         if quantizer is None or weight is None or not 1 < weight.shape[1] < INT8_VECTOR or groups > FEW_GROUPS:
             continue
-        weights[quantizer.input[0]] = _block_diagonal(weight, groups)
+        rows, columns = len(weight) // groups, weight.shape[1]
+        dense = np.zeros((len(weight), columns * groups, *weight.shape[2:]), weight.dtype)
+        for index in range(groups):
+            block = slice(index * rows, (index + 1) * rows)
+            dense[block, index * columns : (index + 1) * columns] = weight[block]
+        weights[quantizer.input[0]] = dense
         for item in node.attribute:
             if item.name == "group":
                 item.i = 1
@@ -36,13 +41,3 @@ def dense_groups(model: ModelProto) -> None:
             tensor.CopyFrom(numpy_helper.from_array(weights[tensor.name], tensor.name))
     if weights:
         del model.graph.value_info[:]  # it holds the old weights' shapes
-
-
-def _block_diagonal(weight: np.ndarray, groups: int) -> np.ndarray:
-    """`[C_out, C_in / groups, h, w]` → `[C_out, C_in, h, w]`."""
-    rows, columns = weight.shape[0] // groups, weight.shape[1]
-    dense = np.zeros((weight.shape[0], columns * groups, *weight.shape[2:]), weight.dtype)
-    for index in range(groups):
-        block = slice(index * rows, (index + 1) * rows)
-        dense[block, index * columns : (index + 1) * columns] = weight[block]
-    return dense

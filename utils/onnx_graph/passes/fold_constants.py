@@ -24,7 +24,12 @@ def fold_constants(model: ModelProto) -> None:
     Torch traces `chunk` and `view` to arithmetic on Shape. Known dimensions become numbers, so that a Slice has
     constant bounds; dimensions that are dynamic stay computed. Results above `FOLD_LIMIT` elements stay computed too.
     """
-    shapes = _known_shapes(model)
+    inferred = with_shapes(model, data_prop=True)
+    shapes = {
+        value.name: [dim.dim_value if dim.HasField("dim_value") else None for dim in value.type.tensor_type.shape.dim]
+        for value in [*inferred.value_info, *inferred.input, *inferred.output]
+        if value.type.tensor_type.HasField("shape")
+    }
     view = GraphView(model)
     values = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer if np.prod(t.dims) <= FOLD_LIMIT}
     stored, kept = set(values), []
@@ -38,16 +43,6 @@ def fold_constants(model: ModelProto) -> None:
     used = {name for node in kept for name in node.input}
     for name in (name for name in values if name in used and name not in stored):
         model.graph.initializer.append(numpy_helper.from_array(values[name], name))
-
-
-def _known_shapes(model: ModelProto) -> dict[str, list[int | None]]:
-    """Shapes that inference finds; a dynamic dimension is None."""
-    inferred = with_shapes(model, data_prop=True)
-    return {
-        value.name: [dim.dim_value if dim.HasField("dim_value") else None for dim in value.type.tensor_type.shape.dim]
-        for value in [*inferred.value_info, *inferred.input, *inferred.output]
-        if value.type.tensor_type.HasField("shape")
-    }
 
 
 def _folded(
@@ -69,10 +64,6 @@ def _folded(
         return None if None in picked else np.array(picked, np.int64).reshape(index.shape)
     if node.op_type not in FOLDABLE or not all(name in values for name in node.input if name):
         return None
-    return _evaluate(node, values, opset)
-
-
-def _evaluate(node: NodeProto, values: Mapping[str, np.ndarray], opset: int) -> np.ndarray:
     from onnx.reference import ReferenceEvaluator
 
     feeds = {name: values[name] for name in node.input if name}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onnx import ModelProto, NodeProto
+from onnx import ModelProto
 
 from utils.onnx_graph.view import DEQUANTIZE, QDQ, QUANTIZE, GraphView, pure, rename_inputs
 
@@ -21,7 +21,14 @@ def name_quantizers(model: ModelProto) -> None:
     for node in model.graph.node:
         if node.op_type not in QDQ:
             continue
-        base = _quantized_tensor(node, view)
+        base = node.input[0]
+        producer = view.producer(base)
+        if node.op_type == DEQUANTIZE and producer is not None and producer.op_type == QUANTIZE:
+            base = producer.input[0]
+            producer = view.producer(base)
+        if producer is not None and producer.name:
+            index = list(producer.output).index(base)
+            base = producer.name if index == 0 else f"{producer.name}.{index}"
         node.name = _unique(f"{base}/{node.op_type}", taken)
         for name, wanted in zip(node.input[1:], (f"{base}/scale", "zero_point"), strict=False):
             if view.is_constant(name) and name not in renamed:
@@ -33,19 +40,6 @@ def name_quantizers(model: ModelProto) -> None:
         node.output[:] = [renamed.get(name, name) for name in node.output]
     for entry in [*model.graph.initializer, *model.graph.value_info]:
         entry.name = renamed.get(entry.name, entry.name)
-
-
-def _quantized_tensor(node: NodeProto, view: GraphView) -> str:
-    """What a quantizer is named after: the node, initializer or input that its tensor comes from."""
-    name = node.input[0]
-    producer = view.producer(name)
-    if node.op_type == DEQUANTIZE and producer is not None and producer.op_type == QUANTIZE:
-        name = producer.input[0]
-        producer = view.producer(name)
-    if producer is None or not producer.name:
-        return name
-    index = list(producer.output).index(name)
-    return producer.name if index == 0 else f"{producer.name}.{index}"
 
 
 def _unique(name: str, taken: set[str]) -> str:

@@ -148,20 +148,16 @@ def _taken(tensor: str, count: int, view: GraphView) -> dict[str, tuple[int, int
             joined = True
         elif node.op_type == "Slice" and (bounds := channel_bounds(node, view)) is not None:
             taken[node.output[0]] = (bounds[0], min(bounds[1], count))
-        elif node.op_type == "Split" and axis == 1 and (sizes := _sizes(node, count, view)) is not None:
+        elif node.op_type == "Split" and axis == 1:
+            equal = [count // len(node.output)] * len(node.output)  # where the file says no sizes
+            sizes = view.array(node.input[1]) if len(node.input) > 1 else np.array(equal)
+            if sizes is None or sizes.sum() != count:
+                return {}
             ends = np.cumsum([0, *sizes]).tolist()
             taken |= {name: part for name, part in zip(node.output, pairwise(ends), strict=True) if name}
         else:
             return {}
     return taken if joined else {}
-
-
-def _sizes(node: NodeProto, count: int, view: GraphView) -> list[int] | None:
-    """Sizes of a Split's parts, or None if they are not known."""
-    if len(node.input) > 1:
-        sizes = view.array(node.input[1])
-        return None if sizes is None else [int(size) for size in sizes]
-    return None if count % len(node.output) else [count // len(node.output)] * len(node.output)
 
 
 def compute_parts(cut: Cut, model: ModelProto, view: GraphView) -> list[NodeProto]:
@@ -181,19 +177,16 @@ def compute_parts(cut: Cut, model: ModelProto, view: GraphView) -> list[NodeProt
         for node in (quantizer, dequantizer, *cut.nodes):
             copy = NodeProto()
             copy.CopyFrom(node)
-            copy.name = part_name(node, index) if node not in cut.weights else f"{weight}/{node.op_type}"
+            tensor, slash, kind = node.name.rpartition("/")  # `.../Mul/QuantizeLinear` → `.../Mul.0/QuantizeLinear`
+            copy.name = f"{tensor}.{index}/{kind}" if slash and kind in QDQ else f"{node.name}.{index}"
+            if node in cut.weights:
+                copy.name = f"{weight}/{node.op_type}"
             if node is cut.nodes[-2]:
                 annotate(copy, channels=bounds)
             copy.output[:] = [names[name] for name in node.output]
             rename_inputs(copy, names)
             nodes.append(copy)
     return nodes
-
-
-def part_name(node: NodeProto, index: int) -> str:
-    """`/model.2/cv1/act/Mul` → `.../Mul.0`, `/model.2/cv1/act/Mul/QuantizeLinear` → `.../Mul.0/QuantizeLinear`."""
-    tensor, slash, kind = node.name.rpartition("/")
-    return f"{tensor}.{index}/{kind}" if slash and kind in QDQ else f"{node.name}.{index}"
 
 
 def numbered(weight: str, index: int | str) -> str:

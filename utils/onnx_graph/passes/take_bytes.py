@@ -20,14 +20,11 @@ from utils.onnx_graph.view import BRIGHTEST, QUANTIZE, GraphView, pure, rename_i
 TO_NCHW = [0, 3, 1, 2]
 
 
-def attach_input(model: ModelProto, wanted: InputSpec) -> ModelProto:
-    """A graph that takes images in this form."""
-    return take_bytes(model, wanted) if wanted.kind == "uint8" else model
-
-
 @pure
 def take_bytes(model: ModelProto, form: InputSpec) -> None:
-    """Let a graph take bytes, in the form's layout."""
+    """Let a graph take bytes, in the form's layout, where that is the form."""
+    if form.kind != "uint8":
+        return
     value = model.graph.input[0]
     name = value.name
     view = GraphView(model)
