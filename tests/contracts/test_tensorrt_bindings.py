@@ -166,5 +166,7 @@ def test_an_option_is_taken_or_refused_by_name(real, version, name, value, versi
     if version in SpecifierSet(versions):
         decide(file, api, GPU, config)
     else:
-        with pytest.raises(InputError, match=rf"^TensorRT {version}\.\d+ has no .*--{name.replace('_', '-')}$"):
+        with pytest.raises(
+            InputError, match=rf"^TensorRT {version}\.\d+ has no .*--{name.replace('_', '-')}( {value})?$"
+        ):
             decide(file, api, GPU, config)

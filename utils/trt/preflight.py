@@ -405,7 +405,8 @@ def decide(file: OnnxFile, api: Api | Trtexec, gpu: Gpu | None, config: BuildCon
     check_target(api, gpu, config.targets)
     for name, value in config.options.items():
         if name in BUILDER_OPTIONS and (lacking := api.lacks(BUILDER_OPTIONS[name], value)):
-            raise InputError(f"{api.name} has no {lacking}; leave out --{name.replace('_', '-')}")
+            given = f" {value}" if isinstance(value, str) else ""
+            raise InputError(f"{api.name} has no {lacking}; leave out --{name.replace('_', '-')}{given}")
     typing = choose_typing(file, api, config)
     if file.scaled_bytes and not api.strongly_typed:
         # TensorRT 8.6.0 makes one kernel of the product and the QuantizeLinear, and loses the factor, without an error

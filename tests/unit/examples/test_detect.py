@@ -260,6 +260,9 @@ def test_boxes_of_one_class_suppress_each_other_before_those_of_several_do(progr
     assert done.stdout == (
         "a.png 0 0.900000 20.000 20.000 40.000 40.000\na.png 0 0.300000 6.000 46.000 14.000 54.000\n"
     )
+    (tmp_path / "a.engine.json").write_text(json.dumps({"options": {"strip_weights": True}}, indent=2))
+    refused = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert (refused.returncode, "--strip-weights" in refused.stderr) == (1, True)
 
 
 @pytest.mark.parametrize("headers", os.environ.get("TENSORRT_INCLUDE", "").split(os.pathsep))
