@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from utils.cli import run_program
 from utils.core.errors import InputError
-from utils.core.files import check_file, check_files
+from utils.core.files import check_file, check_files, read_onnx
 from utils.core.options import (
     BatchSize,
     CheckImages,
@@ -105,7 +105,7 @@ def export_qat(options: ExportOptions) -> int:
         need("onnx")
         from utils.onnx_graph import verify
 
-        report = verify.verify_file(options.verify)
+        report = verify.verify(read_onnx(options.verify, check=True))
         print(verify.table(report))
         return 0 if report.ok else 1
     names = list(dict.fromkeys(name.lower() for name in options.include))

@@ -29,7 +29,7 @@ from utils.onnx_graph import export
 from utils.onnx_graph.export import ExportResult
 from utils.onnx_graph.export_config import ExportConfig
 from utils.onnx_graph.qdq_view import QdqGraph
-from utils.onnx_graph.verify import verify_file
+from utils.onnx_graph.verify import verify
 from utils.onnx_graph.view import metadata_of
 
 CPU = torch.device("cpu")
@@ -202,13 +202,13 @@ def test_recipe_travels_with_the_file(recipe: Recipe, floats: int, weights: dict
     for typing in ("strong", "weak"):
         config = ExportConfig((SIDE, SIDE), 1, typing=typing)
         result = export_onnx(network.model, config, tmp_path / "some.onnx", network.metadata())
-        report = verify_file(result.path)
+        report = verify(onnx.load(result.path))
         assert report.ok, report.findings
         assert report.counts["float_convolutions"] == floats
     graph = onnx.load(result.path)
     onnx.helper.set_model_props(graph, {})
     onnx.save(graph, tmp_path / "nameless.onnx")
-    assert {f.rule for f in verify_file(tmp_path / "nameless.onnx").findings} >= {"convolutions"}
+    assert {f.rule for f in verify(graph).findings} >= {"convolutions"}
 
 
 def test_half_of_a_float_network(networks: dict[str, Network], exported):

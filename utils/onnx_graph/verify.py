@@ -16,13 +16,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from onnx import ModelProto, NodeProto
 
 from utils.core.errors import InputError
-from utils.core.files import read_onnx
 from utils.core.text import aligned, columns, plural
 from utils.onnx_graph.qdq_view import FLOAT_MODULES, POOLS, WEIGHTED, QdqGraph
 from utils.onnx_graph.view import DEQUANTIZE, QUANTIZE, attribute, input_spec, metadata_of
@@ -100,15 +98,6 @@ def verify(model: ModelProto) -> GraphReport:
         "float_convolutions": sum(graph.is_float(node) for node in graph.convolutions),
     }
     return GraphReport(tuple(findings), checked, counts)
-
-
-def verify_file(path: str | Path) -> GraphReport:
-    """Check an ONNX file.
-
-    Raises:
-        InputError: the file is missing, is no ONNX, or has no quantizers.
-    """
-    return verify(read_onnx(path, check=True))
 
 
 def table(report: GraphReport) -> str:

@@ -16,7 +16,6 @@ from utils.core.input_spec import FLOATS, InputSpec
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 QDQ = (QUANTIZE, DEQUANTIZE)
 BRIGHTEST = 255  # the byte that is 1.0 in an image of floats
-SHAPE_BYTES = 1024  # a constant of no more may be a shape, or a part of one
 
 
 class GraphView:
@@ -117,24 +116,8 @@ def channel_counts(model: ModelProto) -> dict[str, int]:
 
 
 def with_shapes(model: ModelProto, *, data_prop: bool = False) -> GraphProto:
-    """The graph with the types and shapes that inference finds, and without its weights.
-
-    Inference looks at no weight's values, but would copy them twice: hundreds of megabytes in a large network.
-    """
-    light = ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
-    graph, source = light.graph, model.graph
-    graph.name = source.name
-    for field in ("node", "input", "output", "value_info", "sparse_initializer"):
-        getattr(graph, field).extend(getattr(source, field))
-    inputs = {value.name for value in source.input}
-    for tensor in source.initializer:
-        if tensor.ByteSize() <= SHAPE_BYTES:
-            graph.initializer.append(tensor)
-        elif tensor.name not in inputs:
-            graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
-    found = onnx.shape_inference.infer_shapes(light, data_prop=data_prop).graph
-    del found.input[len(source.input) :]
-    return found
+    """The graph with the types and shapes that inference finds."""
+    return onnx.shape_inference.infer_shapes(model, data_prop=data_prop).graph
 
 
 def opset_of(model: ModelProto) -> int:

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import logging
 import sys
-from contextlib import AbstractContextManager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from utils.core.errors import InputError
-from utils.core.logging import log_level
 from utils.upstream import shims
 from utils.upstream.description import check_description
 
@@ -53,8 +51,3 @@ def import_upstream() -> None:
             describe(*args, **kwargs)
 
     models.yolo.parse_model, models.yolo.model_info = parse_model, model_info
-
-
-def quiet() -> AbstractContextManager[None]:
-    """Keep upstream's own log lines out of ours."""
-    return log_level("yolov5", logging.ERROR)

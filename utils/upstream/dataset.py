@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from utils.core.errors import DataError
-from utils.upstream.checkout import import_upstream, quiet
+from utils.upstream.checkout import import_upstream
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,7 +51,7 @@ def make_dataset(
             }
             return {**known, "hash": "", "results": (len(known), 0, 0, 0, len(known)), "msgs": [], "version": 0}
 
-    with quiet(), tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder:
         listed = Path(folder) / "list.txt"  # upstream looks for images, too, and for a label cache beside the list
         listed.write_text("image.jpg\n")
         dataset = KnownImages(

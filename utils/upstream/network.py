@@ -15,7 +15,7 @@ from utils.core.files import read_yaml
 from utils.core.input_spec import side_in
 from utils.core.tasks import predicted
 from utils.core.text import plural, short_repr
-from utils.upstream.checkout import import_upstream, quiet
+from utils.upstream.checkout import import_upstream
 from utils.upstream.description import (
     HEADS,
     TRAINING_HEAD,
@@ -226,8 +226,7 @@ def build_model(config: Mapping[str, Any] | str | Path, nc: int | None = None) -
     masks = [*description["backbone"], *description["head"]][-1][2] in WITH_MASKS
     kind = SegmentationModel if masks else DetectionModel
     try:
-        with quiet():
-            return kind(description, ch=description.get("ch", 3), nc=nc).eval()
+        return kind(description, ch=description.get("ch", 3), nc=nc).eval()
     except InputError:
         raise
     except Exception as error:  # upstream assumes that layers fit together, and fails anywhere when they do not
