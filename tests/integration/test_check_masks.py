@@ -13,8 +13,7 @@ from onnx import ModelProto, numpy_helper
 from random_networks import random_network, save_float, save_quantized, tiny_with
 from torch import nn
 
-import export_qat
-from utils.jobs import compare_outputs, export
+from utils.jobs import compare_outputs
 from utils.jobs.open import Network, load_network
 from utils.onnx_graph.export_config import ExportConfig
 
@@ -108,21 +107,3 @@ def test_broken_masks_are_found_and_nothing_else(kind, change, message, networks
     problems = compare_outputs.check_onnx(tmp_path / "changed.onnx", network.model, IMAGES, result.quantizers).problems
     assert any(problem.startswith(message) for problem in problems), problems
     assert all(problem.startswith(("prototype: ", "mask coefficient: ", "share of the masks'")) for problem in problems)
-
-
-def test_the_program_fails(weights, tmp_path, capsys, monkeypatch):
-    original = export.export_forms
-
-    def careless(model, *arguments):
-        results = original(model, *arguments)
-        with torch.no_grad():
-            model.model[-1].proto.conv.weight.mul_(1.2)
-        return results
-
-    monkeypatch.setattr(export, "export_forms", careless)
-    words = ["--weights", weights["float"], "--output", tmp_path / "net.onnx", "--imgsz", SIDE, "--device", "cpu"]
-    assert export_qat.main([str(word) for word in words]) == 1
-    err = capsys.readouterr().err
-    assert err.startswith("error: differs from PyTorch, see --debug: ")
-    assert f"{tmp_path / 'net.onnx'}: prototype: " in err
-    assert "box: " not in err

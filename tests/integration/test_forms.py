@@ -17,7 +17,7 @@ import onnx
 import pytest
 import torch
 from deepstream_parser import objects_in, parse_as_deepstream
-from forms import FLAGS_OF, LOW, SIDE, Program, images, lively, run, with_outputs
+from forms import FLAGS_OF, LOW, SIDE, Program, documented_commands, images, lively, run, with_outputs
 from onnx import numpy_helper
 from random_networks import TINY, random_network, save_float, save_quantized
 
@@ -309,17 +309,8 @@ def test_a_training_network_exports_its_main_branch_only(weights: dict[str, Path
 # --- docs/export.md ---------------------------------------------------------------------------------------------------
 
 
-def documented_commands() -> list[str]:
-    """The commands of the table of output formats."""
-    text = (ROOT / "docs/export.md").read_text(encoding="utf-8")
-    section = text[text.index("## Output formats") :]
-    section = section[: section.index("\n## ", 1)]
-    rows = [line for line in section.splitlines() if line.startswith("|") and "python export" in line]
-    return [row.rsplit("`", 2)[1] for row in rows]
-
-
 def test_documented_commands_do_what_their_rows_say(weights: dict[str, Path], tmp_path: Path, program: Program):
-    commands = documented_commands()
+    commands = documented_commands("## Output formats")
     assert len(commands) >= 9
     names = {"yolov9-c-converted.pt": "float", "qat_best.pt": "quantized", "yolov9-c.pt": "dual"}
     for name, kind in names.items():

@@ -14,10 +14,10 @@ import numpy as np
 import onnx
 import pytest
 import torch
-import torchvision
 from deepstream_parser import masked_objects_in, parse_masks_as_deepstream
-from forms import FLAGS, FLAGS_OF, LOW, SIDE, Program, images, lively, with_outputs
+from forms import FLAGS, FLAGS_OF, LOW, SIDE, Program, documented_commands, images, lively, with_outputs
 from forms import run as run_file
+from mask_graph import pooled
 from onnx import numpy_helper
 from random_networks import TINY, random_network, save_float, save_quantized, tiny_with
 
@@ -56,14 +56,6 @@ def run(path: Path, images: torch.Tensor) -> dict[str, torch.Tensor]:
     return {name: torch.from_numpy(value) for name, value in run_file(path, images).items()}
 
 
-def pooled(given: Prediction, image: int, rows: torch.Tensor, size: tuple[int, int]) -> np.ndarray:
-    maps = torchvision.ops.roi_align(
-        given.prototypes[image : image + 1], [rows[:, :4]], size, spatial_scale=0.25, sampling_ratio=1, aligned=True
-    )
-    coefficients = given.coefficients[image][:, rows[:, 6].long()].T
-    return torch.einsum("nk,nkhw->nhw", coefficients, maps).sigmoid().numpy()
-
-
 # --- NMS inside -------------------------------------------------------------------------------------------------------
 
 
@@ -95,7 +87,7 @@ def test_masks_are_those_of_the_plain_file(
         assert count == len(rows) > 10
         masks = found["det_masks"][index]
         assert not masks[count:].any()
-        apart = np.abs(masks[:count].view(-1, 28, 28).numpy() - pooled(given, index, rows, (28, 28)))
+        apart = np.abs(masks[:count].view(-1, 28, 28).numpy() - pooled(given, index, rows, 28).numpy())
         assert (apart.max((1, 2)) < 1e-3).mean() > 0.9  # equal scores may come in another order
         assert np.median(apart.max((1, 2))) < 2e-5
     entries = metadata_of(onnx.load(tmp_path / "net-end2end.onnx"))
@@ -128,7 +120,9 @@ def test_deepstream_export(kind: str, weights: dict[str, Path], tmp_path: Path, 
     given = Prediction.of(results, SEGMENT)
     for index, rows in enumerate(non_max_suppression(given, LOW, 0.6, max_det=40)):
         objects = parse_masks_as_deepstream(results["output"][index].numpy(), 96, 64, [LOW] * 10)
-        expected = masked_objects_in(rows[:, :6].numpy(), pooled(given, index, rows, (16, 24)), 96, 64, [LOW] * 10)
+        expected = masked_objects_in(
+            rows[:, :6].numpy(), pooled(given, index, rows, (16, 24)).numpy(), 96, 64, [LOW] * 10
+        )
         assert len(objects) == len(expected) > 10
         for (box, mask), (other, wanted) in zip(objects, expected, strict=True):
             np.testing.assert_allclose(box, other, atol=0.05)
@@ -265,21 +259,12 @@ def test_check_finds_mistakes(form: str, change, exported, tmp_path: Path):
 # --- docs/export.md ---------------------------------------------------------------------------------------------------
 
 
-def documented_commands() -> list[str]:
-    """The commands of the table of output formats of segmentation networks."""
-    text = (ROOT / "docs/export.md").read_text(encoding="utf-8")
-    section = text[text.index("## Output formats of segmentation networks") :]
-    section = section[: section.index("\n## ", 1)]
-    rows = [line for line in section.splitlines() if line.startswith("|") and "python export" in line]
-    return [row.rsplit("`", 2)[1] for row in rows]
-
-
 def test_documented_commands_do_what_their_rows_say(weights: dict[str, Path], tmp_path: Path, program: Program):
     names = {"qat_best_seg.pt": "quantized", "gelan-c-seg.pt": "float"}
     for name, kind in names.items():
         (tmp_path / name).write_bytes(weights[kind].read_bytes())
     made = []
-    for command in documented_commands():
+    for command in documented_commands("## Output formats of segmentation networks"):
         _, file, *words = shlex.split(command)
         main = {"export_qat.py": export_qat.main, "export_yoloV9.py": export_yoloV9.main}[file]
         words = [str(tmp_path / word) if word in names else word for word in words]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import onnx
 import torch
+import torchvision
 from onnx import TensorProto, helper
 
 from utils.core.tasks import DETECT, SEGMENT, Layout, Prediction
@@ -45,3 +46,12 @@ def prediction(seed: int = 0, batch: int = 3, height: int = HEIGHT, width: int =
     coefficients = torch.randn(batch, COEFFICIENTS, ANCHORS, generator=random)
     maps = torch.randn(batch, COEFFICIENTS, height // 4, width // 4, generator=random)
     return Prediction(torch.cat([middle, size, scores, coefficients], 1), Layout(CLASSES, COEFFICIENTS), maps)
+
+
+def pooled(found: Prediction, image: int, rows: torch.Tensor, size: int | tuple[int, int]) -> torch.Tensor:
+    """Masks in their boxes' frames: torchvision pools the prototypes for each box, then they are summed."""
+    maps = torchvision.ops.roi_align(
+        found.prototypes[image : image + 1], [rows[:, :4]], size, spatial_scale=0.25, sampling_ratio=1, aligned=True
+    )
+    coefficients = found.coefficients[image][:, rows[:, 6].long()].T
+    return torch.einsum("nk,nkhw->nhw", coefficients, maps).sigmoid()

@@ -1,10 +1,65 @@
-"""AP of boxes and masks, and the one number of both."""
+"""AP of boxes and masks, the one number of both, AP of resampled images, and the standard errors that follow."""
 
 from __future__ import annotations
 
+import statistics
+
 import pytest
 
-from utils.core.score import Score
+from utils.core.score import Difference, Resampled, Score, difference_error
+
+KEY = "0123456789abcdef" * 2
+
+
+def test_text_and_back():
+    one = Resampled.of(KEY, [0.7123456789, 1.0, 0.0])
+    assert one.ap == (0.7123457, 1.0, 0.0)
+    assert one.to_text() == f"{KEY} 0.7123457 1.0000000 0.0000000"
+    assert Resampled.from_text(one.to_text()) == one
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        KEY,
+        f"{KEY} 0.5000000",  # one resampling has no spread
+        f"{KEY} 0.5000000 1.0000001",
+        f"{KEY} 0.5000000 nan",
+        f"{KEY} 0.5000000 0.5",
+        f"{KEY.upper()} 0.5000000 0.5000000",
+    ],
+)
+def test_other_texts_are_refused(text):
+    with pytest.raises(ValueError, match="seven digits"):
+        Resampled.from_text(text)
+
+
+def test_the_error_of_a_difference_is_that_of_the_differences():
+    one, other = Resampled.of(KEY, [0.70, 0.72, 0.69]), Resampled.of(KEY, [0.69, 0.715, 0.68])
+    assert one.error == pytest.approx(statistics.stdev([0.70, 0.72, 0.69]))
+    assert difference_error(other, one) == pytest.approx(statistics.stdev([0.01, 0.005, 0.01]))
+    assert difference_error(one, one) == 0
+
+
+def test_other_images_or_another_number_of_resamplings_do_not_compare():
+    one = Resampled.of(KEY, [0.70, 0.72])
+    assert difference_error(one, Resampled.of(KEY[::-1], [0.70, 0.72])) is None
+    assert difference_error(one, Resampled.of(KEY, [0.70, 0.72, 0.71])) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "text", "significant"),
+    [
+        (-0.00182, 0.00091, "-0.0018 ± 0.0009", True),
+        (-0.00181, 0.00091, "-0.0018 ± 0.0009", False),
+        (0.0005, None, "+0.0005", False),
+        (0.0005, 0.0, "+0.0005 ± 0.0000", True),
+        (0.0, 0.0, "+0.0000 ± 0.0000", False),
+    ],
+)
+def test_a_difference_is_one_from_two_standard_errors_on(value, error, text, significant):
+    assert str(Difference(value, error)) == text
+    assert Difference(value, error).significant is significant
 
 
 @pytest.mark.parametrize(

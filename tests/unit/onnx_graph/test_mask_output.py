@@ -7,9 +7,8 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-import torchvision
 from deepstream_parser import masked_objects_in, parse_masks_as_deepstream
-from mask_graph import FIXED, HEIGHT, WIDTH, prediction, raw_graph
+from mask_graph import FIXED, HEIGHT, WIDTH, pooled, prediction, raw_graph
 
 from utils.core.tasks import DETECT, Prediction
 from utils.evaluation.masks import Masks
@@ -34,15 +33,6 @@ def run(model: onnx.ModelProto, found: Prediction, **more: np.ndarray) -> dict[s
     taken = {value.name for value in session.get_inputs()}
     results = session.run(names, {name: value for name, value in feeds.items() if name in taken})
     return dict(zip(names, results, strict=True))
-
-
-def pooled(found: Prediction, image: int, rows: torch.Tensor, size: int | tuple[int, int]) -> torch.Tensor:
-    """Masks in their boxes' frames: torchvision pools the prototypes for each box, then they are summed."""
-    maps = torchvision.ops.roi_align(
-        found.prototypes[image : image + 1], [rows[:, :4]], size, spatial_scale=0.25, sampling_ratio=1, aligned=True
-    )
-    coefficients = found.coefficients[image][:, rows[:, 6].long()].T
-    return torch.einsum("nk,nkhw->nhw", coefficients, maps).sigmoid()
 
 
 def detections(found: Prediction, settings: NmsSettings) -> list[torch.Tensor]:
@@ -171,6 +161,3 @@ def test_deepstream_parser_finds_boxes_and_masks(dynamic: tuple[str, ...]):
         for (box, mask), (other, wanted) in zip(objects, expected, strict=True):
             np.testing.assert_allclose(box, other, atol=1e-4)
             np.testing.assert_allclose(mask, wanted, atol=2e-5)
-
-
-# --- what is said and refused -----------------------------------------------------------------------------------------

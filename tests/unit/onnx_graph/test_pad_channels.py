@@ -7,7 +7,7 @@ import onnx
 import pytest
 from int8_network import Network, block, nodes, run
 from onnx import ModelProto, helper, numpy_helper
-from qdq_graph import SIZE, good_graph
+from qdq_graph import SIZE
 
 from utils.onnx_graph.passes.align_channels import align_channels
 from utils.onnx_graph.provenance import number_quantizers, provenance_of, without_provenance
@@ -151,10 +151,6 @@ def test_what_cannot_be_widened_stays(change):
     result, layouts = with_layouts(model)
     assert (result, layouts) == (model, {})
     assert with_layouts(block(24))[1] != {}  # the same without the change
-
-
-def test_a_graph_of_whole_blocks_stays():
-    assert with_layouts(good_graph())[1] == {}
 
 
 def test_slices_and_resizes_follow():
