@@ -31,7 +31,7 @@ LONGEST = """
     demo graphs_strong graphs_weak files_of_1_0
     sensitive_program rtx_builds export gelan_c evaluation input_forms distributed resume networks
     qat_program segmentation_evaluation reparameterization mask_forms export_networks demo_masks forms
-    segmenters quickstart hostile_resume hostile_files setup_on_upstream hostile_recipes
+    segmenters quickstart hostile_resume hostile_files setup_on_upstream
     check_masks val_trt fused_network hostile_output
     benchmark_programs fork_server install_dependencies engine_programs
     benchmark calibration segmentation_loop patch_yolov9 page finetune fused_cuda loop

@@ -206,6 +206,8 @@ def test_recipe_travels_with_the_file(recipe: Recipe, floats: int, weights: dict
         assert report.ok, report.findings
         assert report.counts["float_convolutions"] == floats
     graph = onnx.load(result.path)
+    named = json.loads(metadata_of(graph)["float_modules"])
+    assert named == list(network.model.quantization_plan.float_convolutions)
     onnx.helper.set_model_props(graph, {})
     onnx.save(graph, tmp_path / "nameless.onnx")
     assert {f.rule for f in verify(graph).findings} >= {"convolutions"}

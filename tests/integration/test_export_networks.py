@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +10,11 @@ import onnx
 import pytest
 import torch
 from exported_files import SIDE, assert_close, export_onnx, predict, program, random_images, run
-from random_networks import TINY, random_network, save_float, save_quantized
+from random_networks import TINY, narrow, random_network, save_float, save_quantized
 
 from models.quantize import checkpoint, placement
 from models.quantize.flow import export_mode
+from models.quantize.recipe import Recipe
 from utils.jobs.compare_tensors import compare_tensors
 from utils.jobs.open import Network, load_network
 from utils.onnx_graph.export_config import ExportConfig
@@ -58,6 +60,19 @@ def test_a_head_that_was_cut_down_to_fewer_levels(tmp_path: Path, capsys: pytest
     code, out, err = program(capsys, "--weights", weights, "--output", tmp_path / "a.onnx", "--device", "cpu")
     assert (code, err) == (0, [])
     assert out[-1] == "matches PyTorch (rounding only)"
+
+
+@pytest.mark.parametrize("recipe", [Recipe(add="residual"), Recipe(float=("model.17",))], ids=["residual", "float"])
+def test_sums_of_several_layers_hold_with_an_input_or_a_reader_in_float(
+    recipe: Recipe, upstream_yaml: Callable[[str], Path], tmp_path: Path
+):
+    """gelan-e adds up to five layers, in model.16 for instance: the first four are enlarged before."""
+    weights = save_float(tmp_path / "gelan-e.pt", random_network(narrow(upstream_yaml("gelan-e"))))
+    network = load_network(save_quantized(tmp_path / "some.pt", weights, recipe), CPU)
+    config = ExportConfig((SIDE, SIDE), 1, typing="weak")
+    report = export_onnx(network.model, config, tmp_path / "some.onnx", network.metadata()).report
+    assert report.ok, report.findings
+    assert report.counts["float_convolutions"] == len(recipe.float)
 
 
 WIDE = "64 channels"

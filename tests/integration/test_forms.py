@@ -37,8 +37,6 @@ from utils.onnx_graph.output_formats import NmsSettings
 from utils.onnx_graph.view import metadata_of
 from utils.runners.onnxrt import OnnxRuntimeRunner
 
-ROOT = Path(__file__).resolve().parents[2]
-
 # two branches: the head's first three inputs are the auxiliary one's
 DUAL = copy.deepcopy(TINY) | {"head": [*TINY["head"][:-1], [[3, 4, 5, 3, 8, 6], 1, "DualDDetect", ["nc"]]]}
 

@@ -36,7 +36,6 @@ from utils.onnx_graph.output_formats import NmsSettings
 from utils.onnx_graph.view import metadata_of
 from utils.runners.onnxrt import OnnxRuntimeRunner
 
-ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
 
 
