@@ -123,7 +123,11 @@ def choose_variant(model: Any, name: str | None, where: str | Path) -> Variant:
         InputError: these are two different ones, or the network is none of upstream's and has other layers than the
             one that was asked for.
     """
-    layers, stem, down, kind = facts = _facts(model)
+    kinds = [type(layer).__name__ for layer in model.model]
+    layers, kind = len(kinds), kinds[-1]
+    stem = next((module.out_channels for module in model.modules() if isinstance(module, nn.Conv2d)), 0)
+    down = next((name for name in kinds if name in ("AConv", "ADown")), "no AConv or ADown")
+    facts = layers, stem, down, kind
     found = next((v for v in VARIANTS.values() if (v.head + 1, v.stem, v.down, v.kind) == facts), None)
     if found is not None:
         if name not in (None, found.name):
@@ -160,14 +164,6 @@ def derive(description: Mapping[str, Any]) -> Variant:
     spans = tuple((index, index, source) for index, source in enumerate(sorted(needed)))
     auxiliary = tuple((index, index) for index in range(head) if index not in needed)
     return Variant("main branch", spans, head, auxiliary, 0, "", kind)
-
-
-def _facts(model: Any) -> tuple[int, int, str, str]:
-    """Number of layers, channels of the first convolution, class of the first down-sampling block, that of the head."""
-    stem = next((module.out_channels for module in model.modules() if isinstance(module, nn.Conv2d)), 0)
-    kinds = [type(layer).__name__ for layer in model.model]
-    down = next((kind for kind in kinds if kind in ("AConv", "ADown")), "no AConv or ADown")
-    return len(model.model), stem, down, kinds[-1]
 
 
 def deploy_description(training: Mapping[str, Any], variant: Variant, nc: int) -> dict[str, Any]:

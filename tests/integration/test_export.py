@@ -209,7 +209,6 @@ def test_recipe_travels_with_the_file(recipe: Recipe, floats: int, weights: dict
     named = json.loads(metadata_of(graph)["float_modules"])
     assert named == list(network.model.quantization_plan.float_convolutions)
     onnx.helper.set_model_props(graph, {})
-    onnx.save(graph, tmp_path / "nameless.onnx")
     assert {f.rule for f in verify(graph).findings} >= {"convolutions"}
 
 

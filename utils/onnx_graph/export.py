@@ -87,7 +87,10 @@ def export_forms(
     quantizers = provenance_of(graph) if quantized else None
     graph = without_provenance(graph)
     named = {FLOAT_MODULES: json.dumps(list(plan.float_convolutions))} if quantized else {}
-    entries = {**properties, **_metadata(config), **named}
+    entries = {
+        **properties, **named, "imgsz": json.dumps(list(config.imgsz)), "batch": str(config.batch_size),
+        "dynamic": config.dynamic, "typing": config.typing, "opset": str(config.opset),
+    }  # fmt: skip
     return [_write(graph, form, path, entries, quantizers, config.input) for path, form in files.items()]
 
 
@@ -201,16 +204,6 @@ def _unmerged() -> Iterator[None]:
         yield
     finally:
         setattr(torch._C, name, merge)
-
-
-def _metadata(config: ExportConfig) -> dict[str, str]:
-    return {
-        "imgsz": json.dumps(list(config.imgsz)),
-        "batch": str(config.batch_size),
-        "dynamic": config.dynamic,
-        "typing": config.typing,
-        "opset": str(config.opset),
-    }
 
 
 def _shapes(values: Any) -> dict[str, tuple[int | str, ...]]:

@@ -158,7 +158,11 @@ def _attach(model: ModelProto, tail: GraphAppender, raw: _Raw, settings: NmsSett
     _say(model, nms=json.dumps(asdict(settings)))
     if settings.kind == "efficient":
         _plugin(model, tail, boxes, scores, settings)
-        kept = _found_again(tail, boxes, settings) if coefficients else None
+        kept = None
+        if coefficients:  # the plugin does not say which boxes it keeps, so they are looked for
+            number, found, *_ = DETECT.detections
+            (valid,) = tail.add("Less", tail.value(np.arange(settings.topk), np.int32), number)
+            kept = Kept(found, mask_output.nearest_box(tail, boxes, found), valid, settings.topk)
     else:
         kept = _standard(tail, boxes, scores, raw.layout.nc, raw.anchors, settings)
     if kept is None or not coefficients:
@@ -178,7 +182,10 @@ class _Raw:
     @classmethod
     def of(cls, model: ModelProto) -> _Raw:
         """Raises `InputError` if a cell of the prototypes has not four pixels of the input in each direction."""
-        images, *values = (_shape(value) for value in (model.graph.input[0], *model.graph.output))
+        images, *values = (
+            [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
+            for value in (model.graph.input[0], *model.graph.output)
+        )
         shapes = dict(zip((value.name for value in model.graph.output), values, strict=True))
         batch, rows, anchors = shapes[DETECT.prediction]
         if SEGMENT.prototypes not in shapes:
@@ -191,10 +198,6 @@ class _Raw:
                     "of prototypes with a cell for 4 pixels in each direction, as upstream's heads have them"
                 )
         return cls(batch, Layout.of_rows(int(rows), int(nm)), anchors, (height, width))
-
-
-def _shape(value: ValueInfoProto) -> list[int | str]:
-    return [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
 
 
 def _say(model: ModelProto, **entries: str) -> None:
@@ -234,13 +237,6 @@ def _plugin(model: ModelProto, tail: GraphAppender, boxes: str, scores: str, set
         iou_threshold=settings.iou_thres, score_threshold=settings.conf_thres,
     )  # fmt: skip
     model.opset_import.append(helper.make_opsetid(PLUGIN_DOMAIN, 1))
-
-
-def _found_again(tail: GraphAppender, boxes: str, settings: NmsSettings) -> Kept:
-    """What the plugin keeps: it does not say which boxes that is, so they are looked for."""
-    number, found, *_ = DETECT.detections
-    (valid,) = tail.add("Less", tail.value(np.arange(settings.topk), np.int32), number)
-    return Kept(found, mask_output.nearest_box(tail, boxes, found), valid, settings.topk)
 
 
 def _standard(

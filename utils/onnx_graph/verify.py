@@ -306,7 +306,11 @@ def residual(graph: QdqGraph) -> Check:
         result = graph.quantizers(node.output[0])
         if len(inputs) < 2 or not (quantized or result) or (graph.is_float(node) and not result):
             continue
-        fused = [name for name in inputs if name not in quantized and _fuses_into_add(graph, name)]
+        fused = [  # a convolution's own result, or the sum before it in a chain of Adds
+            name for name in inputs
+            if name not in quantized and len(graph.view.consumers(name)) == 1
+            and (_is_sum(graph, name) or graph.from_weighted(name))
+        ]  # fmt: skip
         if not quantized and not any(_is_sum(graph, name) for name in fused):
             yield node.name, "neither input is quantized"
         elif len(quantized) + len(fused) < len(inputs):
@@ -314,11 +318,6 @@ def residual(graph: QdqGraph) -> Check:
             yield node.name, f"its input {other} is neither quantized nor a convolution's own result"
         else:
             yield node.name, None
-
-
-def _fuses_into_add(graph: QdqGraph, tensor: str) -> bool:
-    """Whether a float input of an Add is a convolution's own result, or the sum before it in a chain of Adds."""
-    return (_is_sum(graph, tensor) or graph.from_weighted(tensor)) and len(graph.view.consumers(tensor)) == 1
 
 
 def _is_sum(graph: QdqGraph, tensor: str) -> bool:

@@ -140,9 +140,11 @@ def _check_file(where: Path, config: ModelConfig, path: Path, file: ServedFile) 
         _require(valid, f"{where} has {', '.join(sorted(names))}; {path} has {', '.join(sorted(known))}")
         for tensor in side:
             spec = known[tensor.name]
-            shape = [-1 if size is None else size for size in spec.shape]
-            valid = DataType.Name(tensor.data_type) == data_type(spec) and _fits(_whole(tensor, config), shape)
-            _require(valid, f"{where}: {_text(tensor)} with this max_batch_size is {spec} in {path}")
+            kind, sizes = DataType.Name(tensor.data_type), _whole(tensor, config)
+            own = [-1 if size is None else size for size in spec.shape]  # where -1 is any size
+            fits = len(sizes) == len(own) and all(one in (-1, other) for one, other in zip(sizes, own, strict=True))
+            words, valid = f"{tensor.name} {kind}{list(tensor.dims)}", kind == data_type(spec) and fits
+            _require(valid, f"{where}: {words} with this max_batch_size is {spec} in {path}")
     if file.profile:
         (low, high), sizes = file.profile, _whole(config.input[0], config)
         within = all(a <= size <= b for size, a, b in zip(sizes, low, high, strict=True) if size != -1)
@@ -150,15 +152,6 @@ def _check_file(where: Path, config: ModelConfig, path: Path, file: ServedFile) 
         _require(valid, f"{where}: {sizes}, batches up to {config.max_batch_size}: not within profile {low} to {high}")
 
 
-def _text(tensor: Any) -> str:
-    return f"{tensor.name} {DataType.Name(tensor.data_type)}{list(tensor.dims)}"
-
-
 def _whole(tensor: Any, config: ModelConfig) -> list[int]:
     """The shape with the batch."""
     return [*([-1] if config.max_batch_size else []), *tensor.dims]
-
-
-def _fits(dims: Sequence[int], shape: Sequence[int]) -> bool:
-    """Whether dims are one of the shapes that `shape` stands for, where -1 is any size."""
-    return len(dims) == len(shape) and all(size in (-1, own) for own, size in zip(dims, shape, strict=True))

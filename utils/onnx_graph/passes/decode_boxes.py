@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import ModelProto, NodeProto
 
+from utils.onnx_graph.qdq_view import comparable
 from utils.onnx_graph.view import GraphAppender, GraphView, attribute, drop_unused, pure, set_nodes
 
 # cx, cy, w, h from the distances to left, top, right and bottom; cx and cy from the anchor's point
@@ -103,14 +104,15 @@ def _ends(view: GraphView, near: str, far: str) -> tuple[str, str, NodeProto] | 
     if low is None or high is None or low.input[1] != near:
         return None
     anchors = _other(high, far)
-    if not _equal(view, low.input[0], anchors):
+    if comparable(low.input[0], view) != comparable(anchors, view):
         return None
     corners = {low.output[0], high.output[0]}
     both = [node for node in view.consumers(low.output[0]) if set(node.input) == corners]
     total = next((node for node in both if node.op_type == "Add"), None)
     size = next((node for node in both if node.op_type == "Sub" and node.input[0] == high.output[0]), None)
     middle = _follower(view, total.output[0], "Div") if total is not None else None
-    if size is None or middle is None or not _equal_to(view, middle.input[1], 2.0):
+    divisor = view.array(middle.input[1]) if middle is not None else None
+    if size is None or middle is None or divisor is None or divisor.size != 1 or divisor.item() != 2:
         return None
     joined = _follower(view, middle.output[0], "Concat")
     if joined is None or list(joined.input) != [middle.output[0], size.output[0]] or attribute(joined, "axis") != 1:
@@ -133,14 +135,3 @@ def _follower(view: GraphView, tensor: str, kind: str) -> NodeProto | None:
 def _other(node: NodeProto, name: str) -> str:
     """The input of a node with two that is not `name`."""
     return str(node.input[1] if node.input[0] == name else node.input[0])
-
-
-def _equal(view: GraphView, one: str, other: str) -> bool:
-    """Whether two tensors are the same, or constants of equal values."""
-    first, second = view.array(one), view.array(other)
-    return one == other or (first is not None and second is not None and np.array_equal(first, second))
-
-
-def _equal_to(view: GraphView, name: str, number: float) -> bool:
-    value = view.array(name)
-    return value is not None and value.size == 1 and value.item() == number
