@@ -98,25 +98,6 @@ def test_files_compute_what_torch_computes(kind: str, options: dict, networks: d
             assert_close(runner.infer({"images": images})["output0"].numpy(), expected, pixels, score)
 
 
-@pytest.mark.parametrize("typing", ["weak", "strong"])
-def test_both_typings_hold_the_same_integers(typing: str, networks: dict[str, Network], tmp_path: Path):
-    """Scales are float16 numbers, so that FP16 keeps them, and weights stay whole multiples of theirs."""
-    config = ExportConfig((SIDE, SIDE), 1, typing=typing, int8_weights=True, for_int8_kernels=False)
-    context = QdqGraph(onnx.load(export_onnx(networks["quantized"].model, config, tmp_path / "file.onnx", {}).path))
-    modules = dict(networks["quantized"].model.named_modules())
-    assert context.convolutions
-    for conv in context.convolutions:
-        module = modules[context.path(conv)]
-        scale = backend.get_amax(module.weight_quantizer).flatten().numpy() / 127
-        found = context.view.array(context.dequantizer(conv.input[1]).input[1])
-        assert found.dtype == (np.float16 if typing == "strong" else np.float32)
-        np.testing.assert_array_equal(found.astype(np.float32), scale)
-        levels = np.clip(np.rint(module.weight.detach().numpy() / scale[:, None, None, None]), -128, 127)
-        np.testing.assert_array_equal(
-            without_zero_blocks(context.view.array(context.weight_name(conv)), module), levels
-        )
-
-
 def without_zero_blocks(weight: np.ndarray, module: torch.nn.Conv2d) -> np.ndarray:
     """`[C_out, C_in, h, w]` → `[C_out, C_in / groups, h, w]` of a convolution in groups that was written as dense."""
     if weight.shape[1] == module.weight.shape[1]:
@@ -124,6 +105,30 @@ def without_zero_blocks(weight: np.ndarray, module: torch.nn.Conv2d) -> np.ndarr
     blocks = weight.reshape(module.groups, module.out_channels // module.groups, module.groups, -1, *weight.shape[2:])
     assert np.count_nonzero(weight) == sum(np.count_nonzero(blocks[i, :, i]) for i in range(module.groups))
     return np.concatenate([blocks[i, :, i] for i in range(module.groups)])
+
+
+@pytest.mark.parametrize("options", [{}, {"int8_weights": True}, {"int8_weights": True, "typing": "strong"}])
+def test_weights_are_the_integers_of_the_torch_network(options: dict, networks: dict[str, Network], exported):
+    """Also where a weight lies between two levels, as half of the largest one does.
+
+    Scales are float16 numbers, so that FP16 keeps them, and weights stay whole multiples of theirs.
+    """
+    network = networks["quantized"]
+    context = QdqGraph(onnx.load(exported("quantized", for_int8_kernels=False, **options).path))
+    modules = dict(network.model.named_modules())
+    assert context.convolutions
+    for conv in context.convolutions:
+        module = modules[context.path(conv)]
+        scale = backend.get_amax(module.weight_quantizer).flatten().numpy() / 127
+        found = context.view.array(context.dequantizer(conv.input[1]).input[1])
+        assert found.dtype == (np.float16 if "typing" in options else np.float32)
+        np.testing.assert_array_equal(found.astype(np.float32), scale)
+        with torch.no_grad():
+            expected = module.weight_quantizer(module.weight).numpy()
+        if options:
+            expected = np.rint(expected / scale[:, None, None, None])
+        stored = context.view.array(context.weight_name(conv))
+        np.testing.assert_array_equal(without_zero_blocks(stored, module), expected)
 
 
 @pytest.mark.parametrize("options", [{"simplify": True}, {"opset": 13}, {"int8_weights": True}, {"dynamic": "all"}])
@@ -149,19 +154,6 @@ def test_agreement_sees_a_changed_scale_and_a_changed_weight(networks: dict[str,
         tensor.CopyFrom(onnx.numpy_helper.from_array(changed, name))
         agreement = compare_tensors(network.model, graph, random_images(), result.quantizers)
         assert agreement.output > 0.01 if name.startswith("model.9") else agreement.fraction > 1e-3
-
-
-def test_weights_are_the_integers_of_the_torch_network(networks: dict[str, Network], exported):
-    """Also where a weight lies between two levels, as half of the largest one does."""
-    network = networks["quantized"]
-    context = QdqGraph(onnx.load(exported("quantized", for_int8_kernels=False).path))
-    modules = dict(network.model.named_modules())
-    for conv in context.convolutions:
-        module = modules[context.path(conv)]
-        with torch.no_grad():
-            expected = module.weight_quantizer(module.weight).numpy()
-        stored = context.view.array(context.weight_name(conv))
-        np.testing.assert_array_equal(without_zero_blocks(stored, module), expected)
 
 
 @pytest.mark.parametrize(("name", "side"), [("demo", 160), ("gelan-c, narrow", 160), ("gelan-e, narrow", 160)])

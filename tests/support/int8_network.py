@@ -7,6 +7,8 @@ import onnxruntime
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 from qdq_graph import SIZE, Builder
 
+from utils.onnx_graph.view import attribute
+
 
 def run(model: ModelProto, batch: int = 2) -> np.ndarray:
     options = onnxruntime.SessionOptions()  # as written: float arithmetic between quantizers
@@ -57,3 +59,10 @@ def block(parts: int) -> ModelProto:
 
 def nodes(model: ModelProto, kind: str) -> list[NodeProto]:
     return [node for node in model.graph.node if node.op_type == kind]
+
+
+def one_scale_for_all_weights(model: ModelProto) -> None:
+    names = {name for node in nodes(model, "QuantizeLinear") if attribute(node, "axis") == 0 for name in node.input[1:]}
+    for tensor in model.graph.initializer:
+        if tensor.name in names:
+            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).flat[0].reshape(()), tensor.name))

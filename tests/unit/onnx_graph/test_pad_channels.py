@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from int8_network import Network, block, nodes, run
+from int8_network import Network, block, nodes, one_scale_for_all_weights, run
 from onnx import ModelProto, helper, numpy_helper
 from qdq_graph import SIZE
 
@@ -97,13 +97,6 @@ def float_activations(model: ModelProto) -> None:
     for node in model.graph.node:
         node.input[:] = [around.get(name, name) for name in node.input]
     drop_unused(model)
-
-
-def one_scale_for_all_weights(model: ModelProto) -> None:
-    names = {name for node in nodes(model, "QuantizeLinear") if attribute(node, "axis") == 0 for name in node.input[1:]}
-    for tensor in model.graph.initializer:
-        if tensor.name in names:
-            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).flat[0].reshape(()), tensor.name))
 
 
 def weights_in_constant_nodes(model: ModelProto) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx
 import pytest
-from int8_network import Network, nodes, run
+from int8_network import Network, nodes, one_scale_for_all_weights, run
 from onnx import ModelProto, helper, numpy_helper
 
 from utils.onnx_graph.passes.align_channels import align_channels
@@ -142,12 +142,6 @@ def in_groups(model: ModelProto) -> None:
     for tensor in model.graph.initializer:
         if tensor.name == "cv1.conv.weight":
             tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor)[:, :1], tensor.name))
-
-
-def one_scale_for_all_weights(model: ModelProto) -> None:
-    for tensor in model.graph.initializer:
-        if tensor.name in ("cv1.conv.weight/scale", "cv1.conv.weight/zero_point"):
-            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).flat[0].reshape(()), tensor.name))
 
 
 def slopes_by_channel(model: ModelProto) -> None:
