@@ -9,7 +9,6 @@ import numpy as np
 import onnx
 import onnxruntime
 import torch
-from documentation import ROOT
 from torch import nn
 
 from utils.runners.onnxrt import open_session
@@ -64,7 +63,7 @@ def with_outputs(path: Path, target: Path, names: Sequence[str]) -> Path:
 
 def documented_commands(heading: str) -> list[str]:
     """The commands of the table below a heading of docs/export.md."""
-    text = (ROOT / "docs/export.md").read_text(encoding="utf-8")
+    text = (Path(__file__).resolve().parents[2] / "docs/export.md").read_text(encoding="utf-8")
     section = text[text.index(f"{heading}\n") :]
     rows = [line for line in section[: section.index("\n## ", 1)].splitlines() if line.startswith("|")]
     return [row.rsplit("`", 2)[1] for row in rows if "python export" in row]
