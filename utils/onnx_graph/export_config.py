@@ -69,10 +69,6 @@ class ExportConfig:
             raise InputError(
                 f"--opset {self.opset} is outside {OPSETS[0]} to {OPSETS[-1]}; 17 suits TensorRT 8.6 and later"
             )
-        if min(self.imgsz) < 1 or self.batch_size < 1:
-            raise InputError(f"--imgsz {self.imgsz} and --batch-size {self.batch_size} must be positive")
-        if self.dynamic not in AXES:
-            raise InputError(f"--dynamic {self.dynamic!r} is none of {', '.join(AXES)}")
 
     @property
     def half(self) -> bool:

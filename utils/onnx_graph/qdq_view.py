@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto
@@ -138,13 +137,13 @@ class QdqGraph:
         A Sigmoid by itself makes scores, and is none.
         """
         inside = {name for name, origin in self._origins.items() if origin == tensor}
-        ends = [name for name in (tensor, *inside) if self._leaves(name, inside)]
+        ends = []
+        for name in (tensor, *inside):  # a result of the graph, or what nodes with other results than `inside` read
+            read_outside = any(node.output[0] not in inside for node in self.view.consumers(name))
+            if name in self.view.outputs or read_outside:
+                ends.append(name)
         scores = all(node.op_type == "Sigmoid" for node in self.view.consumers(tensor))
         return tensor if scores or len(ends) != 1 else ends[0]
-
-    def _leaves(self, tensor: str, inside: set[str]) -> bool:
-        """Whether a tensor is a result of the graph, or one that nodes with other results than `inside` read."""
-        return tensor in self.view.outputs or any(node.output[0] not in inside for node in self.view.consumers(tensor))
 
     def from_weighted(self, tensor: str) -> bool:
         """Whether a tensor is a convolution's result, with or without activation."""
@@ -157,12 +156,6 @@ class QdqGraph:
         while (producer := self.view.producer(name)) is not None and producer.op_type in (QUANTIZE, DEQUANTIZE):
             name = producer.input[0]
         return name
-
-    def float_type(self, node: NodeProto) -> Any:
-        """The NumPy type that a convolution computes in: its dequantized weight's, which is its scale's."""
-        dequantizer = self.dequantizer(node.input[1])
-        value = self.view.array(dequantizer.input[1] if dequantizer is not None else node.input[1])
-        return None if value is None else value.dtype
 
     def path(self, node: NodeProto) -> str:
         """Path of the torch module that a node belongs to: from its weight's name, else from its scope."""

@@ -331,7 +331,9 @@ def types(graph: QdqGraph) -> Check:
     if graph.typing != "strong":
         return
     for node in graph.nodes(*WEIGHTED):
-        kind = graph.float_type(node)
+        dequantizer = graph.dequantizer(node.input[1])
+        value = graph.view.array(dequantizer.input[1] if dequantizer is not None else node.input[1])
+        kind = None if value is None else value.dtype  # of a quantized weight that of its scale
         allowed = (np.float16, np.float32) if node.output[0] in graph.decoders else (np.float16,)
         yield node.name, None if kind in allowed else f"it computes in {np.dtype(kind).name}, not in float16"
 
