@@ -3,17 +3,20 @@
 
     python benchmarks/accuracy.py --data datasets/digits-640/data.yaml --networks yolov9-s --epochs 12
     python benchmarks/accuracy.py --data data/coco.yaml --weights yolov9-c-converted.pt -- --optimization-level 2
+    python benchmarks/accuracy.py --data datasets/cells/data.yaml --networks yolov9-t --quick --device cpu
 
 YOLOV9_CHECKOUT, or --checkout, is a patched checkout, whose programs do the work. What they found lies in --output,
 and a step whose result is there is not run again. Without a GPU or TensorRT, ONNX Runtime evaluates and times the
-exported files. Options behind -- are for benchmark_trt.py.
+exported files. Options behind -- are for benchmark_trt.py. --quick tries all of it in minutes on a CPU.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shlex
+import statistics
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -29,8 +32,9 @@ from utils.core.errors import InputError
 from utils.core.files import file_hash
 from utils.core.options import Count, option
 from utils.core.run_folder import held
-from utils.core.score import Difference, Resampled, difference_error
+from utils.core.score import Difference
 from utils.core.text import columns, markdown_table
+from utils.reports.schema import Report, Row
 
 BATCHES = (1, 8)  # that are timed; AP is that of the engine of the larger
 TRAINING = {  # upstream's networks → images a batch, and the highest learning rate of AdamW
@@ -40,11 +44,14 @@ TRAINING = {  # upstream's networks → images a batch, and the highest learning
     "yolov9-c": (48, 0.001),
 }
 SETTINGS = {  # a state's name → the options of `qat.py quantize` that make it
-    "PTQ": "--ptq-only",
-    "PTQ auto": "--ptq-only --calib-method auto",
-    "ranges only": "--train ranges",
+    "PTQ": "--qat never",
+    "PTQ 99.99": "--qat never --percentile 99.99",
+    "PTQ mse": "--qat never --calib-method mse",
+    "PTQ max": "--qat never --calib-method max",
     "QAT": "",
 }
+QUICK = {"epochs": 1, "batch_size": 8, "workers": 2}  # of --quick, which also shortens calibration and QAT
+QUICK_QAT: Words = ["--calib-images", "20", "--epochs", "1", "--iters", "5", "--batch-size", "4"]
 
 
 class AccuracyOptions(steps.StudyOptions):
@@ -55,6 +62,8 @@ class AccuracyOptions(steps.StudyOptions):
     weights: list[str] = option([], "trained float checkpoints, as reparameterization.py leaves them", metavar="FILE")
     output: str = option("runs/accuracy", "where results lie", metavar="DIR")
     workers: int = option(8, "processes that read images, for each GPU", ge=0, le=256, metavar="N")
+    groups: str = option("", "images that are resampled together, see qat.py quantize", metavar="FILE|REGEX")
+    quick: bool = option(False, "an epoch, a few iterations and two settings: whether it works here, not a result")
     settings: str = option("", "YAML, a state's name: options of qat.py quantize (default: SETTINGS)", metavar="FILE")
     seeds: list[int] = option([57], "each setting is measured with each of them", metavar="N")
     deploy: str = option("QAT", "the setting that is exported and timed, with the first seed, or none", metavar="NAME")
@@ -90,15 +99,18 @@ def quantizing_steps(
 ) -> Iterator[RunStep]:
     """AP of the float network, and of each setting with each seed."""
     images: Words = ["--data", data, "--imgsz", str(options.imgsz), "--workers", str(options.workers), *setup.device]
-    place: Words = ["--project", folder, "--exist-ok", "--name"]
-    command: Words = ["qat.py", "eval", "--weights", weights, *images, *place, "float"]
+    grouped: Words = ["--groups", options.groups] if options.groups else []
+    quick: Words = list(QUICK_QAT) if options.quick else []
+    place: Words = [*quick, *grouped, "--project", folder, "--exist-ok", "--name"]
+    command: Words = ["qat.py", "eval", "--weights", weights, *images, *grouped, "--project", folder, "--exist-ok"]
+    command += ["--name", "float"]
     yield RunStep("float", command, folder / "float/report.json", read_report)
     for setting, words in settings.items():
         for seed in options.seeds:
             step = f"{setting}, seed {seed}"
             run = folder / step_folder(step)
-            command = ["qat.py", "quantize", "--weights", weights, *images, "--seed", str(seed), "--no-eval-origin"]
-            command += [*shlex.split(words), *place, run.name]
+            command = ["qat.py", "quantize", "--weights", weights, *images, "--seed", str(seed)]
+            command += [*place[:-1], *shlex.split(words), place[-1], run.name]
             yield RunStep(step, command, run / "report.json", read_report, (run / "weights/last.pt", ["--resume", run]))
 
 
@@ -120,25 +132,44 @@ def deployed_steps(
         built = file.with_name(f"{file.stem}-b{BATCHES[-1]}.engine") if engines else file
         run = folder / f"{kind}-{ran}"
         command = ["val_trt.py", "--engine-file", built, "--data", data, "--workers", str(options.workers)]
-        command += [*([] if engines else ["--device", "cpu"]), *place, run.name]
+        command += [] if engines else ["--device", "cpu"]
+        command += ["--reference", weights] if kind == "int8" else []
+        command += ["--groups", options.groups] if options.groups else []
+        command += [*place, run.name]
         yield RunStep(f"{kind} {ran}", command, run / "report.json", read_report, tensorrt=engines)
 
 
 def read_report(path: Path) -> dict[str, Any]:
-    """`report.json` → its last row: AP, AP on resampled images, the same of masks, and the file's name."""
-    row = json.loads(path.read_text(encoding="utf-8"))["rows"][-1]
-    names = ("ap", "ap50", "ap_resampled", "mask_ap", "mask_ap_resampled", "measured_on")
-    return {"file": Path(row["file"]).name, **{name: row[name] for name in names if row.get(name) not in (None, "")}}
+    """`report.json` → its last row as JSON, with the file's name alone; without the samples and curves of the run."""
+    row = Report.load(path).rows[-1]
+    return {**row.model_dump(mode="json", exclude={"f1", "versions"}), "file": Path(row.file).name, "versions": {}}
+
+
+def over_seeds(rows: list[Row], base: Row) -> Difference | None:
+    """Mean difference of a setting's runs to the float network; its error is √(image² + seed² / n).
+
+    Args:
+        rows: of n seeds, one or more.
+        base: the float network.
+    """
+    differences = [difference for row in rows if (difference := row.difference(base))]
+    if len(differences) < len(rows) or any(one.error is None for one in differences):
+        return differences[0] if len(rows) == 1 and differences else None
+    values = [one.value for one in differences]
+    image = statistics.mean(one.error or 0 for one in differences)
+    seed = statistics.variance(values) / len(values) if len(values) > 1 else 0
+    return Difference(statistics.mean(values), math.sqrt(image**2 + seed))
 
 
 def ap_table(networks: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Lines of Markdown: for each network a row for each state, with AP, its difference to float, and times.
+    """Lines of Markdown: for each network a row for each state, with its scores and times.
 
     Args:
         networks: name → what a `StepRunner` keeps.
     """
-    heads = ["network", "state", "AP", "to float", *(f"ms, batch {one}" for one in BATCHES), "images/s"]
-    rows, places = [], []
+    heads = ["network", "state", "AP", "to float", "agreement", "recall at float's threshold"]
+    heads += [*(f"ms, batch {one}" for one in BATCHES), "images/s"]
+    lines, places, resampled = [], [], []
     for name, content in networks.items():
         found = {step: entry["result"] for step, entry in content["steps"].items() if entry["result"]}
         times: dict[tuple[str, int], Mapping[str, Any]] = {}
@@ -146,26 +177,44 @@ def ap_table(networks: Mapping[str, Mapping[str, Any]]) -> list[str]:
             ran, timed = step.rpartition(" ")[2], found.pop(step)
             times |= {(f"{row['model'].rpartition('-')[2]} {ran}", row["batch"]): row for row in timed["rows"]}
             places.append(timed["measured_on"])
-        for step, result in found.items():
+        rows = {step: Row.model_validate(result) for step, result in found.items()}
+        base = rows.get("float")
+        settings: dict[str, list[Row]] = {}
+        for step, row in rows.items():
+            settings.setdefault(step.partition(", seed ")[0], []).append(row)
             mine = [times.get((step, batch), {}) for batch in BATCHES]
-            cells = [f"{row['ms']:.2f}" if row.get("ms") else "" for row in mine]
+            speed = [f"{one['ms']:.2f}" if one.get("ms") else "" for one in mine]
             rate = mine[-1].get("images_per_second")
-            difference = ""
-            if step != "float" and "float" in found:
-                texts = [one.get("ap_resampled") for one in (result, found["float"])]
-                error = difference_error(*(Resampled.from_text(text) if text else None for text in texts))
-                difference = str(Difference(result["ap"] - found["float"]["ap"], error))
-            rows.append([name, step, f"{result['ap']:.4f}", difference, *cells, f"{rate:,.0f}" if rate else ""])
+            speed.append(f"{rate:,.0f}" if rate else "")
+            lines.append([name, step, *scores(row, None if step == "float" else base), *speed])
+            resampled.append(row.resampled_over)
+        for setting, runs in settings.items():
+            if base and len(runs) > 1 and (difference := over_seeds(runs, base)):
+                mean = f"{statistics.mean(row.ap or 0 for row in runs):.4f}"
+                lines.append([name, f"{setting}, mean of {len(runs)} seeds", mean, str(difference), *[""] * 5])
     where = "; ".join(dict.fromkeys(places))
     remarks = [f"Median milliseconds of a batch, both files in turns: {where}."] if where else []
-    remarks.append("±: standard error of the difference, from resampling the images.")
-    return [*markdown_table(columns(heads, left=heads[:2]), rows), "", *remarks]
+    over = " or ".join(dict.fromkeys(resampled))
+    remarks += [
+        f"±: standard error of the difference, over {over}; of a mean of n seeds √(image² + seed²/n).",
+        "Agreement: AP with the float network's detections as labels.",
+    ]
+    return [*markdown_table(columns(heads, left=heads[:2]), lines), "", *remarks]
+
+
+def scores(row: Row, base: Row | None) -> list[str]:
+    """AP, its difference to the float network, agreement, and the difference of recall at that network's threshold."""
+    agreement = "" if row.agreement is None else f"{row.agreement:.4f}"
+    recall = str(row.at.difference(base.at, "recall")) if row.at and base and base.at else ""
+    return [f"{row.ap or 0:.4f}", str(row.difference(base) or "") if base else "", agreement, recall]
 
 
 def run(options: AccuracyOptions, timing: list[str]) -> int:
     """Measure every network; 1 if a step failed, after the others."""
     data = input_file(options.data, "--data")
-    settings = SETTINGS
+    settings = {name: SETTINGS[name] for name in ("PTQ", "QAT")} if options.quick else SETTINGS
+    if options.quick:
+        options = options.model_copy(update=QUICK)
     if options.settings:
         settings = yaml.safe_load(input_file(options.settings, "--settings").read_text(encoding="utf-8"))
         if not isinstance(settings, dict) or not all(isinstance(one, str) for pair in settings.items() for one in pair):

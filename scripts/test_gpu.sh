@@ -30,9 +30,8 @@ say "the demo set"
 "$PYTHON" "$OVERLAY_ROOT/data/demo/make_digits.py" "$OVERLAY_BUILD/digits"
 if [ ! -f "$DEMO_ONNX" ]; then
   say "quantize and export the demo model"
-  # on the CPU: compiling the quantizer's CUDA extension takes longer than this
-  program qat.py quantize --weights data/demo/gelan-digits.pt --data "$DEMO_DATA" --imgsz 320 --device cpu \
-    --ptq-only --no-eval-origin --project "$build" --name demo --exist-ok
+  program qat.py quantize --weights data/demo/gelan-digits.pt --data "$DEMO_DATA" --imgsz 320 \
+    --qat never --no-eval-origin --project "$build" --name demo --exist-ok
   quantized=("$build"/demo/weights/ptq_ap_*.pt)
   wanted='from utils.trt import tensorrt_api; print(tensorrt_api.load_tensorrt().typing)'
   typing=$(cd "$OVERLAY_ROOT" && "$engine_python" -c "$wanted" 2>/dev/null) || typing=strong

@@ -9,10 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from report_examples import make_row, resampled
 
 from benchmarks import accuracy, placement, steps
 from benchmarks.steps import RunStep, StepError, StepRunner
 from utils.core.errors import InputError
+from utils.reports.schema import AtThreshold
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
@@ -114,21 +116,35 @@ def times(*names: str) -> dict[str, object]:
     return {"measured_on": "a GPU", "rows": rows}
 
 
+def at_threshold(found: int, *recall: float) -> AtThreshold:
+    return AtThreshold(
+        threshold=0.5, objects=100, found=found, precision=0.9, recall=found / 100, recall_resampled=resampled(*recall)
+    )
+
+
+def stored(stage: str, ap: float, *resamplings: float, **changes: object) -> dict[str, object]:
+    row = make_row(stage, ap=ap, ap_resampled=resampled(*resamplings) if resamplings else "", **changes)
+    return {"command": [], "seconds": 1.0, "result": row.model_dump(mode="json")}
+
+
 def test_the_table_of_accuracy():
-    hash_of_images = "a" * 32
-    resampled = {"float": f"{hash_of_images} 0.5000000 0.6000000", "QAT": f"{hash_of_images} 0.5100000 0.6300000"}
     content = {"steps": {
         "train": {"command": [], "seconds": 1.0, "result": None},
-        "float": entry(ap=0.55, ap_resampled=resampled["float"]),
-        "QAT, seed 57": entry(ap=0.57, ap_resampled=resampled["QAT"]),
+        "float": stored("float", 0.55, 0.5, 0.6, at=at_threshold(90, 0.89, 0.91)),
+        "QAT, seed 57": stored("QAT", 0.57, 0.51, 0.63, agreement=0.96, at=at_threshold(80, 0.8, 0.8)),
+        "QAT, seed 58": stored("QAT", 0.54, 0.49, 0.59),
         "times, engine": entry(**times("a-float", "a-int8")),
-        "float engine": entry(ap=0.54),
+        "float engine": stored("engine", 0.54),
     }}  # fmt: skip
     lines = accuracy.ap_table({"a": content})
-    assert lines[2:5] == [
-        "| a | float | 0.5500 |  |  |  |  |",
-        "| a | QAT, seed 57 | 0.5700 | +0.0200 ± 0.0141 |  |  |  |",  # 0.01 and 0.03: their standard deviation
-        "| a | float engine | 0.5400 | -0.0100 | 2.00 | 4.00 | 2,000 |",
+    assert lines[2:7] == [
+        "| a | float | 0.5500 |  |  |  |  |  |  |",
+        # 0.01 and 0.03: their standard deviation; 10 of 100 objects; 0.09 and 0.11: theirs
+        "| a | QAT, seed 57 | 0.5700 | +0.0200 ± 0.0141 | 0.9600 | -0.1000 ± 0.0141 |  |  |  |",
+        "| a | QAT, seed 58 | 0.5400 | -0.0100 ± 0.0000 |  |  |  |  |  |",
+        "| a | float engine | 0.5400 | -0.0100 |  |  | 2.00 | 4.00 | 2,000 |",
+        # √(0.00707² + 0.00045 / 2): the mean of two errors, and the variance of +0.02 and -0.01 over two seeds
+        "| a | QAT, mean of 2 seeds | 0.5550 | +0.0050 ± 0.0166 |  |  |  |  |  |",
     ]
     assert any("a GPU" in line for line in lines)
 
