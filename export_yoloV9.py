@@ -17,7 +17,16 @@ from typing import TYPE_CHECKING
 from utils.cli import run_program
 from utils.core.errors import InputError
 from utils.core.files import check_files, refuse_overwrite
-from utils.core.options import BatchSize, CheckImages, InputOptions, NmsOptions, OneOrTwoSizes, height_width, option
+from utils.core.options import (
+    BatchSize,
+    CheckImages,
+    InputOptions,
+    InputSize,
+    NmsOptions,
+    height_width,
+    image_size,
+    option,
+)
 from utils.jobs.open import need
 
 if TYPE_CHECKING:
@@ -32,9 +41,9 @@ class DeepStreamOptions(NmsOptions, InputOptions):
         ..., "checkpoint (.pt): quantized by qat.py, or float, also with its auxiliary branch", "-w", "--weights",
         metavar="FILE",
     )  # fmt: skip
-    imgsz: OneOrTwoSizes | None = option(
-        None, "input size in pixels: one side, or height and width (default: what a quantized network was calibrated "
-        "at, or 640)", "-s", "--size", "--imgsz", metavar="PX",
+    imgsz: InputSize | None = option(
+        None, "side of the input in pixels, or height and width, as 384 640 or 384x640 (default: what a quantized "
+        "network was calibrated at, or 640)", "-s", "--size", "--imgsz", metavar="PX", nargs="+", type=image_size,
     )  # fmt: skip
     opset: int = option(
         17, "ONNX operator set (default: 17, for TensorRT 8.6 to 10.11); from 19 on quantized weights are strongly "

@@ -33,8 +33,10 @@ from utils.core.options import (
     IMAGE_SIZE_FLAGS,
     BatchSize,
     Field,
-    OneOrTwoSizes,
+    InputSize,
     RunFolderOptions,
+    height_width,
+    image_size,
     option,
     project_option,
 )
@@ -64,9 +66,9 @@ class BenchmarkOptions(RunFolderOptions, BuildOptions):
     )  # fmt: skip
     batch_size: list[BatchSize] | None = option(None, "default: 1 4 8 12", metavar="N")
     sweep: BatchSize | None = option(None, "batch sizes 1, 2, 4, ... up to N", metavar="N")
-    imgsz: OneOrTwoSizes | None = option(
+    imgsz: InputSize | None = option(
         None, "height and width, or both in one, of files of dynamic size and of a .pt", *IMAGE_SIZE_FLAGS,
-        metavar="PX",
+        metavar="PX", nargs="+", type=image_size,
     )  # fmt: skip
     warmUp: Annotated[float, Field(ge=0, le=600_000)] = option(  # trtexec's name
         200, "before each round", "--warmUp", group=TIMES, metavar="MS"
@@ -110,7 +112,7 @@ def main(options: BenchmarkOptions) -> int:
     from utils.trt.timing import TimingConfig
 
     entries = [*(Entry(file, True) for file in options.baseline), *map(Entry, others)]
-    size = (options.imgsz[0], options.imgsz[-1]) if options.imgsz else None
+    size = height_width(options.imgsz) if options.imgsz else None
     batches = benchmark.batch_sizes(options.batch_size, options.sweep)
     timing = TimingConfig(options.warmUp, options.duration, options.rounds, options.useCudaGraph, options.useSpinWait,
                           not options.noDataTransfers, overlap=not options.exposeDMA)  # fmt: skip

@@ -4,7 +4,7 @@
 #   ./scripts/benchmark_trt.sh ONNX [IMGSZ] [--baseline FLOAT_ONNX] [other arguments of scripts/benchmark_trt.py]
 #
 #   ONNX        the quantized model, exported with --dynamic; engines are built beside it
-#   IMGSZ       input size in pixels (default: that of the file)
+#   IMGSZ       input size in pixels: 640, or height and width as 384x640 or 384 640 (default: that of the file)
 #   --baseline  the float model, exported the same way: its FP16 engines are what is compared with
 #
 # Figures are those of trtexec: CUDA graph, spin wait, no data transfers. PYTHON=/path/to/python3 chooses the interpreter.
@@ -21,6 +21,7 @@ if [ $# -lt 1 ]; then
 fi
 onnx=$1 size=()
 shift
-case "${1:-}" in '' | -*) ;; *) size=(--imgsz "$1") && shift ;; esac
+while [[ "${1:-}" =~ ^[^-] ]]; do size+=("$1") && shift; done
+[ ${#size[@]} = 0 ] || size=(--imgsz "${size[@]}")
 exec "${PYTHON:-python3}" "$here/benchmark_trt.py" "$onnx" ${size[@]+"${size[@]}"} \
   --useCudaGraph --useSpinWait --noDataTransfers "$@"

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from utils.cli import run_program
 from utils.core.errors import InputError, QatError
 from utils.core.files import check_file, refuse_overwrite
-from utils.core.options import IMAGE_SIZE_FLAGS, BatchSize, Field, ImageSize, option
+from utils.core.options import IMAGE_SIZE_FLAGS, BatchSize, Field, ImageSize, height_width, image_size, one_size, option
 from utils.jobs.open import need, need_tensorrt
 from utils.trt.preflight import BuildOptions, min_opt_max
 
@@ -42,9 +42,9 @@ class EngineOptions(BuildOptions):
     batch_size: list[BatchSize] | None = option(
         None, "one, or min opt max, for a file of dynamic batch (default: 1 8 16)", metavar="N"
     )
-    imgsz: list[ImageSize] | None = option(
-        None, "one, or min opt max, for a file of dynamic size (default: the file's own)", *IMAGE_SIZE_FLAGS,
-        metavar="PX",
+    imgsz: list[ImageSize | tuple[ImageSize, ImageSize]] | None = option(
+        None, "one, or min opt max, or height and width (384 640 or 384x640), for a file of dynamic size (default: the "
+        "file's own)", *IMAGE_SIZE_FLAGS, metavar="PX", type=image_size,
     )  # fmt: skip
     precision: Literal["best", "fp16", "fp32"] = option(
         "best", "of a float file, where TensorRT chooses (default: best: FP16; a quantized file is INT8)"
@@ -88,9 +88,12 @@ def main(options: EngineOptions) -> None:
     from utils.trt import tensorrt_api
 
     device = tensorrt_api.use_device(options.device, for_engines=not options.target)
+    if options.imgsz and len(options.imgsz) == 2:
+        options = options.model_copy(update={"imgsz": [one_size(options.imgsz)]})
     sizes = min_opt_max(options, "imgsz")
+    height, width = zip(*map(height_width, sizes), strict=True) if sizes else (None, None)
     config = options.build_config(
-        batch=min_opt_max(options, "batch_size"), height=sizes, width=sizes, precision=options.precision,
+        batch=min_opt_max(options, "batch_size"), height=height, width=width, precision=options.precision,
         workspace=None if options.workspace is None else options.workspace << 20,
         timing_cache="" if options.no_timing_cache else options.timing_cache,
         targets=tuple(options.target), allow_fp32=options.allow_fp32,

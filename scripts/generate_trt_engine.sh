@@ -4,7 +4,7 @@
 #   ./scripts/generate_trt_engine.sh ONNX [IMGSZ] [--generate-graph] [--tune MINUTES] [others of scripts/build_engine.py]
 #
 #   ONNX              as export_qat.py writes it
-#   IMGSZ             input size in pixels (default: that of the file)
+#   IMGSZ             input size in pixels: 640, or height and width as 384x640 or 384 640 (default: that of the file)
 #   --generate-graph  also report on the engine's layers, and draw them as SVG with graphviz
 #   --tune MINUTES    build with several options, time the engines in turns, and keep the fastest
 #
@@ -21,5 +21,6 @@ if [ $# -lt 1 ]; then
 fi
 onnx=$1 size=()
 shift
-case "${1:-}" in '' | -*) ;; *) size=(--imgsz "$1") && shift ;; esac
+while [[ "${1:-}" =~ ^[^-] ]]; do size+=("$1") && shift; done
+[ ${#size[@]} = 0 ] || size=(--imgsz "${size[@]}")
 exec "${PYTHON:-python3}" "$here/build_engine.py" "$onnx" ${size[@]+"${size[@]}"} "$@"

@@ -33,7 +33,17 @@ from utils.cli import run_program
 from utils.core.device import select_device
 from utils.core.errors import InputError, QatError
 from utils.core.files import check_file, check_files, distinct_names, file_hash, refuse_overwrite
-from utils.core.options import IMAGE_SIZE_FLAGS, DeviceOptions, Field, Fraction, ImageSize, option
+from utils.core.options import (
+    IMAGE_SIZE_FLAGS,
+    DeviceOptions,
+    Field,
+    Fraction,
+    InputSize,
+    image_size,
+    one_size,
+    option,
+    size_text,
+)
 from utils.core.run_folder import held
 from utils.core.tasks import DISPLAY_CONF
 from utils.core.text import printable, short_repr
@@ -67,8 +77,14 @@ class ReportOptions(DeviceOptions):
     )
     data: str | None = option(None, "the dataset's YAML, whose val images are shown", group="images", metavar="FILE")
     samples: Annotated[int, Field(ge=1, le=100)] = option(4, "images", group="images", metavar="N")
-    imgsz: ImageSize | None = option(
-        None, "input size (default: that of the files, or 640)", *IMAGE_SIZE_FLAGS, group="images", metavar="PX"
+    imgsz: InputSize | None = option(
+        None,
+        "side, or height and width (default: that of the files, or 640)",
+        *IMAGE_SIZE_FLAGS,
+        group="images",
+        metavar="PX",
+        nargs="+",
+        type=image_size,
     )
     conf_thres: Fraction = option(DISPLAY_CONF, "lowest score shown", group="images", metavar="F")
 
@@ -199,11 +215,12 @@ def compared_samples(options: ReportOptions, files: Sequence[str], data: str) ->
         for file, runner in zip(files, runners.values(), strict=True):
             fixed = fixed_sizes(runner)[2:]
             if size := runner.imgsz if None in fixed else fixed:
-                own[file] = max(pixels or 0 for pixels in size)
+                own[file] = one_size([pixels or max(map(int, filter(None, size))) for pixels in size])
         imgsz = options.imgsz or [640, *own.values()][-1]
         for file, side in own.items():
             if side != imgsz:
-                logger.warning("%s was made for --imgsz %d, and is drawn at %d: it may find less", file, side, imgsz)
+                texts = size_text(side), size_text(imgsz)
+                logger.warning("%s was made for --imgsz %s, and is drawn at %s: it may find less", file, *texts)
         for runner in runners.values():
             InputPlan.of(runner, imgsz, 1)  # refuses a size that a file cannot take
         return collect_samples(

@@ -9,7 +9,7 @@
 #   --weights FILE  float checkpoint, as upstream's train.py or train_dual.py writes it (default: the demo model)
 #   --data FILE     dataset's YAML with train and val (default: the demo set, which is drawn in build/digits)
 #   --segments      the demo model and the demo set with masks; the set is drawn in build/digits-segments
-#   --imgsz PX      input size (default: 320 for the demo, else that of the training)
+#   --imgsz PX      input size, 640 or 384x640 (default: 320 for the demo, else that of the training)
 #   --batch-size N  images a batch (default: 10)
 #   --epochs N      epochs of QAT (default: 5)
 #   --iters N       iterations an epoch, at most (default: 30, with --segments 60; it takes minutes on two CPU cores)
@@ -81,7 +81,7 @@ parse_arguments() {
       --weights) weights=$(existing_file "$@") ;;
       --data) data=$(existing_file "$@") ;;
       --output) run=$(from_root "$2") ;;
-      --imgsz) imgsz=$(whole_number "$@") ;;
+      --imgsz) imgsz=$2 && [[ $2 =~ ^[0-9]+(x[0-9]+)?$ ]] || die 2 "--imgsz $2 is no size; expected 640, or 384x640" ;;
       --batch-size) batch_size=$(whole_number "$@") ;;
       --epochs) epochs=$(whole_number "$@") ;;
       --iters) iters=$(whole_number "$@") ;;

@@ -38,8 +38,6 @@ done
 [ -f "$weights" ] || refuse "$weights does not exist; expected a checkpoint (.pt)"
 [ -f "$data" ] || refuse "$data does not exist; expected a dataset's YAML"
 [[ ${imgsz[*]} =~ ^[0-9]+(\ [0-9]+)?$ ]] || refuse "IMGSZ is ${imgsz[*]}; expected pixels, such as 640 or 384x640"
-build_size=(--imgsz "${imgsz[0]}")
-[ ${#imgsz[@]} = 1 ] || build_size=() # a rectangle is that of the file
 case $weights in *.pt | *.onnx | *.engine | *.plan) ;; *) refuse "$weights is neither .pt, .onnx nor .engine" ;; esac
 # What would only be noticed after the export and the build, which take minutes
 checked=("$data")
@@ -65,7 +63,7 @@ esac
 case $weights in
   *.pt | *.onnx)
     echo "== build the engine"
-    "$python" "$here/build_engine.py" "$onnx" ${build_size[@]+"${build_size[@]}"} --output "$engine" --check 0 ${batch[@]+"${batch[@]}"} \
+    "$python" "$here/build_engine.py" "$onnx" --imgsz "${imgsz[@]}" --output "$engine" --check 0 ${batch[@]+"${batch[@]}"} \
       ${graph[@]+"${graph[@]}"} ${build_args[@]+"${build_args[@]}"}
     ;;
   *)

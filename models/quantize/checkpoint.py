@@ -19,7 +19,7 @@ from models.quantize.recipe import Recipe
 from utils.core import checkpoints
 from utils.core.errors import CheckpointError, InputError
 from utils.core.files import save_torch
-from utils.core.input_spec import side_in
+from utils.core.input_spec import size_in
 from utils.core.text import short_repr
 from utils.upstream.description import HEADS, check_description, check_head
 
@@ -42,9 +42,9 @@ class QuantizedCheckpoint:
     extra: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def imgsz(self) -> int | None:
-        """Side of the images that it was calibrated on, in pixels; None where the file does not say it."""
-        return side_in(self.extra)
+    def imgsz(self) -> int | tuple[int, int] | None:
+        """Side, or (height, width), that it was calibrated at, in pixels; None where the file does not say it."""
+        return size_in(self.extra)
 
     @property
     def data(self) -> str | None:

@@ -83,7 +83,13 @@ class InputSpec:
 FLOATS = InputSpec()
 
 
-def side_in(entries: Mapping[str, Any]) -> int | None:
-    """The side of images in pixels that a checkpoint's entries name as `imgsz`; None where it is no such number."""
-    side = entries.get("imgsz")
-    return side if type(side) is int and 1 <= side <= LARGEST_SIDE else None
+def size_in(entries: Mapping[str, Any]) -> int | tuple[int, int] | None:
+    """The side, or (height, width), of images in pixels that a checkpoint's entries name as `imgsz`.
+
+    None where it is neither.
+    """
+    size: Any = entries.get("imgsz")
+    sides: list[int] = [*size] if isinstance(size, (list, tuple)) and len(size) == 2 else [size]
+    if not all(type(side) is int and 1 <= side <= LARGEST_SIDE for side in sides):
+        return None
+    return sides[0] if len({*sides}) == 1 else (sides[0], sides[1])

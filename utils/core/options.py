@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
 from utils.core.errors import InputError
 from utils.core.files import check_folder_name
@@ -36,7 +36,16 @@ IMAGE_SIZE_FLAGS = ("--imgsz", "--img", "--img-size")
 MAY_BE_EMPTY = ("device", "title", "note", "resume")
 ImageSize = Annotated[int, Field(ge=1, le=LARGEST_SIDE)]  # pixels
 BatchSize = Annotated[int, Field(ge=1, le=LARGEST_BATCH)]
-OneOrTwoSizes = Annotated[list[ImageSize], Field(max_length=2)]  # one side, or height and width
+
+
+def one_size(size: Any) -> Any:
+    """A side as it is; of a list of one side, or of height and width, the side of a square, or (height, width)."""
+    sides = size if isinstance(size, (list, tuple)) else [size]
+    sides = sides[0] if len(sides) == 1 and isinstance(sides[0], tuple) else sides
+    return sides[0] if len({*sides}) == 1 else tuple(sides)
+
+
+InputSize = Annotated[ImageSize | tuple[ImageSize, ImageSize], BeforeValidator(one_size)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Workers = Annotated[int, Field(ge=0, le=256)]
 Count = Annotated[int, Field(ge=1, le=100_000_000)]  # of images: more than any dataset has
@@ -195,9 +204,15 @@ def image_size(text: str) -> int | tuple[int, int]:
     return (int(height), int(width)) if width else int(text)
 
 
-def height_width(sizes: Sequence[int] | None, default: int = 640) -> tuple[int, int]:
+def size_text(size: int | Sequence[int]) -> str:
+    """As `image_size` reads it: 640 or (640, 640) → '640', (384, 640) → '384x640'."""
+    height, width = height_width(size)
+    return f"{height}" if height == width else f"{height}x{width}"
+
+
+def height_width(sizes: int | Sequence[int] | None, default: int = 640) -> tuple[int, int]:
     """Height and width in pixels, of one side or two."""
-    sizes = sizes or [default]
+    sizes = [sizes] if isinstance(sizes, int) else sizes or [default]
     return sizes[0], sizes[-1]
 
 

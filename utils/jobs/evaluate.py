@@ -17,6 +17,7 @@ from utils import upstream
 from utils.cli import command_line
 from utils.core.device import select_device
 from utils.core.logging import log_level
+from utils.core.options import size_text
 from utils.core.run_folder import new_run
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.input_plan import InputPlan
@@ -81,7 +82,7 @@ class Measurer:
         """What each of `models` (by stage) detects on a few images, see `collect_samples`."""
         with ExitStack() as stack:
             runners = {stage: stack.enter_context(TorchRunner(model, self._device)) for stage, model in models.items()}
-            imgsz = InputPlan.of(next(iter(runners.values())), self._config.imgsz, 1).imgsz[0]
+            imgsz = InputPlan.of(next(iter(runners.values())), self._config.imgsz, 1).imgsz
             return collect_samples(runners, self._data, imgsz=imgsz, split=self._config.split)
 
 
@@ -141,6 +142,8 @@ def run(options: EvalOptions) -> Report:
         path = folder / "report.json"
         report.save(path)
     quantize = ["python", "qat.py", "quantize", "--weights", options.weights, "--data", str(options.data)]
-    command = [*quantize, "--imgsz", str(options.imgsz)] if stage == "float" else export_command(options.weights)
+    command = (
+        [*quantize, "--imgsz", size_text(options.imgsz or 640)] if stage == "float" else export_command(options.weights)
+    )
     logger.info("\n%s\nreport: %s\nnext: %s", terminal_table(report), path, shlex.join(command))
     return report

@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 from utils.core.device import select_device
 from utils.core.errors import InputError, QatError
 from utils.core.files import refuse_overwrite
+from utils.core.options import height_width, size_text
 from utils.evaluation.data_yaml import load_data
 from utils.jobs import compare_outputs
 from utils.jobs.compare_outputs import check_images
@@ -88,12 +89,11 @@ def export_checkpoint(
     network = load_network(weights, select_device(device))
     if dataset is not None:
         check_classes(weights, network.names, dataset)
-    own = (network.imgsz, network.imgsz) if own_size and network.imgsz else config.imgsz
-    sides = {side: fitting_size(side, network.stride) for side in own}
-    if not own_size and network.imgsz and {*own} != {network.imgsz}:
-        size = "x".join(map(str, own))
-        logger.warning("--imgsz %s was given, and %s was made for %d", size, weights, network.imgsz)
-    config = config.with_size([sides[side] for side in own]).resolved(network.quantized)
+    size = network.imgsz if own_size and network.imgsz else config.imgsz
+    if network.imgsz and height_width(size) != height_width(network.imgsz):
+        texts = size_text(size), size_text(network.imgsz)
+        logger.warning("--imgsz %s was given, and %s was made for %s", texts[0], weights, texts[1])
+    config = config.with_size(height_width(fitting_size(size, network.stride))).resolved(network.quantized)
     files = output_files(weights, output, forms, config, network.quantized)
     refuse_overwrite(files, [weights, data])
     check_network(network, list(files))

@@ -21,6 +21,7 @@ from utils import upstream
 from utils.core.device import select_device
 from utils.core.errors import DataError, InputError
 from utils.core.files import EXPECTED, read_yaml
+from utils.core.options import height_width, one_size, size_text
 from utils.core.strict_model import StrictModel, validate
 from utils.core.tasks import masks_of_head, task_of_head
 from utils.core.text import plural
@@ -81,7 +82,7 @@ class Inputs(Generic[Kind]):
         plan: where quantizers go.
         data: the dataset, with the same number of classes.
         device: where networks run.
-        imgsz: side of the input in pixels, a multiple of the network's stride.
+        imgsz: side of the input, or (height, width), in pixels, multiples of the network's stride.
         held_out: real paths of the training images that QAT is not trained on, and that choose its best state.
         hyp: the augmentation's parameters; None for images as validation sees them.
         other_teacher: the float checkpoint that supervises QAT, fused, if it is another one.
@@ -94,7 +95,7 @@ class Inputs(Generic[Kind]):
     plan: placement.Plan
     data: DataConfig
     device: torch.device
-    imgsz: int
+    imgsz: int | tuple[int, int]
     held_out: frozenset[str] = frozenset()
     hyp: dict[str, Any] | None = None
     other_teacher: upstream.FloatCheckpoint | None = None
@@ -118,6 +119,11 @@ class Inputs(Generic[Kind]):
         elif options.unlabelled and getattr(options, "qat", "auto") == "auto":  # calibrate and sensitive, too
             data.paths("val")
         hyp = read_hyp(options.hyp) if options.hyp else None
+        if hyp and not isinstance(options.imgsz, int):
+            raise InputError(
+                f"--hyp augments squares, as upstream does, and --imgsz is {size_text(options.imgsz or 640)}; leave "
+                "--hyp out, or give one side"
+            )
         device = select_device(options.device)
         if isinstance(options, QuantizeOptions):
             backend.create(library=options.quantizer)  # a missing library is better known now than after an evaluation
@@ -186,7 +192,7 @@ class Inputs(Generic[Kind]):
         stride = None  # of the grid that masks are compared on
         if self.has_masks and not self.options.unlabelled:
             with TorchRunner(upstream.call_fused(self.network()), self.device) as runner:
-                stride = mask_stride(runner, (self.imgsz, self.imgsz))
+                stride = mask_stride(runner, height_width(self.imgsz))
         return make_loader(
             self.data, "val", imgsz=self.imgsz, batch_size=self.options.batch_size, stride=self.source.stride,
             workers=self.options.workers, limit=limit, mask_stride=stride, progress=True,
@@ -211,9 +217,10 @@ def from_training(options: AnyOptions, source: upstream.FloatCheckpoint | Quanti
     if options.imgsz is None and known is None:
         logger.info("--imgsz was not given, and %s does not say its own: 640", weights)
     elif options.imgsz is None:
-        logger.info("--imgsz %d, at which %s was %s", known, weights, trained)
+        logger.info("--imgsz %s, at which %s was %s", size_text(known or 640), weights, trained)
     elif known not in (None, options.imgsz):
-        logger.info("--imgsz %d was given, and %s was %s at %d", options.imgsz, weights, trained, known)
+        size, own = size_text(options.imgsz), size_text(known or 640)
+        logger.info("--imgsz %s was given, and %s was %s at %s", size, weights, trained, own)
     data = dataset_of(options.data, source.data, weights)
     return options.model_copy(update={"imgsz": options.imgsz or known or 640, "data": data})
 
@@ -325,11 +332,15 @@ def check_labelled(data: DataConfig) -> None:
         raise unlabelled("val", images[0].path)
 
 
-def fitting_size(imgsz: int, stride: int) -> int:
-    """`imgsz` (pixels), rounded up to a multiple of the network's stride, as evaluation does, with a warning."""
-    size = math.ceil(imgsz / stride) * stride
-    if size != imgsz:
-        logger.warning("image size %d is no multiple of the stride %d; using %d", imgsz, stride, size)
+def fitting_size(imgsz: int | tuple[int, int], stride: int) -> int | tuple[int, int]:
+    """A side, or (height, width), in pixels, rounded up to multiples of the stride, as evaluation does, with a warning.
+
+    The side of a square is one number.
+    """
+    size = one_size([math.ceil(side / stride) * stride for side in height_width(imgsz)])
+    if size != one_size(imgsz):
+        texts = size_text(imgsz), size_text(size)
+        logger.warning("image size %s is no multiple of the stride %d; using %s", texts[0], stride, texts[1])
     return size
 
 

@@ -86,7 +86,7 @@ class Network:
         head: upstream's class of the checkpoint's last layer, such as DDetect.
         recipe: of a quantized network, None for a float one.
         kind: 'float'; 'ptq': calibrated; 'qat': finetuned, too.
-        imgsz: side of the images that the network was calibrated or trained on, in pixels; None where it is not known.
+        imgsz: side, or (height, width), that it was calibrated or trained at, in pixels; None where it is not known.
     """
 
     model: nn.Module
@@ -96,7 +96,7 @@ class Network:
     recipe: Recipe | None
     kind: str
     task: Task = DETECT
-    imgsz: int | None = None
+    imgsz: int | tuple[int, int] | None = None
 
     @property
     def quantized(self) -> bool:

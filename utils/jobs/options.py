@@ -33,6 +33,7 @@ from utils.core.options import (
     DeviceOptions,
     Fraction,
     ImageSize,
+    InputSize,
     RunFolderOptions,
     Workers,
     data_option,
@@ -60,9 +61,9 @@ class QatOptions(RunFolderOptions, DeviceOptions):
     weights: str = option("", "checkpoint (.pt)", metavar="FILE")
     data: str | None = data_option()
     batch_size: BatchSize = option(10, "images a batch, of all processes together", metavar="N")
-    imgsz: ImageSize | None = option(
-        None, "input size in pixels (default: that of the weights' training or calibration, else 640)",
-        *IMAGE_SIZE_FLAGS, metavar="PX",
+    imgsz: InputSize | None = option(
+        None, "side of the input in pixels, or height and width, as 384 640 or 384x640 (default: that of the weights' "
+        "training or calibration, else 640)", *IMAGE_SIZE_FLAGS, metavar="PX", nargs="+", type=image_size,
     )  # fmt: skip
     workers: Workers = option(8, "processes that read images, at most, for each GPU", metavar="N")
     strict_labels: bool = strict_labels_option()
@@ -151,6 +152,7 @@ class CalibratingOptions(QatOptions):
         Raises:
             InputError: an option was given that would make it another run.
         """
+        saved = {name: tuple(value) if isinstance(value, list) else value for name, value in saved.items()}  # of JSON
         given = {name: getattr(self, name) for name in self.model_fields_set}
         for name, value in given.items():
             if name not in FREE_ON_RESUME | FOLDER and value != saved.get(name):

@@ -322,7 +322,7 @@ def quit_typed() -> bool:
 
 
 def collect_samples(
-    runners: Mapping[str, Runner], data: DataConfig, *, imgsz: int, count: int = 4,
+    runners: Mapping[str, Runner], data: DataConfig, *, imgsz: int | tuple[int, int], count: int = 4,
     confidence: float = DISPLAY_CONF, split: str = "val",
 ) -> list[Sample]:  # fmt: skip
     """Detections of several networks on the same `count` images, for drawing them side by side.
@@ -331,7 +331,7 @@ def collect_samples(
 
     Args:
         runners: by the name that the column gets; the first two are compared with each other.
-        imgsz: pixels; images are letterboxed to a square of it.
+        imgsz: side, or (height, width), in pixels, to which images are letterboxed.
         confidence: detections below it are not shown.
 
     Raises:

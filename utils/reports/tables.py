@@ -185,7 +185,9 @@ def verdict(report: Report) -> tuple[str, str]:
         key=lambda pair: pair[1].value / max(pair[1].error or 0, 1e-9),  # boxes or masks, whichever lose more
     )
     name = labels(report)[report.rows.index(row)]
-    what, size = {"ap": "AP", "mask_ap": "mask AP"}[kind], row.input_size.partition("x")[0] or "640"
+    what, size = {"ap": "AP", "mask_ap": "mask AP"}[kind], row.input_size or "640"
+    if len({*size.split("x")}) == 1 or "rect" in size:
+        size = re.findall(r"\d+", size)[0]
     if difference.error is None:
         sentence = f"INT8 is {difference} {what} from float ({name}), and no standard error says if that is noise"
     elif not difference.significant:

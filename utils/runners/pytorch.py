@@ -23,15 +23,16 @@ class TorchRunner(Runner):
     """
 
     def __init__(
-        self, model: nn.Module, device: torch.device | str, half: bool = False, *, imgsz: int | None = None,
-        data: str | None = None,
+        self, model: nn.Module, device: torch.device | str, half: bool = False, *,
+        imgsz: int | tuple[int, int] | None = None, data: str | None = None,
     ) -> None:  # fmt: skip
         """Move `model` to `device`.
 
         Args:
             model: with `names` and `stride`, as upstream's have them; what it ends in tells the task.
             half: run a float16 copy of it; on CUDA only.
-            imgsz, data: what its metadata says of the input's side, in pixels, and of the dataset's YAML.
+            imgsz: what its metadata says of the input's side, or (height, width), in pixels.
+            data: what its metadata says of the dataset's YAML.
         """
         device = torch.device(device)
         if half and device.type != "cuda":

@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from utils.core.errors import CheckpointError, InputError
 from utils.core.files import read_yaml
-from utils.core.input_spec import side_in
+from utils.core.input_spec import size_in
 from utils.core.tasks import predicted
 from utils.core.text import plural, short_repr
 from utils.upstream.checkout import import_upstream
@@ -67,7 +67,7 @@ class FloatCheckpoint:
     nc: int
     stride: int  # pixels: image sizes are multiples of it
     yaml: dict[str, Any]  # upstream's model description, from which the network can be built again
-    imgsz: int | None = None  # side of the images that it was trained on, pixels; None: the file does not say it
+    imgsz: int | tuple[int, int] | None = None  # side or (height, width) of its training, pixels; None: not known
     data: str | None = None  # the dataset's YAML that it was trained with
 
 
@@ -147,7 +147,7 @@ def _float_checkpoint(model: Any, path: str | Path, opt: dict[str, Any]) -> Floa
         _check_computes(path, model)
         yaml = check_description(model.yaml)
         return FloatCheckpoint(
-            model, names, head.nc, network_stride(model), yaml, side_in(opt), opt.get("data") and str(opt["data"])
+            model, names, head.nc, network_stride(model), yaml, size_in(opt), opt.get("data") and str(opt["data"])
         )
     except InputError:
         raise

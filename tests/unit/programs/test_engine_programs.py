@@ -47,6 +47,21 @@ def test_profile_and_options_reach_the_builder(tmp_path, monkeypatch):
     assert sorted(path.name for path in output.parent.iterdir()) == ["b.engine", "b.engine.json"]
 
 
+@pytest.mark.parametrize("size", [("32", "64"), ("32x64",), ("32x64", "32x64", "32x64")])
+def test_an_engine_of_a_rectangle(tmp_path, monkeypatch, size):
+    stand_in(monkeypatch)
+    assert run(write_onnx(tmp_path / "a.onnx", quantized=True), "--batch-size", 1, "--imgsz", *size) == 0
+    assert EngineNote.load(tmp_path / "a.engine").profile == {"images": [[1, 3, 32, 64]] * 3}
+
+
+@pytest.mark.parametrize("script", ["generate_trt_engine.sh", "benchmark_trt.sh"])
+@pytest.mark.parametrize("size", [(), ("640",), ("384x640",), ("384", "640")])
+def test_shell_scripts_pass_rectangles_on(script, size):
+    words = [ROOT / "scripts" / script, "a.onnx", *size, "--tune", "3"]
+    out = subprocess.run(words, env={**os.environ, "PYTHON": "echo"}, capture_output=True, text=True).stdout.split()
+    assert out[1 : 2 + len(size) + bool(size)] == ["a.onnx", *(["--imgsz"] * bool(size)), *size]
+
+
 def test_graph_of_a_new_engine(tmp_path, monkeypatch, capsys):
     stand_in(monkeypatch)
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from utils.core.device import device_name
 from utils.core.errors import CheckpointError
 from utils.core.files import write_text
+from utils.core.options import height_width
 from utils.core.score import AGREEMENT, Difference, Resampled, difference_error
 from utils.core.text import plural
 from utils.jobs.options import RECIPE_FILE
@@ -167,7 +168,7 @@ def to_report(content: Mapping[str, Any], inputs: Inputs[Any], folder: Path, ima
             ap_resampled=content["ap_resampled"].get(stage, ""), ap50=None, precision=None, recall=None, seconds=None,
             device=device_name(inputs.device), versions=content["versions"], size_bytes=None, ms_per_image=None,
             measured_on=f"PyTorch, {device_name(inputs.device)}; {count}", ap_with=count,
-            input_size=f"{inputs.imgsz}x{inputs.imgsz}",
+            input_size="{}x{}".format(*height_width(inputs.imgsz)),
         )
         for stage in ("float", "INT8", "recipe") if ap[stage] is not None
     ]  # fmt: skip
