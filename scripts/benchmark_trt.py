@@ -6,11 +6,11 @@
 
 FILE is an ONNX file, of which an engine is built for each batch size (FILE-bN.engine beside it, used again while it is
 newer), an engine, or a float .pt, which PyTorch runs in FP32 and FP16, eager and by torch.compile. All are timed at one
-image size: that of the files, which a .pt takes over (alone: 640), or --imgsz. --baseline is the float model's ONNX;
-its engine is FP16. Files with NMS inside are compared with a baseline that has it inside too, and files with masks with
-one that has masks: a segmentation network beside a detector shows what masks cost. trtexec takes the times where it is
-installed and no .pt takes part, else our own loop does. With --device cpu, ONNX Runtime runs ONNX files on the CPU, and
-there are no engines.
+image size: that of the files, which a .pt takes over (alone: that of its training), or --imgsz. --baseline is the float
+model's ONNX; its engine is FP16. Files with NMS inside are compared with a baseline that has it inside too, and files
+with masks with one that has masks: a segmentation network beside a detector shows what masks cost. trtexec takes the
+times where it is installed and no .pt takes part, else our own loop does. With --device cpu, ONNX Runtime runs ONNX
+files on the CPU, and there are no engines.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -86,6 +87,9 @@ class BenchmarkOptions(RunFolderOptions, BuildOptions):
     noDataTransfers: bool = option(False, "without copying inputs and outputs", "--noDataTransfers", group=TIMES)
     exposeDMA: bool = option(False, "copy before and after a run, not during others", "--exposeDMA", group=TIMES)
     own_timing: bool = option(False, "our own loop, even where trtexec is installed", group=TIMES)
+    builds: Annotated[int, Field(ge=1, le=9)] = option(
+        1, "engines of each ONNX file, whose spread is the verdict's noise; 2 takes twice as long or more", metavar="N"
+    )
     compile: bool | None = option(None, "rows of torch.compile for a .pt; takes minutes (default: on a GPU)")
     project: str = project_option("runs/benchmark_trt")
 
@@ -107,11 +111,13 @@ def main(options: BenchmarkOptions) -> int:
     need("torch", "onnx", *(["onnxruntime"] if on_cpu and (others or options.baseline) else []))
     from utils.jobs import benchmark, benchmark_report
     from utils.trt import tensorrt_api
-    from utils.trt.benchmark import Entry, check_entries
+    from utils.trt.benchmark import Entry, check_entries, verdicts
     from utils.trt.preflight import check_target
     from utils.trt.timing import TimingConfig
 
     entries = [*(Entry(file, True) for file in options.baseline), *map(Entry, others)]
+    entries += [replace(entry, build=number) for number in range(2, options.builds + 1)
+                for entry in entries if not entry.is_engine]  # fmt: skip
     size = height_width(options.imgsz) if options.imgsz else None
     batches = benchmark.batch_sizes(options.batch_size, options.sweep)
     timing = TimingConfig(options.warmUp, options.duration, options.rounds, options.useCudaGraph, options.useSpinWait,
@@ -122,9 +128,9 @@ def main(options: BenchmarkOptions) -> int:
         if built := [entry.file for entry in entries if entry.is_engine]:
             raise InputError(f"{built[0]} is an engine, which runs on a GPU only; on a CPU give .onnx and .pt files")
         contexts = ["infStreams"] if options.infStreams != [1] else []
-        options.reject_unused([*contexts, *BUILD_OPTIONS], "where no engine takes part")
+        options.reject_unused([*contexts, "builds", *BUILD_OPTIONS], "where no engine takes part")
     elif all(entry.is_engine for entry in entries):
-        options.reject_unused(BUILD_OPTIONS, "to engines that are built already")
+        options.reject_unused(["builds", *BUILD_OPTIONS], "to engines that are built already")
     if options.compile and not checkpoints:
         raise InputError("--compile is for PyTorch's networks, and no .pt takes part")
     api = tensorrt_api.load_tensorrt() if engines else None
@@ -154,6 +160,7 @@ def main(options: BenchmarkOptions) -> int:
             files = benchmark_report.save_benchmark(rows, about, command_line(), folder)
     logger.info("%s\n", benchmark_report.benchmark_text(rows))
     notes = ["\n".join(benchmark_report.fastest_lines(rows)), *(note for row in rows for note in row.notes)]
+    notes += verdicts(rows)
     for note in dict.fromkeys(filter(None, notes)):
         logger.info("%s\n", note)
     logger.info("%s", " ".join(map(str, files)))

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BATCHES = (1, 4, 8, 12)
-DEFAULT_SIZE = (640, 640)  # of a .pt, which does not say one; pixels
+DEFAULT_SIZE = (640, 640)  # of a .pt that does not say one; pixels
 
 
 @dataclass(frozen=True)
@@ -120,12 +120,15 @@ class Benchmark:
 def common_size(entries: Sequence[Entry], checkpoints: Sequence[Path]) -> tuple[int, int] | None:
     """(height, width) in pixels at which files are timed without --imgsz: that of all of them.
 
-    A checkpoint says none and takes that of the others; None if there is nothing that says one.
+    A checkpoint takes that of the others, or that of its training; None if there is nothing that says one.
 
     Raises:
         InputError: they differ, or an engine beside other files does not say its size.
     """
     sizes = {entry.file: _size_of(entry) for entry in entries}
+    if not entries:
+        sides = {file: upstream.load_float(file).imgsz for file in checkpoints if checkpoint.kind(file) != "quantized"}
+        sizes = {file: (side, side) for file, side in sides.items() if side}
     unknown = [file for file, size in sizes.items() if size is None]
     if unknown and len(sizes) + len(checkpoints) > 1:
         raise InputError(f"{unknown[0]} does not say its image size, and all files are timed at one; give --imgsz")

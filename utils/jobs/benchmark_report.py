@@ -109,7 +109,8 @@ def markdown(rows: Sequence[BenchmarkRow], about: str, command: str) -> str:
     """A table, what it was measured on and how it was made, and what the layers say."""
     lines = markdown_table(*benchmark_table(rows))
     lines += ["", about, "", code(command)]
-    lines += [f"\n{note}" for note in (*fastest_lines(rows), *(note for row in rows for note in row.notes))]
+    notes = (note for row in rows for note in row.notes)
+    lines += [f"\n{note}" for note in (*fastest_lines(rows), *notes, *benchmark.verdicts(rows))]
     return "\n".join(lines) + "\n"
 
 

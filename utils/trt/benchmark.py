@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from statistics import median_low
+from statistics import fmean, median_low
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from utils.trt.tune import build_or_tune
 
 WITHOUT_GRAPH = "timed without a CUDA graph, which holds no results whose size depends on the image, as of NMS"
 FAILURES = (QatError, RuntimeError)  # of one row: torch's too, when memory is short or nothing can be captured
+NOISE = 0.03  # of speeds, where each file was built once
 TENSORRT, PYTORCH, COMPILED, ONNX_RUNTIME = "TensorRT", "PyTorch", "torch.compile", "ONNX Runtime"
 
 
@@ -40,10 +41,17 @@ class Entry:
     Attributes:
         file: an ONNX file, of which engines are built, or an engine.
         baseline: whether others are compared with it.
+        build: number of the build; from the second on without the timing cache, which would make the same engine.
     """
 
     file: Path
     baseline: bool = False
+    build: int = 1
+
+    @property
+    def name(self) -> str:
+        """The file's, and the number of its build from the second on."""
+        return self.file.stem + (f"-build{self.build}" if self.build > 1 else "")
 
     @property
     def is_engine(self) -> bool:
@@ -80,8 +88,10 @@ def prepare(
 
 def planned(entry: Entry, batch: int, size: tuple[int, int] | None, config: BuildConfig) -> tuple[Path, BuildConfig]:
     """The engine that is built of an ONNX file for a batch size and, where the size is dynamic, a size; and how."""
-    name = "-".join([entry.file.stem, f"b{batch}", *(["x".join(map(str, size))] if size else [])])
+    name = "-".join([entry.name, f"b{batch}", *(["x".join(map(str, size))] if size else [])])
     wanted = replace(config, batch=(batch,) * 3, precision="fp16" if entry.baseline else "best")
+    if entry.build > 1:
+        wanted = replace(wanted, timing_cache="")
     if size is not None:
         wanted = replace(wanted, height=(size[0],) * 3, width=(size[1],) * 3)
     return entry.file.with_name(f"{name}.engine"), wanted
@@ -119,6 +129,7 @@ class BenchmarkRow:
         runtime: what runs it: one of the names above.
         contexts: execution contexts that run side by side, each on its own batches.
         speedup: speed as a multiple of that of PyTorch in FP32, eager, at the same batch; None without it.
+        build: number of the build of a file that is built several times.
     """
 
     model: str
@@ -134,6 +145,7 @@ class BenchmarkRow:
     runtime: str = TENSORRT
     contexts: int = 1
     speedup: float | None = None
+    build: int = 1
 
     @property
     def images_per_second(self) -> float | None:
@@ -218,7 +230,7 @@ def open_engines(
     """  # fmt: skip
     candidates = []
     for entry, engine in engines.items():
-        row = BenchmarkRow(entry.file.stem, batch, entry.baseline)
+        row = BenchmarkRow(entry.name, batch, entry.baseline, build=entry.build)
         try:
             if isinstance(engine, str):
                 raise QatError(engine)
@@ -347,3 +359,49 @@ def fastest_rows(rows: Sequence[BenchmarkRow]) -> list[BenchmarkRow]:
         if row.figures and (key not in best or (row.images_per_second or 0) > (best[key].images_per_second or 0)):
             best[key] = row
     return list(best.values())
+
+
+def verdicts(rows: Sequence[BenchmarkRow]) -> list[str]:
+    """A sentence for each INT8 file beside an FP16 baseline of its kind: its speed, and at which batches to use it.
+
+    A difference counts where it is larger than the spread of the builds of either file, or `NOISE` of a single build.
+    """
+    if any(row.runtime == ONNX_RUNTIME and row.precision.startswith("INT8") for row in rows):
+        return ["INT8's speed shows in TensorRT only: times in ONNX Runtime on a CPU say nothing of it"]
+    timed = [
+        (row, row.model.removesuffix(f"-build{row.build}" if row.build > 1 else ""), row.figures.qps)
+        for row in rows
+        if row.runtime == TENSORRT and row.contexts == 1 and row.figures
+    ]
+    names = dict.fromkeys(
+        (file, row.nms, row.masks) for row, file, _ in timed if row.precision == "INT8" and not row.baseline
+    )
+    sentences = []
+    for name, nms, masks in names:
+        ratios: dict[int, float] = {}  # by batch size; 1 within the noise
+        words, widest, builds = [], 0.0, 1
+        for batch in sorted({row.batch for row, _, _ in timed}):
+            alike = [one for one in timed if (one[0].batch, one[0].nms, one[0].masks) == (batch, nms, masks)]
+            int8 = [qps for row, file, qps in alike if file == name and not row.baseline]
+            bases = [(file, qps) for row, file, qps in alike if row.baseline and row.precision == "FP16"]
+            fp16 = [qps for file, qps in bases if file == bases[0][0]]
+            if not int8 or not fp16:
+                continue
+            ratio, builds = fmean(int8) / fmean(fp16), min(len(int8), len(fp16))
+            noise = max(max(speeds) / min(speeds) - 1 for speeds in (int8, fp16)) if builds > 1 else NOISE
+            same = 1 / (1 + noise) <= ratio <= 1 + noise
+            widest = max(widest, noise)
+            ratios[batch] = 1.0 if same else ratio
+            words.append(f"{'as fast' if same else f'{ratio:.2f} times as fast'} at batch {batch}")
+        if not ratios:
+            continue
+        faster = [batch for batch, ratio in ratios.items() if ratio > 1]
+        tail = [batch for batch in ratios if all(ratios[one] > 1 for one in ratios if one >= batch)]
+        advice = "use INT8" if len(faster) == len(ratios) else f"use INT8 from batch {tail[0]} on" if tail else ""
+        if not advice or len(tail) < len(faster):
+            advice = f"use INT8 at batch {', '.join(map(str, faster))}" if faster else "use FP16"
+        source = f"the spread of {builds} builds is up to {widest:.1%}" if builds > 1 else (
+            f"of one build each, of which {NOISE:.0%} count as noise; --builds 2 measures it")  # fmt: skip
+        which = f"{name}: " if len(names) > 1 else ""
+        sentences.append(f"{which}INT8 is, against FP16, {', '.join(words)} ({source}): {advice}")
+    return sentences

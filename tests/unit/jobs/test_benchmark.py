@@ -141,7 +141,7 @@ def program(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(benchmark_trt, "_trtexec", lambda: pytest.fail("a .pt takes part, or no GPU"))
     monkeypatch.setattr(benchmark.checkpoint, "kind", lambda file: "quantized" if "qat" in file.name else "float")
-    monkeypatch.setattr(benchmark.upstream, "load_float", lambda file: SimpleNamespace(model=Detector()))
+    monkeypatch.setattr(benchmark.upstream, "load_float", lambda file: SimpleNamespace(model=Detector(), imgsz=None))
     for name in ("fuse", "call_fused"):
         monkeypatch.setattr(benchmark.upstream, name, lambda model: model)
 
@@ -201,6 +201,10 @@ def test_a_checkpoint_is_timed_at_the_size_of_the_files_beside_it(program, tmp_p
     assert json.loads((tmp_path / "runs/benchmark_trt/exp3/benchmark.json").read_text())["imgsz"] == [32, 64]
     assert program(*words, size=())[0] == 0
     assert seen == {(640, 640)}
+    seen.clear()
+    monkeypatch.setattr(benchmark.upstream, "load_float", lambda file: SimpleNamespace(model=Detector(), imgsz=96))
+    assert program(*words, size=())[0] == 0
+    assert seen == {(96, 96)}  # that of its training
 
 
 def test_files_of_different_sizes_are_not_compared(tmp_path):
@@ -214,7 +218,7 @@ def test_files_of_different_sizes_are_not_compared(tmp_path):
     )
     assert benchmark.common_size([a, b, d], [Path("a.pt")]) == (32, 64)
     assert benchmark.common_size([static], []) == (64, 96)  # as its note says
-    assert benchmark.common_size([], [Path("a.pt")]) is benchmark.common_size([foreign], []) is None
+    assert benchmark.common_size([foreign], []) is None
     with pytest.raises(InputError, match=r"a.onnx is of 32x64, and .*c.onnx of 64x64; give --imgsz, or files of one"):
         benchmark.common_size([a, c], [])
     with pytest.raises(InputError, match=r"d.engine is of 32x64, and .*static.engine of 64x96; give --imgsz"):

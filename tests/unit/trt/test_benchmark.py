@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from utils.jobs import benchmark_report
 from utils.trt import trtexec
-from utils.trt.benchmark import BenchmarkRow, compared
+from utils.trt.benchmark import BenchmarkRow, compared, verdicts
 from utils.trt.timing import PARTS, Figures, TimeStatistics
 
 
@@ -42,3 +44,34 @@ def test_speed_against_the_baseline_of_the_same_kind():
         "int8", "INT8", "without", "8", "2.500 ms", "2.500 ms", "400.0", "3,200", "+60.0%",
     )  # fmt: skip
     assert compared([row("before", baseline=True), row("after", ms=5.0)])[1].notes == ()  # nothing of FP16
+
+
+@pytest.mark.parametrize(
+    ("int8", "fp16", "expected"),  # ms of the builds, by batch size
+    [
+        ({1: [2.0], 8: [4.0]}, {1: [3.0], 8: [6.0]}, ["1.50 times", "batch 8", "--builds 2", "use INT8$"]),
+        (
+            {1: [1.0], 8: [4.0]},
+            {1: [1.01], 8: [6.0]},
+            ["as fast at batch 1,", "1.50", "INT8 from batch 8 on$"],
+        ),
+        ({1: [1.0, 1.1]}, {1: [1.07, 1.07]}, [" as fast at batch 1 ", "2 builds is up to 10.0%", "use FP16$"]),
+        ({1: [3.0]}, {1: [2.0]}, ["0.67 times", "use FP16$"]),
+        ({1: [1.0], 4: [2.0], 8: [3.0]}, {1: [1.2], 4: [2.0], 8: [4.0]}, ["use INT8 at batch 1, 8$"]),
+        ({1: [1.0, 1.0]}, {}, None),
+    ],
+)
+def test_verdict(int8, fp16, expected):
+    rows = []
+    for name, precision, times in (("c", "INT8", int8), ("float", "FP16", fp16)):
+        for batch, build, ms in [(batch, *one) for batch, of_batch in times.items() for one in enumerate(of_batch, 1)]:
+            label = name + (f"-build{build}" if build > 1 else "")
+            rows.append(row(label, batch, name == "float", ms, precision=precision, build=build))
+    sentences = verdicts(rows)
+    assert not sentences if expected is None else all(re.search(words, sentences[0]) for words in expected)
+
+
+def test_verdict_of_onnx_runtime_and_of_several_files():
+    assert "TensorRT only" in verdicts([row(runtime="ONNX Runtime", precision="INT8 in FP32")])[0]
+    rows = [row("a"), row("b", ms=8.0), row("float", baseline=True, ms=6.0, precision="FP16")]
+    assert [text.split(":")[0] for text in verdicts(rows)] == ["a", "b"]

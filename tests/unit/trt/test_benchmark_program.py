@@ -16,7 +16,7 @@ from trtexec_summary import SUMMARY
 from utils.core.errors import QatError
 from utils.jobs import benchmark_report
 from utils.reports import figures
-from utils.trt import trtexec
+from utils.trt import benchmark, trtexec
 from utils.trt.build import build
 from utils.trt.engine_file import EngineNote
 from utils.trt.preflight import BuildConfig
@@ -121,6 +121,23 @@ def test_which_engines_are_used_again(program, tmp_path):
     code, _, err, builds = program("--batch-size", 4, "--max-aux-streams", 1, files=both)
     assert (code, builds) == (2, [])
     assert "int8-b4.engine" in err  # is read, and would be overwritten
+
+
+def test_a_second_build_does_not_use_the_cache_of_the_first(program, tmp_path, monkeypatch):
+    caches = {}
+
+    def building(onnx, engine, config, api):
+        caches[engine.name] = config.timing_cache
+        return build(onnx, engine, config, api)
+
+    monkeypatch.setattr(benchmark, "build_or_tune", building)
+    code, out, _, builds = program("--builds", 2)
+    assert (code, len(builds)) == (0, 8)
+    assert {name: cache for name, cache in caches.items() if name.endswith("-b4.engine")} == {
+        "float-b4.engine": None, "int8-b4.engine": None, "float-build2-b4.engine": "", "int8-build2-b4.engine": "",
+    }  # fmt: skip
+    assert "the spread of 2 builds" in out
+    assert program("--builds", 2)[3] == []  # both are used again
 
 
 def test_what_cannot_be_captured_is_a_row(program, monkeypatch):
