@@ -389,8 +389,8 @@ class Training:
             number, trained.iterations, trained.seconds, speed, speed * self._images_per_step,
         )  # fmt: skip
         held_out = self._measure()
-        errors = {"held_out": held_out.value, "held_out_error": held_out.difference(self.ptq)[1]}
-        return {"loss": trained.loss, **errors, "lr": sum(rates) / self._steps}
+        losses = {"loss": trained.loss, "held_out": held_out.value, "held_out_ptq": self.ptq.value}
+        return {**losses, "held_out_error": held_out.difference(self.ptq)[1], "lr": sum(rates) / self._steps}
 
     def state_dict(self) -> dict[str, Any]:
         """What a killed run needs to train the next epoch, beside the network."""

@@ -104,13 +104,15 @@ def _draw_epochs(axes: Axes, report: Report, name: str) -> None:
         axes.plot(epochs[best], scores[best], "o", color="white", markeredgecolor=BLUE, markeredgewidth=2,
                   markersize=9, zorder=4)  # fmt: skip
         labels.append((scores[best], f"chosen {scores[best]:.4f}", BLUE))
-    for row in report.rows:
-        ap = getattr(row, name, None)
-        if row.stage.lower() in STAGE_LINES and ap is not None:
-            colour, line = STAGE_LINES[row.stage.lower()]
-            axes.axhline(ap, color=colour, linestyle=line, linewidth=1.6, label=row.stage)
-            chosen = row.stage == "PTQ" and any(one.stage == BEST_PTQ for one in report.rows)
-            labels.append((ap, f"{'chosen: ' * chosen}{row.stage} {ap:.4f}", colour))
+    levels = [("PTQ", report.scored_epochs[0].held_out_ptq)]
+    if name != "held_out":
+        levels = [(row.stage, getattr(row, name)) for row in report.rows]
+    for stage, level in levels:
+        if stage.lower() in STAGE_LINES and level is not None:
+            colour, line = STAGE_LINES[stage.lower()]
+            axes.axhline(level, color=colour, linestyle=line, linewidth=1.6, label=stage)
+            chosen = stage == "PTQ" and any(one.stage == BEST_PTQ for one in report.rows)
+            labels.append((level, f"{'chosen: ' * chosen}{stage} {level:.4f}", colour))
     axes.set_ylabel("loss" if name == "held_out" else "AP (IoU 0.50:0.95)")
     axes.set_xlim(min(epochs) - 0.4, max(epochs) + 0.4)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))

@@ -197,8 +197,8 @@ class Row(StrictModel):
 class Epoch(StrictModel):
     """One epoch of QAT.
 
-    `held_out` is the loss on training images that QAT does not see; errors are standard errors of differences to PTQ,
-    of that loss and of AP.
+    `held_out` is the loss on training images that QAT does not see, `held_out_ptq` that of PTQ; errors are standard
+    errors of differences to PTQ, of that loss and of AP.
     """
 
     epoch: Annotated[int, Field(ge=0)]
@@ -209,6 +209,7 @@ class Epoch(StrictModel):
     loss: Finite = None
     held_out: Finite = None
     held_out_error: Finite = None
+    held_out_ptq: Finite = None
     ap_error: Finite = None
     mask_ap_error: Finite = None
     lr: Finite = None

@@ -54,13 +54,13 @@ def test_no_epoch_is_marked_where_ptq_is_the_result(report):
 
 
 def test_without_ap_the_loss_of_each_epoch_is_drawn_and_the_smallest_is_marked(report):
-    report.history = [Epoch(epoch=place, held_out=loss, held_out_error=0.001) for place, loss in enumerate((0.2, 0.1))]
+    report.history = [Epoch(epoch=place, held_out=loss, held_out_ptq=0.3) for place, loss in enumerate((0.2, 0.1))]
     name, figure = figures.per_epoch(report)
     (axes,) = figure.axes
     assert (name, list(axes.lines[0].get_ydata()), axes.get_ylabel()) == ("loss_per_epoch", [0.2, 0.1], "loss")
-    assert {text.get_text() for text in axes.texts} == {"chosen 0.1000"}
+    assert {text.get_text() for text in axes.texts} == {"chosen 0.1000", "PTQ 0.3000"}
     report.rows[-1] = make_row("best (PTQ)")
-    assert not figures.per_epoch(report)[1].axes[0].texts
+    assert [text.get_text() for text in figures.per_epoch(report)[1].axes[0].texts] == ["chosen: PTQ 0.3000"]
 
 
 def test_bars_are_the_errors_of_the_epochs(report):
