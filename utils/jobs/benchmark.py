@@ -18,6 +18,7 @@ from models.quantize import checkpoint
 from utils import upstream
 from utils.core.errors import InputError
 from utils.core.input_spec import KIND_KEY, InputSpec
+from utils.core.options import height_width
 from utils.core.tasks import DETECT, IMAGES, task_of_head
 from utils.runners import onnxrt
 from utils.runners.base import TensorSpec
@@ -128,7 +129,7 @@ def common_size(entries: Sequence[Entry], checkpoints: Sequence[Path]) -> tuple[
     sizes = {entry.file: _size_of(entry) for entry in entries}
     if not entries:
         sides = {file: upstream.load_float(file).imgsz for file in checkpoints if checkpoint.kind(file) != "quantized"}
-        sizes = {file: (side, side) for file, side in sides.items() if side}
+        sizes = {file: height_width(side) for file, side in sides.items() if side}
     unknown = [file for file, size in sizes.items() if size is None]
     if unknown and len(sizes) + len(checkpoints) > 1:
         raise InputError(f"{unknown[0]} does not say its image size, and all files are timed at one; give --imgsz")
