@@ -110,6 +110,12 @@ def run(options: CalibrateOptions) -> Sweep:
         recipe_file = {"file": str(folder / RECIPE_FILE), "size_bytes": None}  # a recipe's size is no network's
         report.rows += [row.model_copy(update=recipe_file) for row in rows]
         report.notes, report.splits = found.lines(), inputs.data.counts()
+        agreement = {name: one.agreement.ap for name, one in results.items() if one.agreement}
+        if agreement and (closest := max(agreement, key=agreement.__getitem__)) != best:
+            report.notes.append(
+                f"closest to the float network: {closest}, agreement {agreement[closest]:.4f}; {best} has "
+                f"{agreement[best]:.4f}, so its AP may be chance where validation images are few"
+            )
         content = {"schema_version": 1, "command": command_line(), **asdict(found), "options": options.model_dump()}
         content["chosen"] = found.chosen.to_dict()
         if found.measure == "AP":

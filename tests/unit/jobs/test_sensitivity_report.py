@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -108,6 +109,9 @@ def test_a_report_has_the_rows_all_layers_of_the_recipe_and_a_command_that_runs_
     options = dict(zip(words[3::2], words[4::2], strict=True))
     assert options == {"--weights": "my weights.pt", "--data": "d.yaml", "--imgsz": "320",
                        "--recipe": str(tmp_path / "a run/recipe.yaml")}  # fmt: skip
+    content["ap"]["recipe"] = None  # where no layer is kept in float, INT8 is what the recipe gives
+    nothing = report.to_report(content, inputs, tmp_path / "a run", 25)
+    assert [Path(row.file).name for row in nothing.rows] == ["my weights.pt", "recipe.yaml"]
 
 
 def test_files(summary, tmp_path):

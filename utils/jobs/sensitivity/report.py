@@ -162,15 +162,16 @@ def to_report(content: Mapping[str, Any], inputs: Inputs[Any], folder: Path, ima
     """The run as a report: AP of float, INT8 and the recipe on `images` images, and `lines` as notes."""
     options, ap = inputs.options, content["ap"]
     count = ", ".join([plural(images, "image")] + [AGREEMENT] * options.unlabelled)
+    stages = [stage for stage in ("float", "INT8", "recipe") if ap[stage] is not None]
     rows = [
         Row(
-            stage=stage, file=str(folder / RECIPE_FILE) if stage == "recipe" else options.weights, ap=ap[stage],
+            stage=stage, file=str(folder / RECIPE_FILE) if stage == stages[-1] else options.weights, ap=ap[stage],
             ap_resampled=content["ap_resampled"].get(stage, ""), ap50=None, precision=None, recall=None, seconds=None,
             device=device_name(inputs.device), versions=content["versions"], size_bytes=None, ms_per_image=None,
             measured_on=f"PyTorch, {device_name(inputs.device)}; {count}", ap_with=count,
             input_size="{}x{}".format(*height_width(inputs.imgsz)),
         )
-        for stage in ("float", "INT8", "recipe") if ap[stage] is not None
+        for stage in stages
     ]  # fmt: skip
     return Report(
         command=content["command"], title="Sensitivity of layers", data=options.data, rows=rows, notes=lines(content),
