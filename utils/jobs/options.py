@@ -322,7 +322,7 @@ class ValOptions(RunFolderOptions, DeviceOptions):
     Options are None where the file or the task decides.
     """
 
-    WRITTEN = ("report.json", "study_*.txt", "*_predictions.json")
+    WRITTEN = ("report.json", "study_*.txt", "*_predictions.json", "labels/*.txt")
     file: str | None = option(
         None, "an .onnx, .engine or .plan file, or a .pt (at the size of its calibration, or 640, unless --imgsz)",
         positional=True, nargs="?", metavar="FILE",

@@ -211,8 +211,11 @@ class Session:
         lower = trained["held_out"] + SIGNIFICANT * trained["held_out_error"] < training.ptq.value
         better = lower and state.offer(Best(score, epoch, name, trained["held_out"]))
         self.save(row if better else None)
-        losses, best = (trained["loss"], trained["held_out"]), ", the best so far" if better else ""
-        logger.info("epoch %d: %sloss %.4g, held out %.4g%s", epoch, f"{score}, " if score else "", *losses, best)
+        words = f"{score}, " if score else "", "held out" if self.inputs.held_out else "on all training images"
+        logger.info(
+            "epoch %d: %sloss %.4g, %s %.4g%s", epoch, words[0], trained["loss"], words[1], trained["held_out"],
+            ", the best so far" if better else "",
+        )  # fmt: skip
 
     def choose(self) -> nn.Module:
         """Give the best state its final name, evaluate it, and note why it is the best; returns its network."""

@@ -73,6 +73,11 @@ def test_folders_are_numbered_and_can_be_written_again(program, tmp_path):
     for words in ((), (), ("--exist-ok",), ("--name", "other")):
         assert program("--imgsz", 64, "--limit", 2, *words)[0] == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["exp", "exp2", "other"]
+    (tmp_path / "exp/labels").mkdir()
+    for name in ("before.txt", "notes.md"):  # of an earlier run with --save-txt, and of the user
+        (tmp_path / "exp/labels" / name).touch()
+    assert program("--imgsz", 64, "--limit", 2, "--exist-ok")[0] == 0
+    assert [path.name for path in (tmp_path / "exp/labels").iterdir()] == ["notes.md"]
 
 
 def test_a_fixed_file_decides_size_and_batch(program, tmp_path):
