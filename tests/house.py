@@ -124,14 +124,14 @@ def measure() -> list[Measure]:
     once = [f"{path}: {name}" for path, tree in trees.items() for name in used_once(tree)]
     parallel = [path.as_posix() for path, tree in trees.items() if knows_processes(tree)]
     return [
-        Measure("lines of the product", lines([*python, *shell]), 29_680, 22_000),
+        Measure("lines of the product", lines([*python, *shell]), 29_700, 22_000),
         Measure("Python modules", len(python), 160, 140),
         Measure("modules with one importer", len(single), 20, 20, single),
         Measure("private functions used once", len(once), 130, 120, once),
         Measure("public names defined twice", len(twice), 0, 0, twice),
         Measure("files that know several processes", len(parallel), 8, 8, parallel),
         Measure("files in utils/jobs", len(jobs), 24, 24, [path.as_posix() for path in jobs]),
-        Measure("lines of tests", lines(tests), 30_600, 22_000),
+        Measure("lines of tests", lines(tests), 30_620, 22_000),
         Measure("lines of docs", lines(documents), 1_980, 1_500),
     ]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from utils import upstream
 from utils.cli import command_line
 from utils.core.files import write_text
 from utils.core.run_folder import new_run
-from utils.core.score import Difference, difference_error
+from utils.core.score import Difference, Resampled, difference_error
 from utils.core.text import plural
 from utils.evaluation.results import EvalResult
 from utils.jobs.evaluate import FLOAT_MODEL, Measurer, without_tables
@@ -48,11 +48,13 @@ class Sweep:
     """What a sweep found.
 
     Attributes:
-        chosen: the settings with the highest AP, and that AP.
+        chosen: the settings of the method `name`, and AP with it.
         images: how many AP was measured on.
         methods: AP of each of `METHODS`.
         errors: standard error of a method's AP difference to the best method's.
         measure: what is called AP here: of segmentation the mean of box and mask AP; without labels agreement.
+        agreement: of each method, where it is known.
+        equal: the methods between which AP does not decide, see `no_measurable_loss`.
     """
 
     chosen: Calibration
@@ -61,6 +63,9 @@ class Sweep:
     methods: dict[str, float]
     errors: Mapping[str, float | None] = field(default_factory=dict)
     measure: str = "AP"
+    name: str = ""
+    agreement: Mapping[str, float] = field(default_factory=dict)
+    equal: Sequence[str] = ()
 
     def lines(self) -> list[str]:
         """For the terminal and the report's notes, best method first; the others with their difference to it."""
@@ -68,10 +73,24 @@ class Sweep:
         best, *others = sorted(ap, key=ap.__getitem__, reverse=True)
         less = {name: Difference(ap[name] - ap[best], self.errors.get(name)) for name in others}
         text = ", ".join([f"{best} {ap[best]:.4f}", *(f"{name} {ap[name]:.4f} ({less[name]})" for name in others)])
-        chosen = f"chosen: {best}, {self.measure} {self.chosen_ap:.4f}"
-        if equal := [name for name in others if not less[name].significant]:
-            chosen += f"; no measurable difference (two standard errors) to {', '.join(equal)}"
+        chosen = f"chosen: {self.name}, {self.measure} {self.chosen_ap:.4f}"
+        if equal := [name for name in self.equal if name != self.name]:
+            by = f"agreement is highest ({self.agreement[self.name]:.4f})" if self.agreement else "it is the best"
+            chosen += f": {by}, and {self.measure} does not tell it from {', '.join(equal)} (two standard errors)"
         return [f"calibration sweep, {self.measure} on {plural(self.images, 'image')}: {text}", chosen]
+
+
+def no_measurable_loss(ap: Mapping[str, float], resampled: Mapping[str, Resampled | None]) -> list[str]:
+    """The methods whose AP is not lower by two standard errors, best first; `float` is the float network.
+
+    Their AP is compared with that of the best method, or of the float network where the best method is above that: on
+    few images a bad method can gain AP by chance, and INT8 cannot be more right than what it stands for.
+    """
+    ranked = sorted((name for name in ap if name != "float"), key=ap.__getitem__, reverse=True)
+    base = min(ranked[0], "float", key=ap.__getitem__)
+    lost = {name: Difference(ap[name] - ap[base], difference_error(resampled.get(name), resampled.get(base)))
+            for name in ranked}  # fmt: skip
+    return [name for name in ranked if lost[name].value >= 0 or not lost[name].significant]
 
 
 def run(options: CalibrateOptions) -> Sweep:
@@ -96,26 +115,24 @@ def run(options: CalibrateOptions) -> Sweep:
             calibration.set_ranges(model, statistics.amax(one.method, one.percentile, one.median_limit))
             results[name] = measurer.measure(model, f"calibration {name}")
         ap = {name: one.score.decides for name, one in results.items()}
-        best = max(METHODS, key=ap.__getitem__)
         resampled = {
-            name: one.statistics.score_resampled() if one.statistics else None for name, one in results.items()
+            name: one.statistics.score_resampled() if one.statistics else None
+            for name, one in {**results, "float": result}.items()
         }
-        errors = {name: difference_error(one, resampled[best]) for name, one in resampled.items() if name != best}
+        best = max(METHODS, key=ap.__getitem__)
+        errors = {name: difference_error(resampled[name], resampled[best]) for name in METHODS if name != best}
+        equal = no_measurable_loss({**ap, "float": result.score.decides}, resampled)
+        agreement = {name: one.agreement.ap for name, one in results.items() if one.agreement}
+        chosen = max(equal, key=lambda name: (agreement.get(name, 0), ap[name]))
         found = Sweep(
-            settings[best], ap[best], results[best].images, ap, errors,
-            "agreement AP" if options.unlabelled else results[best].score.what,
+            settings[chosen], ap[chosen], results[chosen].images, ap, errors,
+            "agreement AP" if options.unlabelled else results[chosen].score.what, chosen, agreement, equal,
         )  # fmt: skip
         rows = [measurer.row(name, options.weights, one, one.seconds) for name, one in results.items()]
-        rows.sort(key=lambda row: (ap[row.stage], row.stage == best))
+        rows.sort(key=lambda row: (row.stage == chosen, ap[row.stage]))  # what is chosen is last
         recipe_file = {"file": str(folder / RECIPE_FILE), "size_bytes": None}  # a recipe's size is no network's
         report.rows += [row.model_copy(update=recipe_file) for row in rows]
         report.notes, report.splits = found.lines(), inputs.data.counts()
-        agreement = {name: one.agreement.ap for name, one in results.items() if one.agreement}
-        if agreement and (closest := max(agreement, key=agreement.__getitem__)) != best:
-            report.notes.append(
-                f"closest to the float network: {closest}, agreement {agreement[closest]:.4f}; {best} has "
-                f"{agreement[best]:.4f}, so its AP may be chance where validation images are few"
-            )
         content = {"schema_version": 1, "command": command_line(), **asdict(found), "options": options.model_dump()}
         content["chosen"] = found.chosen.to_dict()
         if found.measure == "AP":

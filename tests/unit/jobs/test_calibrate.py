@@ -2,32 +2,46 @@
 
 from __future__ import annotations
 
+import pytest
+
 from models.quantize.recipe import Calibration
-from utils.jobs.calibrate import Sweep
+from utils.core.score import Resampled
+from utils.jobs.calibrate import Sweep, no_measurable_loss
 
 METHODS = {"max": 0.700, "mse": 0.712, "percentile 99.9": 0.7115}
 
 
-def test_differences_to_the_best_method_and_which_are_within_their_error():
-    found = Sweep(Calibration(method="mse"), 0.712, 200, METHODS, errors={"max": 0.002, "percentile 99.9": 0.001})
-    assert found.lines() == [
-        "calibration sweep, AP on 200 images: "
-        "mse 0.7120, percentile 99.9 0.7115 (-0.0005 ± 0.0010), max 0.7000 (-0.0120 ± 0.0020)",
-        "chosen: mse, AP 0.7120; no measurable difference (two standard errors) to percentile 99.9",
-    ]
+def sweep(**changes) -> Sweep:
+    return Sweep(**{"chosen": Calibration(method="mse"), "chosen_ap": 0.712, "images": 200, "methods": METHODS,
+                    "name": "mse", **changes})  # fmt: skip
 
 
-def test_a_method_that_is_better_by_more_than_the_error_is_said_to_be_chosen_and_no_more():
-    found = Sweep(Calibration(method="mse"), 0.712, 200, METHODS, errors={"max": 0.002, "percentile 99.9": 0.0002})
-    assert found.lines()[-1] == "chosen: mse, AP 0.7120"
+def test_differences_to_the_best_method_and_what_decided():
+    errors = {"max": 0.002, "percentile 99.9": 0.001}
+    first, second = sweep(errors=errors, equal=("mse", "percentile 99.9"), agreement={"mse": 0.98}).lines()
+    assert first.endswith("mse 0.7120, percentile 99.9 0.7115 (-0.0005 ± 0.0010), max 0.7000 (-0.0120 ± 0.0020)")
+    assert second.startswith("chosen: mse, AP 0.7120: ")
+    assert "0.9800" in second
+    assert "percentile 99.9" in second
+    assert sweep(errors=errors, equal=("mse",)).lines()[1] == "chosen: mse, AP 0.7120"
 
 
-def test_without_errors_no_difference_is_called_one():
-    lines = Sweep(Calibration(method="mse"), 0.712, 1, METHODS).lines()
-    assert lines[0].endswith("mse 0.7120, percentile 99.9 0.7115 (-0.0005), max 0.7000 (-0.0120)")
-    assert lines[1].endswith("to percentile 99.9, max")
+@pytest.mark.parametrize(
+    ("of_float", "equal"),
+    [
+        (0.8, ["mse", "percentile 99.9"]),  # against mse: -0.0005 ± 0.0007, and -0.0120 ± 0
+        (0.69, ["mse", "percentile 99.9", "max"]),  # all above float, so none has lost anything
+        (0.7114, ["mse", "percentile 99.9"]),  # max is 0.0114 ± 0 below float
+    ],
+)
+def test_a_loss_counts_against_the_best_method_and_a_gain_over_float_does_not(of_float, equal):
+    ap = {**METHODS, "float": of_float}
+    resampled = {name: Resampled.of("a" * 32, (value, value - 0.01)) for name, value in ap.items()}
+    resampled["percentile 99.9"] = Resampled.of("a" * 32, (0.7115, 0.7025))
+    assert no_measurable_loss(ap, resampled) == equal
+    assert no_measurable_loss(ap, {}) == ["mse", "percentile 99.9", "max"]  # no error is known
 
 
 def test_what_is_measured_is_said_where_it_is_not_ap_itself():
-    both = Sweep(Calibration(method="mse"), 0.712, 200, METHODS, measure="the mean of box and mask AP")
+    both = sweep(measure="the mean of box and mask AP")
     assert both.lines()[0].startswith("calibration sweep, the mean of box and mask AP on 200 images: ")
