@@ -403,5 +403,5 @@ def verdicts(rows: Sequence[BenchmarkRow]) -> list[str]:
         source = f"the spread of {builds} builds is up to {widest:.1%}" if builds > 1 else (
             f"of one build each, of which {NOISE:.0%} count as noise; --builds 2 measures it")  # fmt: skip
         which = f"{name}: " if len(names) > 1 else ""
-        sentences.append(f"{which}INT8 is, against FP16, {', '.join(words)} ({source}): {advice}")
+        sentences.append(f"{which}INT8 against FP16: {', '.join(words)} ({source}); {advice}")
     return sentences
