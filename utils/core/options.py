@@ -42,7 +42,7 @@ def one_size(size: Any) -> Any:
     """A side as it is; of a list of one side, or of height and width, the side of a square, or (height, width)."""
     sides = size if isinstance(size, (list, tuple)) else [size]
     sides = sides[0] if len(sides) == 1 and isinstance(sides[0], tuple) else sides
-    return sides[0] if len({*sides}) == 1 else tuple(sides)
+    return sides[0] if len(sides) < 3 and len({*sides}) == 1 else tuple(sides)
 
 
 InputSize = Annotated[ImageSize | tuple[ImageSize, ImageSize], BeforeValidator(one_size)]
