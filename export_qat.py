@@ -47,8 +47,8 @@ class ExportOptions(NmsOptions, InputOptions):
     weights: str | None = option(None, "checkpoint (.pt): quantized by qat.py, or float", metavar="FILE")
     data: str | None = option(None, "dataset's YAML, to check that the classes fit (optional)", metavar="FILE")
     imgsz: InputSize | None = option(
-        None, "side of the input in pixels, or height and width, as 384 640 or 384x640 (default: what a quantized "
-        "network was calibrated at, or 640)", "--imgsz", "--img", "--img-size", metavar="PX", nargs="+",
+        None, "side of the input in pixels, or height and width, as 384 640 or 384x640 (default: that of "
+        "the calibration or the training, or 640)", "--imgsz", "--img", "--img-size", metavar="PX", nargs="+",
         type=image_size,
     )  # fmt: skip
     batch_size: BatchSize = option(1, "images a batch", metavar="N")

@@ -42,8 +42,8 @@ class DeepStreamOptions(NmsOptions, InputOptions):
         metavar="FILE",
     )  # fmt: skip
     imgsz: InputSize | None = option(
-        None, "side of the input in pixels, or height and width, as 384 640 or 384x640 (default: what a quantized "
-        "network was calibrated at, or 640)", "-s", "--size", "--imgsz", metavar="PX", nargs="+", type=image_size,
+        None, "side of the input in pixels, or height and width, as 384 640 or 384x640 (default: that of "
+        "the calibration or the training, or 640)", "-s", "--size", "--imgsz", metavar="PX", nargs="+", type=image_size,
     )  # fmt: skip
     opset: int = option(
         17, "ONNX operator set (default: 17, for TensorRT 8.6 to 10.11); from 19 on quantized weights are strongly "
@@ -103,12 +103,11 @@ def export_deepstream(options: DeepStreamOptions) -> None:
             nms=nms if network.task.prototypes else None, takes_bytes=options.input == "uint8",
         )  # fmt: skip
         yield from map(str, deepstream.write(path, deepstream.label_lines(network.names), text))
-        command = "deepstream-app -c app.txt"  # of docs/deepstream.md
+        todo = "a pipeline, such as those of the overlay's docs/deepstream.md"
         if engine:
-            command = deepstream.trtexec_command(
-                path.name, engine, config.imgsz, typing=typing, dynamic=options.dynamic
-            )
-        yield f"next: cd {shlex.quote(str(path.parent))} && {command}"
+            todo = deepstream.trtexec_command(path.name, engine, config.imgsz, typing=typing, dynamic=options.dynamic)
+            todo = todo if path.parent == Path() else f"cd {shlex.quote(str(path.parent))} && {todo}"
+        yield f"next: {todo}"
 
     export_checkpoint(
         options.weights, options.output, [output_formats.deepstream(nms)], config, check, write_config,

@@ -70,9 +70,10 @@ def convert_checkpoint(options: ReparameterizationOptions) -> None:
     difference = reparam.largest_difference(training.model, deployed.model, device)
     before, after = (sum(p.numel() for p in one.model.parameters()) / 1e6 for one in (training, deployed))
     when = ", before its values were rounded to FP16" if reparam.is_rounded_by_half(deployed.model, weights) else ""
+    replaces = "replaces a file of that name: " if target.exists() else ""
     reparam.save_converted(target, deployed)
     print(
-        f"{target}: GELAN-{variant.name}, {plural(deployed.nc, 'class')}, "
+        f"{target}: {replaces}GELAN-{variant.name}, {plural(deployed.nc, 'class')}, "
         f"{after:.2f} M parameters (of {before:.2f} M), FP16, "
         f"{target.stat().st_size / 1e6:.1f} MB; "
         f"largest difference from the training network's output: {difference:g}{when}"

@@ -16,7 +16,7 @@ usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"; }
 
 case "${1:-}" in -h | --help) usage; exit 0 ;; esac
 if [ $# -lt 1 ]; then
-  echo "error: expected ONNX; generate_trt_engine.sh --help says more" >&2
+  echo "error: expected an ONNX file; generate_trt_engine.sh --help says more" >&2
   exit 2
 fi
 onnx=$1 size=()

@@ -343,9 +343,7 @@ class Training:
         self._highest = highest_rate(settings.lr, settings.epochs * steps)
         images = len(self._images.dataset)
         self._images_per_step = min(options.batch_size, images / steps)  # an epoch's last batch may be smaller
-        short = (
-            "" if steps == settings.iters else f"; an epoch is one pass over {plural(images, 'image')}, and no longer"
-        )
+        short = "" if steps == settings.iters else f"; an epoch is one pass over {plural(images, 'image')}"
         logger.info(
             "QAT: %d epochs x %d steps = %d steps of %d images, learning rate up to %.2g%s",
             settings.epochs, steps, settings.epochs * steps, min(options.batch_size, images),

@@ -76,7 +76,7 @@ def per_epoch(report: Report) -> tuple[str, Figure]:
         raise ValueError("the report has no epoch with an AP or a loss")
     headings = {"ap": "AP on the validation set after each epoch"}
     if epochs[0].ap is None:
-        headings = {"held_out": "Loss on held-out training images after each epoch"}
+        headings = {"held_out": "Loss on training images after each epoch"}
     elif all(epoch.mask_ap is not None for epoch in epochs):
         headings = {"ap": "AP of boxes on the validation set after each epoch", "mask_ap": "AP of masks"}
     figure, panels = new_figure(9.0, 3.4 if len(headings) == 1 else 5.8, len(headings))
