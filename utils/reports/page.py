@@ -90,6 +90,8 @@ def page(report: Report) -> str:
     with contextlib.suppress(ValueError):
         created = datetime.fromisoformat(created).astimezone().strftime("%Y-%m-%d %H:%M %Z")
     sentence, command = verdict(report)
+    # a path that is not shared cannot be run; without it, the programs take that of the weights' training
+    command = re.sub(r" --data ('/[^']*'|/\S*)", "", command.replace(f"{Path.cwd()}/", ""))
     names = labels(report)
     by_class = [(name, row.ap_by_class) for name, row in zip(names, report.rows, strict=True) if row.ap_by_class]
     classes = dict.fromkeys(name for _, scores in by_class for name in scores)
