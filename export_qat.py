@@ -24,8 +24,8 @@ from utils.core.options import (
     InputSize,
     NmsOptions,
     height_width,
-    image_size,
     option,
+    size_option,
 )
 from utils.jobs.open import need
 
@@ -46,11 +46,7 @@ class ExportOptions(NmsOptions, InputOptions):
 
     weights: str | None = option(None, "checkpoint (.pt): quantized by qat.py, or float", metavar="FILE")
     data: str | None = option(None, "dataset's YAML, to check that the classes fit (optional)", metavar="FILE")
-    imgsz: InputSize | None = option(
-        None, "side of the input in pixels, or height and width, as 384 640 or 384x640 (default: that of "
-        "the calibration or the training, or 640)", "--imgsz", "--img", "--img-size", metavar="PX", nargs="+",
-        type=image_size,
-    )  # fmt: skip
+    imgsz: InputSize | None = size_option("that of the calibration or the training, or 640")
     batch_size: BatchSize = option(1, "images a batch", metavar="N")
     include: list[str] = option(
         ["onnx"], "one or several of: onnx, raw predictions (default); onnx_end2end, with NMS inside", metavar="FORMAT"

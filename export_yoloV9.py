@@ -24,8 +24,8 @@ from utils.core.options import (
     InputSize,
     NmsOptions,
     height_width,
-    image_size,
     option,
+    size_option,
 )
 from utils.jobs.open import need
 
@@ -41,10 +41,7 @@ class DeepStreamOptions(NmsOptions, InputOptions):
         ..., "checkpoint (.pt): quantized by qat.py, or float, also with its auxiliary branch", "-w", "--weights",
         metavar="FILE",
     )  # fmt: skip
-    imgsz: InputSize | None = option(
-        None, "side of the input in pixels, or height and width, as 384 640 or 384x640 (default: that of "
-        "the calibration or the training, or 640)", "-s", "--size", "--imgsz", metavar="PX", nargs="+", type=image_size,
-    )  # fmt: skip
+    imgsz: InputSize | None = size_option("that of the calibration or the training, or 640", "-s", "--size", "--imgsz")
     opset: int = option(
         17, "ONNX operator set (default: 17, for TensorRT 8.6 to 10.11); from 19 on quantized weights are strongly "
         "typed, for TensorRT 10.12 and later", metavar="N",

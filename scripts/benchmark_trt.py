@@ -31,15 +31,14 @@ from utils.cli import command_line, run_program
 from utils.core.errors import DependencyError, InputError
 from utils.core.files import check_file, refuse_overwrite, refuse_overwrite_in
 from utils.core.options import (
-    IMAGE_SIZE_FLAGS,
     BatchSize,
     Field,
     InputSize,
     RunFolderOptions,
     height_width,
-    image_size,
     option,
     project_option,
+    size_option,
 )
 from utils.core.run_folder import new_run
 from utils.jobs.open import need, need_tensorrt
@@ -67,10 +66,7 @@ class BenchmarkOptions(RunFolderOptions, BuildOptions):
     )  # fmt: skip
     batch_size: list[BatchSize] | None = option(None, "default: 1 4 8 12", metavar="N")
     sweep: BatchSize | None = option(None, "batch sizes 1, 2, 4, ... up to N", metavar="N")
-    imgsz: InputSize | None = option(
-        None, "height and width, or both in one, of files of dynamic size and of a .pt", *IMAGE_SIZE_FLAGS,
-        metavar="PX", nargs="+", type=image_size,
-    )  # fmt: skip
+    imgsz: InputSize | None = size_option("that of the files; only files of dynamic size and a .pt take another")
     warmUp: Annotated[float, Field(ge=0, le=600_000)] = option(  # trtexec's name
         200, "before each round", "--warmUp", group=TIMES, metavar="MS"
     )

@@ -33,17 +33,7 @@ from utils.cli import run_program
 from utils.core.device import select_device
 from utils.core.errors import InputError, QatError
 from utils.core.files import check_file, check_files, distinct_names, file_hash, refuse_overwrite
-from utils.core.options import (
-    IMAGE_SIZE_FLAGS,
-    DeviceOptions,
-    Field,
-    Fraction,
-    InputSize,
-    image_size,
-    one_size,
-    option,
-    size_text,
-)
+from utils.core.options import DeviceOptions, Field, Fraction, InputSize, one_size, option, size_option, size_text
 from utils.core.run_folder import held
 from utils.core.tasks import DISPLAY_CONF
 from utils.core.text import printable, short_repr
@@ -77,15 +67,7 @@ class ReportOptions(DeviceOptions):
     )
     data: str | None = option(None, "the dataset's YAML, whose val images are shown", group="images", metavar="FILE")
     samples: Annotated[int, Field(ge=1, le=100)] = option(4, "images", group="images", metavar="N")
-    imgsz: InputSize | None = option(
-        None,
-        "side, or height and width (default: that of the files, or 640)",
-        *IMAGE_SIZE_FLAGS,
-        group="images",
-        metavar="PX",
-        nargs="+",
-        type=image_size,
-    )
+    imgsz: InputSize | None = size_option("that of the files, or 640", group="images")
     conf_thres: Fraction = option(DISPLAY_CONF, "lowest score shown", group="images", metavar="F")
 
 

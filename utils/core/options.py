@@ -216,6 +216,12 @@ def height_width(sizes: int | Sequence[int] | None, default: int = 640) -> tuple
     return sizes[0], sizes[-1]
 
 
+def size_option(default: str, *flags: str, group: str = "") -> Any:
+    """An `InputSize`: one side, or height and width; `default` says which is taken where none is given."""
+    text = f"side of the input in pixels, or height and width, as 384 640 or 384x640 (default: {default})"
+    return option(None, text, *flags or IMAGE_SIZE_FLAGS, group=group, metavar="PX", nargs="+", type=image_size)
+
+
 def project_option(default: str) -> Any:
     """`--project` with another default."""
     return option(default, "results go to PROJECT/NAME", metavar="DIR")

@@ -6,7 +6,6 @@ Torch is not imported here, so that `-h` answers at once.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, model_validator
@@ -41,6 +40,7 @@ from utils.core.options import (
     image_size,
     option,
     project_option,
+    size_option,
     strict_labels_option,
 )
 from utils.core.tasks import AP_CONFIDENCE, AP_NMS_IOU, DISPLAY_CONF, DISPLAY_IOU, MASK_AP_NMS_IOU
@@ -61,10 +61,7 @@ class QatOptions(RunFolderOptions, DeviceOptions):
     weights: str = option("", "checkpoint (.pt)", metavar="FILE")
     data: str | None = data_option()
     batch_size: BatchSize = option(10, "images a batch, of all processes together", metavar="N")
-    imgsz: InputSize | None = option(
-        None, "side of the input in pixels, or height and width, as 384 640 or 384x640 (default: that of the weights' "
-        "training or calibration, else 640)", *IMAGE_SIZE_FLAGS, metavar="PX", nargs="+", type=image_size,
-    )  # fmt: skip
+    imgsz: InputSize | None = size_option("that of the weights' training or calibration, else 640")
     workers: Workers = option(8, "processes that read images, at most, for each GPU", metavar="N")
     strict_labels: bool = strict_labels_option()
 
@@ -84,11 +81,6 @@ class CalibratingOptions(QatOptions):
     unlabelled: bool = option(
         False, "the images have no labels: AP is that with the float network's detections as labels", group="the run"
     )
-
-    @property
-    def stem(self) -> str:
-        """What files are named after: the weights file without its suffix."""
-        return Path(self.weights).stem
 
     def merged_recipe(self) -> Recipe:
         """The recipe of a run: the default, then `--recipe`'s file, then what the command line says.
