@@ -24,9 +24,10 @@ def stops(goal: str, size: int, *words: object) -> list[str]:
 
 
 def test_from_imgsz_of_quantize_to_the_training_step(demo_weights, demo_data, tmp_path):
+    size = 352  # which the checkpoint does not hold as another number: reading that would count as a stop
     found = stops(
-        "Finetuner._step", 160, "qat.py", "quantize", "--weights", demo_weights, "--data", demo_data, "--imgsz", 160,
+        "Finetuner._step", size, "qat.py", "quantize", "--weights", demo_weights, "--data", demo_data, "--imgsz", size,
         "--batch-size", 2, "--epochs", 1, "--iters", 1, "--calib-images", 2, "--no-eval-origin", "--no-eval-ptq",
         "--project", tmp_path, *COMMON,
     )  # fmt: skip
-    assert 10 < len(found) <= 46, found  # 40 before rectangles and --qat auto; the aim stays 40
+    assert 10 < len(found) <= 40, found

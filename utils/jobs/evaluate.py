@@ -7,6 +7,7 @@ import shlex
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,7 @@ FLOAT_MODEL = "the float model"
 LOW_AP = 0.1  # of a float model
 
 
+@dataclass
 class Measurer:
     """Evaluates networks on one dataset's val split, all in the same way.
 
@@ -48,9 +50,10 @@ class Measurer:
         reference: the detections of the float network, which those after it are compared with.
     """
 
-    def __init__(self, data: DataConfig, device: torch.device, config: EvalConfig) -> None:
-        self._data, self._device, self._config = data, device, config
-        self.reference: Reference | None = None
+    data: DataConfig
+    device: torch.device
+    config: EvalConfig
+    reference: Reference | None = None
 
     @classmethod
     def of(cls, inputs: Inputs[Any], limit: int | None = None) -> Measurer:
@@ -65,9 +68,9 @@ class Measurer:
     ) -> EvalResult:
         """Evaluate `model` as it is; `name` is for the log and for files in `out_dir`."""
         logger.info("evaluating %s", name)
-        with TorchRunner(model, self._device) as runner:
+        with TorchRunner(model, self.device) as runner:
             reference = None if as_reference else self.reference
-            result = evaluate(runner, self._data, self._config, out_dir=out_dir, name=name, reference=reference,
+            result = evaluate(runner, self.data, self.config, out_dir=out_dir, name=name, reference=reference,
                               as_reference=as_reference)  # fmt: skip
         self.reference = result.reference if as_reference else self.reference
         if name == FLOAT_MODEL:
@@ -76,14 +79,14 @@ class Measurer:
 
     def row(self, stage: str, file: str | Path, result: EvalResult | None, seconds: float) -> Row:
         """A report row; without a result its scores are unknown."""
-        return make_row(self._device, self._config, result, file, stage, seconds)
+        return make_row(self.device, self.config, result, file, stage, seconds)
 
     def samples(self, models: Mapping[str, nn.Module]) -> list[Sample]:
         """What each of `models` (by stage) detects on a few images, see `collect_samples`."""
         with ExitStack() as stack:
-            runners = {stage: stack.enter_context(TorchRunner(model, self._device)) for stage, model in models.items()}
-            imgsz = InputPlan.of(next(iter(runners.values())), self._config.imgsz, 1).imgsz
-            return collect_samples(runners, self._data, imgsz=imgsz, split=self._config.split)
+            runners = {stage: stack.enter_context(TorchRunner(model, self.device)) for stage, model in models.items()}
+            imgsz = InputPlan.of(next(iter(runners.values())), self.config.imgsz, 1).imgsz
+            return collect_samples(runners, self.data, imgsz=imgsz, split=self.config.split)
 
 
 def warn_of_low_ap(ap: float) -> None:

@@ -74,18 +74,18 @@ def run(options: QuantizeOptions) -> Report:
                 student = checkpoint.load_quantized(session.weights / state.checkpoint).model.to(inputs.device)
             else:
                 began = time.perf_counter()
-                student = session.place()
-                session.calibrate(student)
+                student = session.place_and_calibrate()
                 session.evaluate_ptq(student, began)
-            session.untrained = session.why_no_qat()
-            if session.epochs_left():
+            why_no_qat = session.why_no_qat()
+            epochs = range(0 if why_no_qat or state.stopped else session.recipe.finetune.epochs)[len(state.history) :]
+            if epochs:
                 teacher = inputs.teacher() or session.float_model
                 training = Training(student, teacher, inputs, session.recipe.finetune, state.trainer)
-                for epoch in session.epochs_left():
+                for epoch in epochs:
                     session.train_epoch(epoch, student, training)
                     if state.stopped:
                         break
-            model = session.choose()
+            model = session.choose(why_no_qat)
             session.write_results(model)
         report = session.report()
     command = tables.verdict(report)[1] or shlex.join(tables.export_command(str(session.final)))
@@ -99,10 +99,9 @@ class Session:
     def __init__(self, folder: Path, state: RunState, inputs: Inputs[QuantizeOptions]) -> None:
         self.folder, self.state, self.inputs, self.options = folder, state, inputs, inputs.options
         self.recipe = inputs.recipe  # with the calibration method that `auto` has chosen
-        self.weights = weights_folder(folder)
+        self.weights, self.stem = weights_folder(folder), Path(self.options.weights).stem  # which names files
         self.float_model = upstream.call_fused(inputs.network())
         self.measurer = Measurer.of(inputs)
-        self.untrained = ""  # why QAT is left out, where it is
         # without labels, AP is that with the float network's detections, which have to be known
         self.measures = not self.options.unlabelled or ("val" in inputs.data.splits and not self.options.no_eval_origin)
         logger.info("recipe:\n%s", yaml.safe_dump(state.recipe, sort_keys=False).rstrip())
@@ -112,7 +111,7 @@ class Session:
     def final(self) -> Path:
         """The file to export."""
         best = self.state.best.file if self.options.qat == "never" and self.state.best else None
-        return self.weights / (best or checkpoint_name("qat_best", self.options.stem))
+        return self.weights / (best or checkpoint_name("qat_best", self.stem))
 
     def evaluate_float(self) -> None:
         """Evaluate the float model."""
@@ -120,16 +119,12 @@ class Session:
         result = self.measurer.measure(self.float_model, FLOAT_MODEL, as_reference=True)
         self.save(self.measurer.row("float", self.options.weights, result, time.perf_counter() - began))
 
-    def place(self) -> nn.Module:
-        """A copy of the float model with quantizers."""
+    def place_and_calibrate(self) -> nn.Module:
+        """A copy of the float model with quantizers, and ranges from training images as validation sees them."""
         student = self.inputs.placed(library=self.options.quantizer)
         text, path = placement.describe(self.inputs.plan), self.folder / "placement.txt"
         write_text(path, text + "\n")
         logger.info("%s\nall of it: %s", text.partition(f"\n{placement.SCALES}")[0], path)
-        return student
-
-    def calibrate(self, student: nn.Module) -> None:
-        """Find the ranges, from training images as validation sees them."""
         if self.recipe.calibration.method == AUTO:
             chosen, why = choose_by_loss(student, self.float_model, self.inputs)
             self.recipe = self.recipe.replace(calibration=chosen)
@@ -137,13 +132,14 @@ class Session:
             self.note(why)
         else:
             calibration.calibrate(student, self.inputs.calibration_images(), self.recipe.calibration)
+        return student
 
     def evaluate_ptq(self, student: nn.Module, began: float) -> None:
         """Evaluate the calibrated network unless `--no-eval-ptq` says otherwise, and write its checkpoint."""
         measures = self.measures and not self.options.no_eval_ptq
         result = self.measurer.measure(student, "PTQ") if measures else None
         score = result.score if result else None
-        name = checkpoint_name("ptq", self.options.stem, score)
+        name = checkpoint_name("ptq", self.stem, score)
         self.write_checkpoint(name, student, {"stage": "PTQ", **(score.to_dict() if score else {"ap": None})})
         if result is None:
             logger.info("PTQ is not evaluated, so its file has no score: %s", name)
@@ -172,12 +168,6 @@ class Session:
         self.note(f"--qat auto: {decided}: QAT {'trains' if misses else 'is left out'}")
         return "" if misses else decided
 
-    def epochs_left(self) -> range:
-        """The epochs of QAT that are to be trained."""
-        if self.untrained or self.state.stopped:
-            return range(0)
-        return range(len(self.state.history), self.recipe.finetune.epochs)
-
     def train_epoch(self, epoch: int, student: nn.Module, training: Training) -> None:
         """Train and evaluate an epoch, write its checkpoint, and keep it if it is the best; or stop training."""
         state, began = self.state, time.perf_counter()
@@ -199,7 +189,7 @@ class Session:
             fell = f"{score.what} fell to {score.decides:.4f}, below {collapse:g} of {reference.decides:.4f}"
             state.stopped = f"epoch {epoch}: {fell}"
             return
-        name = checkpoint_name(f"qat_ep_{epoch}", self.options.stem, score)
+        name = checkpoint_name(f"qat_ep_{epoch}", self.stem, score)
         self.write_checkpoint(
             name, student, {"stage": "QAT", "epoch": epoch, **(score.to_dict() if score else {"ap": None})}
         )
@@ -217,7 +207,7 @@ class Session:
             ", the best so far" if better else "",
         )  # fmt: skip
 
-    def choose(self) -> nn.Module:
+    def choose(self, why_no_qat: str) -> nn.Module:
         """Give the best state its final name, evaluate it, and note why it is the best; returns its network."""
         state, best = self.state, self.state.best
         if best is None:  # a state without a calibrated network never gets here
@@ -235,7 +225,7 @@ class Session:
         if ended and state.trainer:
             self.note(self.compare_losses(ended, state.trainer["ptq"]))
         else:
-            why = f", because {self.untrained}" if self.untrained else ""
+            why = f", because {why_no_qat}" if why_no_qat else ""
             self.note(f"no epoch of QAT was trained{why}: {final.name} is the PTQ state")
         if best.epoch is not None and best.score is None:
             result = self.measurer.measure(model, f"QAT epoch {best.epoch}") if self.measures else None
@@ -354,12 +344,8 @@ class Training:
             self.ptq = HeldOutLoss(state["ptq"])
         else:
             self.ptq = self._measure()
-            logger.info(
-                "PTQ: loss %.4g on %d training images, %s",
-                self.ptq.value,
-                len(self.ptq.terms),
-                HELD_OUT[bool(inputs.held_out)],
-            )
+            seen = HELD_OUT[bool(inputs.held_out)]
+            logger.info("PTQ: loss %.4g on %d training images, %s", self.ptq.value, len(self.ptq.terms), seen)
 
     def epoch(self, number: int) -> dict[str, float]:
         """Train an epoch on images whose order and augmentation depend on nothing but the seed and the epoch.

@@ -190,15 +190,15 @@ def open_run(options: Options, kind: type[State]) -> Iterator[tuple[Path, State,
         InputError: something given cannot be used, for which nothing was written; the run cannot be continued as asked;
             or another program is at it.
     """
+    command = "quantize" if isinstance(options, QuantizeOptions) else "sensitive"
     if options.resume is None:
         recipe = options.merged_recipe()
         inputs = Inputs.load(options, recipe)
-        dataset = inputs.dataset_hash()
-        values, command = inputs.options.model_dump(), command_line()
-        state = kind(values, recipe.to_dict(), file_hash(options.weights), dataset=dataset, command=command)
+        values, weights = inputs.options.model_dump(), file_hash(options.weights)
+        state = kind(values, recipe.to_dict(), weights, dataset=inputs.dataset_hash(), command=command_line())
         with new_run(options.project, options.name, options.exist_ok, options.WRITTEN) as folder:
             state.save(folder)
-            with _resumable(folder, options):
+            with _resumable(folder, command):
                 yield folder, state, inputs
         return
     folder = find_run(options.resume, options.project, kind.FILE)
@@ -212,17 +212,16 @@ def open_run(options: Options, kind: type[State]) -> Iterator[tuple[Path, State,
         if file_hash(resumed.weights) != state.weights_hash:
             raise InputError(f"{resumed.weights} has changed since the run in {folder} was started; start a new run")
         check_unchanged(state.dataset, inputs.dataset_hash(), folder)
-        with _resumable(folder, resumed):
+        with _resumable(folder, command):
             yield folder, state, inputs
 
 
 @contextmanager
-def _resumable(folder: Path, options: QuantizeOptions | SensitiveOptions) -> Iterator[None]:
-    """When Ctrl-C stops what is done within, say how to continue."""
+def _resumable(folder: Path, command: str) -> Iterator[None]:
+    """When Ctrl-C stops what is done within, say how to continue; `command` is that of qat.py."""
     try:
         yield
     except KeyboardInterrupt:
-        command = "quantize" if isinstance(options, QuantizeOptions) else "sensitive"
         logger.info("\nstopped; continue with: python qat.py %s --resume %s", command, shlex.quote(str(folder)))
         raise
 
