@@ -94,23 +94,25 @@ def training_steps(name: str, options: AccuracyOptions, setup: Setup, data: Path
     yield RunStep("convert", command, folder / "float.pt")
 
 
+def grouped(options: AccuracyOptions) -> list[str]:
+    """`--groups` of the programs that evaluate."""
+    return ["--groups", options.groups] if options.groups else []
+
+
 def quantizing_steps(
     weights: Path, options: AccuracyOptions, settings: Mapping[str, str], setup: Setup, data: Path, folder: Path
 ) -> Iterator[RunStep]:
     """AP of the float network, and of each setting with each seed."""
     images: Words = ["--data", data, "--imgsz", str(options.imgsz), "--workers", str(options.workers), *setup.device]
-    grouped: Words = ["--groups", options.groups] if options.groups else []
-    quick: Words = list(QUICK_QAT) if options.quick else []
-    place: Words = [*quick, *grouped, "--project", folder, "--exist-ok", "--name"]
-    command: Words = ["qat.py", "eval", "--weights", weights, *images, *grouped, "--project", folder, "--exist-ok"]
-    command += ["--name", "float"]
+    place: Words = [*grouped(options), "--project", folder, "--exist-ok", "--name"]
+    command: Words = ["qat.py", "eval", "--weights", weights, *images, *place, "float"]
     yield RunStep("float", command, folder / "float/report.json", read_report)
     for setting, words in settings.items():
         for seed in options.seeds:
             step = f"{setting}, seed {seed}"
             run = folder / step_folder(step)
             command = ["qat.py", "quantize", "--weights", weights, *images, "--seed", str(seed)]
-            command += [*place[:-1], *shlex.split(words), place[-1], run.name]
+            command += [*(QUICK_QAT if options.quick else []), *shlex.split(words), *place, run.name]
             yield RunStep(step, command, run / "report.json", read_report, (run / "weights/last.pt", ["--resume", run]))
 
 
@@ -134,8 +136,7 @@ def deployed_steps(
         command = ["val_trt.py", "--engine-file", built, "--data", data, "--workers", str(options.workers)]
         command += [] if engines else ["--device", "cpu"]
         command += ["--reference", weights] if kind == "int8" else []
-        command += ["--groups", options.groups] if options.groups else []
-        command += [*place, run.name]
+        command += [*grouped(options), *place, run.name]
         yield RunStep(f"{kind} {ran}", command, run / "report.json", read_report, tensorrt=engines)
 
 
@@ -146,19 +147,22 @@ def read_report(path: Path) -> dict[str, Any]:
 
 
 def over_seeds(rows: list[Row], base: Row) -> Difference | None:
-    """Mean difference of a setting's runs to the float network; its error is √(image² + seed² / n).
+    """Mean difference to the float network of a setting's runs; its error is √(image² + seed² / n).
 
     Args:
-        rows: of n seeds, one or more.
+        rows: of n seeds, two or more.
         base: the float network.
+
+    Returns:
+        None where a difference or its error is not known.
     """
-    differences = [difference for row in rows if (difference := row.difference(base))]
-    if len(differences) < len(rows) or any(one.error is None for one in differences):
-        return differences[0] if len(rows) == 1 and differences else None
-    values = [one.value for one in differences]
-    image = statistics.mean(one.error or 0 for one in differences)
-    seed = statistics.variance(values) / len(values) if len(values) > 1 else 0
-    return Difference(statistics.mean(values), math.sqrt(image**2 + seed))
+    differences = [row.difference(base) for row in rows]
+    values = [one.value for one in differences if one]
+    errors = [one.error for one in differences if one and one.error is not None]
+    if len(errors) < len(rows):
+        return None
+    seed = statistics.variance(values) / len(values)
+    return Difference(statistics.mean(values), math.sqrt(statistics.mean(errors) ** 2 + seed))
 
 
 def ap_table(networks: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -142,7 +142,7 @@ def _check_file(where: Path, config: ModelConfig, path: Path, file: ServedFile) 
             spec = known[tensor.name]
             kind, sizes = DataType.Name(tensor.data_type), _whole(tensor, config)
             own = [-1 if size is None else size for size in spec.shape]  # -1 takes any size
-            fits = len(sizes) == len(own) and all(other in (-1, one) for one, other in zip(sizes, own, strict=True))
+            fits = len(sizes) == len(own) and all(mine in (-1, size) for size, mine in zip(sizes, own, strict=True))
             words, valid = f"{tensor.name} {kind}{list(tensor.dims)}", kind == data_type(spec) and fits
             _require(valid, f"{where}: {words} with this max_batch_size is {spec} in {path}")
     if file.profile:

@@ -68,9 +68,8 @@ class Execution:
                 raise InputError(
                     f"{path} has {name} in host memory, which is not supported; export_qat.py writes no such file"
                 )
-            if (
-                form and (kind := self.engine.get_tensor_format(name).name) != "LINEAR"
-            ):  # of trtexec, or --input-format of 1.0
+            kind = self.engine.get_tensor_format(name).name if form else "LINEAR"
+            if kind != "LINEAR":  # of trtexec, or --input-format of 1.0
                 raise InputError(f"{path} has {name} in format {kind}, which is not supported; build the engine again")
         self.inputs = tuple(self._spec(n) for n in names if self.engine.get_tensor_mode(n) == modes.INPUT)
         self.outputs = tuple(self._spec(n) for n in names if self.engine.get_tensor_mode(n) == modes.OUTPUT)
