@@ -46,7 +46,7 @@ class ExportOptions(NmsOptions, InputOptions):
 
     weights: str | None = option(None, "checkpoint (.pt): quantized by qat.py, or float", metavar="FILE")
     data: str | None = option(None, "dataset's YAML, to check that the classes fit (optional)", metavar="FILE")
-    imgsz: InputSize | None = size_option("that of the calibration or the training, or 640")
+    imgsz: InputSize | None = size_option("what a quantized network was calibrated at, a float one trained at, or 640")
     batch_size: BatchSize = option(1, "images a batch", metavar="N")
     include: list[str] = option(
         ["onnx"], "one or several of: onnx, raw predictions (default); onnx_end2end, with NMS inside", metavar="FORMAT"

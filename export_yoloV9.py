@@ -41,7 +41,9 @@ class DeepStreamOptions(NmsOptions, InputOptions):
         ..., "checkpoint (.pt): quantized by qat.py, or float, also with its auxiliary branch", "-w", "--weights",
         metavar="FILE",
     )  # fmt: skip
-    imgsz: InputSize | None = size_option("that of the calibration or the training, or 640", "-s", "--size", "--imgsz")
+    imgsz: InputSize | None = size_option(
+        "what a quantized network was calibrated at, a float one trained at, or 640", "-s", "--size", "--imgsz"
+    )
     opset: int = option(
         17, "ONNX operator set (default: 17, for TensorRT 8.6 to 10.11); from 19 on quantized weights are strongly "
         "typed, for TensorRT 10.12 and later", metavar="N",

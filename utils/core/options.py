@@ -229,7 +229,11 @@ def project_option(default: str) -> Any:
 
 def data_option() -> Any:
     """`--data`: a dataset's YAML in upstream's form."""
-    return option(None, "dataset's YAML (default: of a .pt that of its training, if it is there)", metavar="FILE")
+    return option(
+        None,
+        "dataset's YAML (default: that of the weights' training, of a .pt that knows one which is there)",
+        metavar="FILE",
+    )
 
 
 def strict_labels_option() -> Any:
