@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from fork_server import interpreter
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = """
@@ -42,7 +41,7 @@ def done(few_images, checkout, demo_weights, fork_server, tmp_path_factory):
     root = tmp_path_factory.mktemp("quickstart")
     (root / "scripts").mkdir()
     shutil.copy(ROOT / "scripts/quickstart.sh", root / "scripts")
-    python = interpreter(fork_server, root / "python")
+    python = fork_server.interpreter(root / "python")
     (root / "scripts/lib.sh").write_text(LIBRARY.format(root=ROOT, checkout=checkout, python=python))
     (root / "data/demo").mkdir(parents=True)
     shutil.copy(demo_weights, root / "data/demo")

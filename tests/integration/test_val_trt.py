@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from fork_server import interpreter
 
 from utils import upstream
 from utils.evaluation.data_yaml import load_data
@@ -82,7 +81,7 @@ def test_from_a_checkpoint_to_the_ap_of_its_engine(checkout, demo_weights, fork_
     weights, python = tmp_path / "w.pt", tmp_path / "python"
     weights.write_bytes(demo_weights.read_bytes())
     script = Path(__file__).resolve().parents[1] / "support/run_on_stand_in.py"
-    interpreter(fork_server, python, script)
+    fork_server.interpreter(python, script)
     variables = {"PYTHON": str(python), "BATCH": "1 8 16", "EXPORT_ARGS": "--device cpu",
                  "VAL_ARGS": f"--workers 2 --project {tmp_path}"}  # fmt: skip
     command = [checkout / "scripts/val_trt.sh", weights, some_images, "320"]

@@ -1,17 +1,14 @@
 """Programs that start in milliseconds: a process that has imported what they import forks one for each.
 
-`program` takes the place of `subprocess.run([sys.executable, ...])`. What a start has of its own, a forked program has
-as well: working directory, arguments, environment, `sys.path[0]`, `__main__`, streams, session, exit code, and coverage
-where it is measured. An environment that differs in what a process reads while it starts gets a real start. Tests of
-starting itself, of signals and of hostile files start programs for real.
+`ForkServer.run` takes the place of `subprocess.run([sys.executable, ...])`, and `interpreter` that of Python in shell
+scripts. A small client hands its words, folder, environment and streams over, and ends as the forked program does.
+Tests of starting itself, of signals and of hostile files start programs for real.
 
-As a program: `serve SOCKET ROOT WARM` is such a process (until its standard input ends), and `run SOCKET PROGRAM ...`
-stands in the place of an interpreter in shell scripts.
+As a program: `serve SOCKET ROOT WARM` is the process, and `run SOCKET PROGRAM ...` a client.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import socket
@@ -20,17 +17,11 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
     from typing import Any
 
 LENGTH = 8  # bytes of a message's length, which its file descriptors come with
-# A process that is started reads other variables while it imports, and one that is forked has done so before.
-READ_LATER = {"PYTEST_CURRENT_TEST", "PWD", "OLDPWD", "SHLVL", "_", "PYTHON", "BATCH", "EXPORT_ARGS", "VAL_ARGS",
-              "STAND_IN_VERSION", "COLUMNS", "LINES"}  # fmt: skip
-
-
-# The side of the tests. What a shell script starts imports no more than is imported above.
 
 
 class ForkServer:
@@ -46,16 +37,16 @@ class ForkServer:
         import tempfile
 
         self._folder = tempfile.TemporaryDirectory(prefix="fork-")
-        self.socket = os.path.join(self._folder.name, "socket")
-        environment = {name: value for name, value in os.environ.items() if not _of_coverage(name)}
+        address = os.path.join(self._folder.name, "socket")
+        self.command = [sys.executable, "-I", "-S", __file__, "run", address]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE")}
         self._process = subprocess.Popen(
-            [sys.executable, __file__, "serve", self.socket, root, warm], cwd=root, env=environment,
+            [sys.executable, __file__, "serve", address, root, warm], cwd=root, env=environment,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
         assert self._process.stdout is not None
         assert self._process.stderr is not None  # a pipe as well, as programs' are: streams remember if they can seek
         assert self._process.stdout.readline(), self._process.stderr.read().decode()
-        self.forked = 0  # programs, so far
 
     def __enter__(self) -> ForkServer:
         return self
@@ -66,84 +57,35 @@ class ForkServer:
         self._process.wait(60)
         self._folder.cleanup()
 
-    def run(self, words: Sequence[object], cwd: Path, *, timeout: float | None = None,
-            env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:  # fmt: skip
-        """What `subprocess.run` gives for a program and its arguments, `words`; forked where that is the same."""
-        import io
-        import signal
+    def run(self, words: Sequence[object], cwd: Path, timeout: float | None = None) -> subprocess.CompletedProcess[str]:
+        """What `subprocess.run` gives for a program and its arguments, `words`."""
         import subprocess
-        import tempfile
 
-        texts, environment = [str(word) for word in words], dict(os.environ if env is None else env)
-        with open(os.devnull, "rb") as nothing, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            streams = [file.fileno() for file in (nothing, out, err)]
-            connection, pid = ask(self.socket, texts, cwd, environment, streams)
-            with connection:
-                if not pid:
-                    command = [sys.executable, *texts]
-                    return subprocess.run(
-                        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout
-                    )
-                self.forked += 1
-                connection.settimeout(timeout)
-                try:
-                    code = int(_line(connection))
-                except BaseException as error:  # also where pytest ends a test that takes too long
-                    os.killpg(pid, signal.SIGKILL)
-                    if isinstance(error, TimeoutError):
-                        raise subprocess.TimeoutExpired(texts, timeout or 0) from error
-                    raise
-            for file in (out, err):
-                file.seek(0)
-            said = [io.TextIOWrapper(file).read() for file in (out, err)]
-        return subprocess.CompletedProcess(texts, code, *said)
+        command = [*self.command, *map(str, words)]
+        return subprocess.run(
+            command, cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout
+        )
+
+    def interpreter(self, file: Path, *words: object) -> Path:
+        """Write a program that shell scripts can take as Python; `words` stand before its own."""
+        import shlex
+
+        file.write_text(f'#!/bin/sh\nexec {shlex.join(map(str, [*self.command, *words]))} "$@"\n')
+        file.chmod(0o755)
+        return file
 
 
-def interpreter(server: ForkServer, file: Path, *words: object) -> Path:
-    """Write a program that shell scripts can take as Python, and return its path; `words` stand before its own."""
-    import shlex
-
-    command = [sys.executable, "-I", "-S", __file__, "run", server.socket, *words]
-    file.write_text(f'#!/bin/sh\nexec {shlex.join(map(str, command))} "$@"\n')
-    file.chmod(0o755)
-    return file
-
-
-def ask(address: str, words: Sequence[str], cwd: object, environment: Mapping[str, str],
-        streams: Sequence[int]) -> tuple[socket.socket, int]:  # fmt: skip
-    """Let the server run a program; the connection on which its exit code comes, and its process id.
-
-    That is 0, and no program runs, where the environment asks for a real start.
-    """
-    job = json.dumps({"words": words, "cwd": str(cwd), "environment": dict(environment)}).encode()
-    connection = socket.socket(socket.AF_UNIX)
-    connection.connect(address)
-    socket.send_fds(connection, [len(job).to_bytes(LENGTH, "big")], streams)
-    connection.sendall(job)
-    return connection, int(_line(connection))
-
-
-def _settled(environment: Mapping[str, str]) -> dict[str, Any]:
-    """What a process reads while it starts. Each process that imports OpenCV adds its folder to LD_LIBRARY_PATH."""
-    found: dict[str, Any] = {k: v for k, v in environment.items() if k not in READ_LATER and not _of_coverage(k)}
-    return {**found, "LD_LIBRARY_PATH": {*found.get("LD_LIBRARY_PATH", "").split(os.pathsep)} - {""}}
-
-
-def _of_coverage(name: str) -> bool:
-    return name.startswith("COVERAGE")
-
-
-def _line(connection: socket.socket) -> str:
-    found = b""
-    while not found.endswith(b"\n"):
-        piece = connection.recv(1)
-        if not piece:
-            raise RuntimeError("the fork server has ended")
-        found += piece
-    return found.decode()
-
-
-# The side of the server
+def client(address: str, *words: str) -> int:
+    """Let the server run a program on this process's streams; return its exit code, or end by its signal."""
+    job = json.dumps({"words": words, "cwd": os.getcwd(), "environment": dict(os.environ)}).encode()
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(address)
+        socket.send_fds(connection, [len(job).to_bytes(LENGTH, "big")], (0, 1, 2))
+        connection.sendall(job)
+        code = int(connection.makefile().readline())
+    if code < 0:
+        os.kill(os.getpid(), -code)
+    return code
 
 
 def serve(address: str, root: str, warm: str) -> None:
@@ -151,10 +93,9 @@ def serve(address: str, root: str, warm: str) -> None:
     import gc
     import select
 
-    started_with = sys.path[1:]
     sys.path[0] = root
     gc.disable()
-    before = dict(os.environ)
+    before = set(os.environ)
     exec(warm, {})
     added = {name: value for name, value in os.environ.items() if name not in before or name == "LC_CTYPE"}
     gc.collect()
@@ -164,49 +105,29 @@ def serve(address: str, root: str, warm: str) -> None:
         listener.bind(address)
         listener.listen()
         os.write(1, b"ready\n")
-        while True:
-            if 0 in select.select([0, listener], [], [])[0]:
-                return
+        while 0 not in select.select([0, listener], [], [])[0]:
             connection, _ = listener.accept()
             with connection:
                 size, streams, _, _ = socket.recv_fds(connection, LENGTH, 3)
-                job = json.loads(_exactly(connection, int.from_bytes(size, "big")))
-                same = _settled(added | job["environment"]) == _settled(os.environ)
-                child = os.fork() if same else 0
-                if same and not child:
+                job = json.loads(connection.makefile("rb").read(int.from_bytes(size, "big")))
+                child = os.fork()
+                if not child:
                     listener.close()
                     connection.close()
-                    _become(job, streams, started_with, added)
+                    become(job, streams, added)
                 for stream in streams:
                     os.close(stream)
-                _answer(connection, child)
-                if child:
-                    _answer(connection, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+                connection.sendall(f"{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}\n".encode())
 
 
-def _answer(connection: socket.socket, number: int) -> None:
-    with contextlib.suppress(OSError):  # nobody waits any more
-        connection.sendall(f"{number}\n".encode())
-
-
-def _exactly(connection: socket.socket, size: int) -> bytes:
-    found = b""
-    while len(found) < size:
-        found += connection.recv(size - len(found))
-    return found
-
-
-def _become(job: dict[str, Any], streams: Sequence[int], path: list[str], added: dict[str, str]) -> None:
-    """Be the process of a program, and end as it does.
-
-    Args:
-        path: what the interpreter has put into `sys.path` behind the program's folder.
-        added: variables that the interpreter (LC_CTYPE) and imports have set.
-    """
+def become(job: dict[str, Any], streams: Sequence[int], added: dict[str, str]) -> None:
+    """Be the process of a program, and end as it does; `added`: variables that the interpreter and imports have set."""
+    import atexit
     import builtins
     import random
+    import threading
+    import traceback
     import warnings
-    from importlib.machinery import SourceFileLoader
 
     os.setsid()
     for number, stream in enumerate(streams):
@@ -216,8 +137,7 @@ def _become(job: dict[str, Any], streams: Sequence[int], path: list[str], added:
     os.environ.update(added | job["environment"])
     os.chdir(job["cwd"])
     sys.argv = job["words"]
-    file = os.path.realpath(sys.argv[0])
-    sys.path[:] = [os.path.dirname(file), *path]
+    sys.path[0] = os.path.dirname(os.path.realpath(sys.argv[0]))
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
@@ -228,27 +148,19 @@ def _become(job: dict[str, Any], streams: Sequence[int], path: list[str], added:
         coverage.process_startup(force=True)
     main = vars(sys.modules["__main__"])
     main.clear()
-    main.update(__name__="__main__", __file__=os.path.abspath(sys.argv[0]), __builtins__=builtins, __doc__=None,
-                __spec__=None, __package__=None, __cached__=None, __annotations__={},
-                __loader__=SourceFileLoader("__main__", sys.argv[0]))  # fmt: skip
+    main.update(__name__="__main__", __file__=os.path.abspath(sys.argv[0]), __builtins__=builtins)
+    code: object = 0
     try:
         with open(sys.argv[0], "rb") as source:
-            code = compile(source.read(), sys.argv[0], "exec")
-        exec(code, main)
-        _end(0)
+            exec(compile(source.read(), sys.argv[0], "exec"), main)
     except SystemExit as end:
-        if not (end.code is None or isinstance(end.code, int)):
-            sys.stderr.write(f"{end.code}\n")
-        _end(end.code if isinstance(end.code, int) else int(end.code is not None))
-    except BaseException as error:  # noqa: BLE001 - as the interpreter does
-        sys.excepthook(type(error), error, error.__traceback__)
-        _end(1)
-
-
-def _end(code: int) -> None:
-    import atexit
-    import threading
-
+        code = end.code or 0
+    except BaseException:  # noqa: BLE001 - as the interpreter does
+        traceback.print_exc()
+        code = 1
+    if not isinstance(code, int):
+        sys.stderr.write(f"{code}\n")
+        code = 1
     vars(threading)["_shutdown"]()
     atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -256,23 +168,9 @@ def _end(code: int) -> None:
     os._exit(code)
 
 
-# In the place of an interpreter
-
-
-def stand_in(address: str, *words: str) -> int:
-    """Run a program on this process's streams; returns its exit code, or ends by the signal that ended it."""
-    connection, pid = ask(address, words, os.getcwd(), os.environ, (0, 1, 2))
-    if not pid:
-        os.execv(sys.executable, [sys.executable, *words])
-    code = int(_line(connection))
-    if code < 0:
-        os.kill(os.getpid(), -code)
-    return code
-
-
 if __name__ == "__main__":
     if sys.argv[1] == "run":
-        sys.exit(stand_in(*sys.argv[2:]))
+        sys.exit(client(*sys.argv[2:]))
     import fork_server  # so that nothing stands in `__main__`, which programs take over
 
     fork_server.serve(*sys.argv[2:])

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from fork_server import ForkServer, interpreter
+from fork_server import ForkServer
 from known_images import SQUARE, KnowingModel, export_answers, write_set
 from one_conv import write_onnx
 from onnx import TensorProto
@@ -109,7 +109,7 @@ def known(fork_server, tmp_path_factory):
     folder = tmp_path_factory.mktemp("known")
     model = KnowingModel(write_set(folder, 12, SQUARE), NAMES, 64)
     export_answers(model, folder / "answers.onnx", None, 64)
-    interpreter(fork_server, folder / "python", ROOT / "tests/support/run_on_stand_in.py")
+    fork_server.interpreter(folder / "python", ROOT / "tests/support/run_on_stand_in.py")
     return folder
 
 
