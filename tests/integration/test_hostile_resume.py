@@ -17,8 +17,6 @@ from utils.core.run_folder import held
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.images import find_images, label_file
 from utils.jobs.evaluate import Measurer
-from utils.jobs.run_state import RunState
-from utils.reports import figures
 from utils.reports.schema import Report
 
 COLLECT = ("models.quantize.calibration.collect",)
@@ -125,15 +123,6 @@ class TestTwoAtOnce:
 
 class TestNothingIsLeftOut:
     """Moments at which a kill cost something for good."""
-
-    def test_plots_that_were_being_drawn(self, start, tmp_path):
-        killed(lambda: start("quantize", "--epochs", "1", "--no-eval-origin"), (figures, "save_figure"))
-        (tmp_path / "exp/.loss_per_epoch-abcdefgh.part.png").touch()
-        (tmp_path / "exp/weights/.last-abcdefgh.part.pt").touch()
-        assert resume("quantize", tmp_path / "exp") == 0
-        assert (tmp_path / "exp/loss_per_epoch.png").stat().st_size > 10_000
-        assert RunState.load(tmp_path / "exp").finished
-        assert [path.name for path in (tmp_path / "exp").rglob(".*")] == [".lock"]
 
     @pytest.mark.usefixtures("blank_plots")
     def test_notes_between_the_state_and_the_report(self, start, tmp_path, monkeypatch):

@@ -34,11 +34,7 @@ from utils.trt import tensorrt_api
 from utils.trt.build import build
 from utils.trt.preflight import BuildConfig
 
-FORMS = {
-    "float": [],
-    "uint8": ["--input", "uint8"],
-    "nhwc": ["--input", "uint8", "--input-layout", "nhwc"],
-}
+FORMS = {"float": [], "uint8": ["--input", "uint8"], "nhwc": ["--input", "uint8", "--input-layout", "nhwc"]}
 
 
 @pytest.fixture(scope="module")
@@ -72,8 +68,7 @@ def results(path: Path, pixels: torch.Tensor) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "shape"),
-    [("float", "dynamic"), ("quantized", "static"), ("quantized", "dynamic"), ("masks", "dynamic")],
+    ("kind", "shape"), [("float", "dynamic"), ("quantized", "static"), ("quantized", "dynamic"), ("masks", "dynamic")]
 )
 def test_every_form_gives_the_same(kind, shape, weights, tmp_path, program: Program):
     """Raw predictions, and detections (and masks) after NMS in the file; the export checks and verifies both."""

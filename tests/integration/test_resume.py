@@ -16,9 +16,6 @@ import torch
 from qat_runs import SMALL_RUN, checkpoints, quantize, report_of, write_small_set
 
 import qat
-from models.quantize import calibration
-from models.quantize.finetune import Finetuner
-from utils.jobs.evaluate import Measurer
 from utils.jobs.run_state import RunState
 
 pytestmark = pytest.mark.usefixtures("blank_plots")
@@ -66,38 +63,20 @@ class Killed(BaseException):
     """Ends the program as abruptly as this process allows."""
 
 
-def at_call(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, call: int, *, after: bool = False) -> None:
-    """Let the `call`-th call of `owner.name` die, before or after its work."""
-    original: Callable = getattr(owner, name)
-    calls = []
+def test_a_run_that_dies_between_a_checkpoint_and_its_state_continues_to_the_same_end(
+    whole, data, small_weights, tmp_path, monkeypatch
+):
+    """Steps save in this order: the start; float row; PTQ's checkpoint, state, report; each epoch's in the same way."""
+    save, calls = RunState.save, []
 
-    def dying(*args: object, **kwargs: object) -> object:
+    def dying(*words: object) -> None:
         calls.append(1)
-        if len(calls) == call and not after:
+        if len(calls) == 4:
             raise Killed
-        result = original(*args, **kwargs)
-        if len(calls) == call:
-            raise Killed
-        return result
+        save(*words)
 
-    monkeypatch.setattr(owner, name, dying)
-
-
-# Steps save in this order: the start; float row; PTQ checkpoint, state, report; each epoch's checkpoint, state, report.
-MOMENTS = {
-    "during calibration": (calibration, "calibrate", 1, False),
-    "between PTQ's checkpoint and its state": (RunState, "save", 3, False),
-    "in the first epoch": (Finetuner, "_step", 2, False),
-    "between an epoch's checkpoint and its state": (RunState, "save", 4, False),
-    "before the best is named": (Measurer, "samples", 1, False),
-}
-
-
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_a_run_that_dies_continues_to_the_same_end(moment, whole, data, small_weights, tmp_path, monkeypatch):
-    owner, name, call, after = MOMENTS[moment]
     with monkeypatch.context() as patch:
-        at_call(patch, owner, name, call, after=after)
+        patch.setattr(RunState, "save", dying)
         with pytest.raises(Killed):
             quantize(small_weights, data, tmp_path, *LONGER)
     assert resume(tmp_path / "exp") == 0

@@ -79,11 +79,11 @@ def test_the_truth_is_upstreams_to_the_bit(tmp_path, rect, imgsz):
     assert count == sum(len(labels) for labels, _ in theirs.values()) > 100
 
 
-@pytest.mark.parametrize("rect", [True, False])
-@pytest.mark.parametrize("single_cls", [True, False])
 @pytest.mark.parametrize(
-    ("sizes", "imgsz", "of_boxes"), [(EXACT, 128, 1e-6), (EXACT, 256, 1e-6), (MIXED, 64, 1e-3), (MIXED, 256, 1e-3)]
-)
+    ("sizes", "imgsz", "of_boxes", "rect", "single_cls"),
+    [(EXACT, 128, 1e-6, False, False), (EXACT, 256, 1e-6, True, True), (MIXED, 64, 1e-3, True, False),
+     (MIXED, 256, 1e-3, False, True)],
+)  # fmt: skip
 def test_results_are_those_of_segment_val_py(tmp_path, val_program, sizes, imgsz, of_boxes, rect, single_cls):
     """Objects overlap, and some images have none.
 

@@ -17,13 +17,12 @@ from scipy.stats import spearmanr
 import export_qat
 import qat
 import val_trt
-from models.quantize import calibration, checkpoint
+from models.quantize import checkpoint
 from models.quantize.partial_forward import Layerwise
 from models.quantize.recipe import Recipe
 from utils import upstream
 from utils.jobs import calibrate
-from utils.jobs.sensitivity import search, units
-from utils.jobs.sensitivity.report import AnalysisState
+from utils.jobs.sensitivity import search
 
 SUMMARY = "summary-sensitive-analysis.json"
 SIDE = "192"
@@ -233,23 +232,16 @@ class TestResume:
             assert sensitive(demo_weights, few, project, *self.words, *half) == 0
         return project / "exp", len(calls)
 
-    # of about 80 runs of the network: 3 batches of 2 + 16 while screening, then AP of the 4 units and more
-    @pytest.mark.parametrize("moment", ["calibration", 58, "state"])
-    def test_a_killed_run_finds_the_same(self, moment, whole, few, half, demo_weights, tmp_path, monkeypatch):
+    def test_a_killed_run_finds_the_same(self, whole, few, half, demo_weights, tmp_path, monkeypatch):
         run, total = whole
         with monkeypatch.context() as patch:
-            if moment == "calibration":
-                counted(patch, calibration, "collect", 1)
-            elif moment == "state":
-                counted(patch, AnalysisState, "save", 4)
-            else:
-                counted(patch, Layerwise, "run", moment)
+            # of about 80 runs of the network: 3 batches of 2 + 16 while screening, then AP of the 4 units and more
+            counted(patch, Layerwise, "run", 58)
             with pytest.raises(Killed):
                 sensitive(demo_weights, few, tmp_path, *self.words, *half)
         again = counted(monkeypatch, Layerwise, "run")
         assert qat.main(["sensitive", "--resume", str(tmp_path / "exp")]) == 0
-        if moment != "calibration":
-            assert len(again) < total - 10  # what was screened is not screened again
+        assert len(again) < total - 10  # what was screened is not screened again
         ours, theirs = summary_of(tmp_path / "exp"), summary_of(run)
         for key in ("rows", "ap", "rank_correlation", "recipe"):
             assert ours[key] == theirs[key], key
@@ -280,27 +272,6 @@ class TestBudget:
         whole = summary_of(tmp_path / "exp")
         assert not whole["notes"]
         assert all(row["score"] is not None for row in whole["rows"])
-
-    def test_what_a_budget_left_out_is_screened_and_confirmed_later(
-        self, few, half, demo_weights, tmp_path, monkeypatch
-    ):
-        words = (*TINY, *HARSH, *half, "--float-budget", "0.4")
-        monkeypatch.setattr(search, "IMAGES_A_UNIT", 2)  # each of the three batches is for a third of the units
-        with monkeypatch.context() as patch:
-            asked: list[float] = []
-            over = lambda _, share=1.0: share < 1 and (asked.append(share) or len(asked) > 1)  # noqa: E731
-            patch.setattr(search.Clock, "over", over)
-            patch.setattr(units.Units, "shared", lambda _: [])  # a recipe of single units, which is not the best
-            assert sensitive(demo_weights, few, tmp_path, *words, "--name", "cut") == 0
-        cut = summary_of(tmp_path / "cut")
-        assert "--budget ended screening early" in cut["notes"][0]
-        assert cut["ap"]["recipe"] is not None
-        assert sensitive(demo_weights, few, tmp_path, *words, "--name", "whole") == 0
-        assert qat.main(["sensitive", "--resume", str(tmp_path / "cut")]) == 0
-        ours, theirs = summary_of(tmp_path / "cut"), summary_of(tmp_path / "whole")
-        assert ours["recipe"]["float"] != cut["recipe"]["float"]  # so that AP of the recipe is another one, too
-        for key in ("rows", "ap", "rank_correlation", "recipe", "notes"):
-            assert ours[key] == theirs[key], key
 
 
 class TestCalibrate:

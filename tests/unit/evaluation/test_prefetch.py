@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from known_images import SQUARE, KnowingModel, export_answers, numbers, write_set
+from known_images import SQUARE, KnowingModel, numbers, write_set
 
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.detector import Detector, prefetch
 from utils.evaluation.loop import EvalConfig, evaluate
-from utils.jobs.open import open_runner
 from utils.runners.pytorch import TorchRunner
 
 CONFIG = EvalConfig(imgsz=64, batch_size=8, workers=0)
@@ -72,16 +71,6 @@ def test_it_finds_the_same(known, batch_size):
     assert ahead.images == plain.images == 20
     assert len(order) == -(-20 // batch_size) + (batch_size == 64)  # one image warms up where there is one batch only
     assert set(ahead.parts) == set(plain.parts)
-
-
-def test_a_static_batch_size_is_filled_up(known, tmp_path):
-    data, model = known
-    export_answers(model, tmp_path / "a.onnx", batch=8)
-    found = []
-    for config in (CONFIG, replace(CONFIG, overlap=True)):
-        with open_runner(tmp_path / "a.onnx") as runner:
-            found.append(evaluate(runner, data, config, progress=False).ap)
-    assert found[0] == found[1] > 0.3
 
 
 def test_batches_without_images_keep_their_place(known):

@@ -50,11 +50,7 @@ def test_speed_against_the_baseline_of_the_same_kind():
     ("int8", "fp16", "expected"),  # ms of the builds, by batch size
     [
         ({1: [2.0], 8: [4.0]}, {1: [3.0], 8: [6.0]}, ["1.50 times", "batch 8", "--builds 2", "use INT8$"]),
-        (
-            {1: [1.0], 8: [4.0]},
-            {1: [1.01], 8: [6.0]},
-            ["as fast at batch 1,", "1.50", "INT8 from batch 8 on$"],
-        ),
+        ({1: [1.0], 8: [4.0]}, {1: [1.01], 8: [6.0]}, ["as fast at batch 1,", "1.50", "INT8 from batch 8 on$"]),
         ({1: [1.0, 1.1]}, {1: [1.07, 1.07]}, [" as fast at batch 1 ", "2 builds is up to 10.0%", "use FP16$"]),
         ({1: [3.0]}, {1: [2.0]}, ["0.67 times", "use FP16$"]),
         ({1: [1.0], 4: [2.0], 8: [3.0]}, {1: [1.2], 4: [2.0], 8: [4.0]}, ["use INT8 at batch 1, 8$"]),

@@ -244,18 +244,3 @@ def test_plugins_are_registered_for_files_that_use_them_only(file, tmp_path, mon
 
 
 # the module
-
-
-@pytest.mark.parametrize(
-    ("version", "name", "typing"),
-    [
-        ("8.6.0", "TensorRT 8.6.0", "weak"),
-        ("10.11.0.33", "TensorRT 10.11.0", "weak"),
-        ("10.12.0.36", "TensorRT 10.12.0", "strong"),
-        ("11.1.0.7", "TensorRT 11.1.0", "strong"),
-    ],
-)
-def test_what_a_version_is_called_and_wants(monkeypatch, version, name, typing):
-    """As trtexec calls itself, without the number of the build; from 10.12 on weak typing is deprecated."""
-    api = stand_in(monkeypatch, version)
-    assert (api.name, api.typing) == (name, typing)
