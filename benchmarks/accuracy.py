@@ -36,7 +36,6 @@ from utils.core.score import Difference
 from utils.core.text import columns, markdown_table
 from utils.reports.schema import Report, Row
 
-BATCHES = (1, 8)  # that are timed; AP is that of the engine of the larger
 TRAINING = {  # upstream's networks → images a batch, and the highest learning rate of AdamW
     "yolov9-t": (64, 0.0015),
     "yolov9-s": (64, 0.0015),
@@ -47,10 +46,11 @@ SETTINGS = {  # a state's name → the options of `qat.py quantize` that make it
     "PTQ": "--qat never",
     "PTQ 99.99": "--qat never --percentile 99.99",
     "PTQ mse": "--qat never --calib-method mse",
+    "PTQ auto": "--qat never --calib-method auto",
     "PTQ max": "--qat never --calib-method max",
     "QAT": "",
 }
-QUICK = {"epochs": 1, "batch_size": 8, "workers": 2}  # of --quick, which also shortens calibration and QAT
+QUICK = {"epochs": 1, "train_batch": 8, "workers": 2}  # of --quick, which also shortens calibration and QAT
 QUICK_QAT: Words = ["--calib-images", "20", "--epochs", "1", "--iters", "5", "--batch-size", "4"]
 
 
@@ -66,9 +66,10 @@ class AccuracyOptions(steps.StudyOptions):
     quick: bool = option(False, "an epoch, a few iterations and two settings: whether it works here, not a result")
     settings: str = option("", "YAML, a state's name: options of qat.py quantize (default: SETTINGS)", metavar="FILE")
     seeds: list[int] = option([57], "each setting is measured with each of them", metavar="N")
-    deploy: str = option("QAT", "the setting that is exported and timed, with the first seed, or none", metavar="NAME")
+    deploy: list[str] = option(["QAT"], "settings that are exported and timed, with the first seed", metavar="NAME")
+    batch_size: list[Count] = option([1, 8], "that are timed; AP is that of the engine of the last", metavar="N")
     epochs: Count = option(20, "of the training", group="training", metavar="N")
-    batch_size: Count | None = option(None, "of the training (default: the network's)", group="training", metavar="N")
+    train_batch: Count | None = option(None, "of the training (default: the network's)", group="training", metavar="N")
     hyp: str = option("", "of the training (default: data/demo/hyp.digits-640.yaml)", group="training", metavar="FILE")
     gpus: Count = option(1, "that train a network together", group="training", metavar="N")
 
@@ -85,7 +86,7 @@ def training_steps(name: str, options: AccuracyOptions, setup: Setup, data: Path
         *(together if options.gpus > 1 else []),
         *("scripts/run_upstream.py", "--fast", "train_dual.py", "--data", data, "--hyp", folder / "hyp.yaml"),
         *("--cfg", setup.checkout / f"models/detect/{name}.yaml", "--weights", "", "--imgsz", str(options.imgsz)),
-        *("--batch-size", str(options.batch_size or batch), "--epochs", str(options.epochs), "--optimizer", "AdamW"),
+        *("--batch-size", str(options.train_batch or batch), "--epochs", str(options.epochs), "--optimizer", "AdamW"),
         *("--cos-lr", "--cache", "ram", "--workers", str(options.workers), "--noval", "--noplots", *setup.device),
         *("--project", folder, "--name", "train", "--exist-ok"),
     ]
@@ -117,27 +118,32 @@ def quantizing_steps(
 
 
 def deployed_steps(
-    weights: Path, quantized: Path, options: AccuracyOptions, setup: Setup, data: Path, folder: Path
+    states: Mapping[str, Path], options: AccuracyOptions, setup: Setup, data: Path, folder: Path
 ) -> Iterator[RunStep]:
-    """Files of the float network and of a quantized one, their times and their AP; as engines, where there are some."""
+    """Files of networks, their times, and the AP of each; as engines, where there are some.
+
+    Args:
+        states: a name → its checkpoint; `float` comes first.
+    """
     ran, engines = ("ONNX", False) if setup.no_engines else ("engine", True)
     place: Words = ["--project", folder, "--exist-ok", "--name"]
-    files = {kind: folder / f"{folder.name}-{kind}.onnx" for kind in ("float", "int8")}
-    for file, source in zip(files.values(), (weights, quantized), strict=True):
-        command: Words = ["export_qat.py", "--weights", source, "--imgsz", str(options.imgsz), *setup.device]
+    files = {state: folder / f"{folder.name}-{step_folder(state)}.onnx" for state in states}
+    for state, file in files.items():
+        command: Words = ["export_qat.py", "--weights", states[state], "--imgsz", str(options.imgsz), *setup.device]
         command += ["--data", data, "--include", "onnx", "--simplify", "--dynamic", "batch", "--typing", setup.typing]
         yield RunStep(f"export {file.stem}", [*command, "--output", file], file)
-    command = ["scripts/benchmark_trt.py", files["int8"], "--baseline", files["float"], *setup.timing]
-    command += ["--batch-size", *map(str, BATCHES), *place, f"times-{ran}"]
+    baseline, *quantized = files.values()
+    command = ["scripts/benchmark_trt.py", *quantized, "--baseline", baseline, *setup.timing]
+    command += ["--batch-size", *map(str, options.batch_size), *place, f"times-{ran}"]
     yield RunStep(f"times, {ran}", command, folder / f"times-{ran}/benchmark.json", steps.read_times, tensorrt=engines)
-    for kind, file in files.items():
-        built = file.with_name(f"{file.stem}-b{BATCHES[-1]}.engine") if engines else file
-        run = folder / f"{kind}-{ran}"
+    for state, file in files.items():
+        built = file.with_name(f"{file.stem}-b{options.batch_size[-1]}.engine") if engines else file
+        run = folder / f"{step_folder(state)}-{ran}"
         command = ["val_trt.py", "--engine-file", built, "--data", data, "--workers", str(options.workers)]
         command += [] if engines else ["--device", "cpu"]
-        command += ["--reference", weights] if kind == "int8" else []
+        command += [] if file is baseline else ["--reference", states["float"]]
         command += [*grouped(options), *place, run.name]
-        yield RunStep(f"{kind} {ran}", command, run / "report.json", read_report, tensorrt=engines)
+        yield RunStep(f"{state} {ran}", command, run / "report.json", read_report, tensorrt=engines)
 
 
 def read_report(path: Path) -> dict[str, Any]:
@@ -171,33 +177,37 @@ def ap_table(networks: Mapping[str, Mapping[str, Any]]) -> list[str]:
     Args:
         networks: name → what a `StepRunner` keeps.
     """
+    results = {
+        name: {step: entry["result"] for step, entry in content["steps"].items() if entry["result"]}
+        for name, content in networks.items()
+    }
+    timed = [result for found in results.values() for step, result in found.items() if step.startswith("times")]
+    times = {(row["model"], row["batch"]): row for one in timed for row in one["rows"]}
+    batches = sorted({batch for _, batch in times})
     heads = ["network", "state", "AP", "to float", "agreement", "recall at float's threshold"]
-    heads += [*(f"ms, batch {one}" for one in BATCHES), "images/s"]
-    lines, places, resampled = [], [], []
-    for name, content in networks.items():
-        found = {step: entry["result"] for step, entry in content["steps"].items() if entry["result"]}
-        times: dict[tuple[str, int], Mapping[str, Any]] = {}
-        for step in [step for step in found if step.startswith("times")]:
-            ran, timed = step.rpartition(" ")[2], found.pop(step)
-            times |= {(f"{row['model'].rpartition('-')[2]} {ran}", row["batch"]): row for row in timed["rows"]}
-            places.append(timed["measured_on"])
-        rows = {step: Row.model_validate(result) for step, result in found.items()}
+    heads += [*(f"ms, batch {one}" for one in batches), "images/s"]
+    lines, resampled = [], []
+    for name, found in results.items():
+        rows = {step: Row.model_validate(one) for step, one in found.items() if not step.startswith("times")}
         base = rows.get("float")
         settings: dict[str, list[Row]] = {}
         for step, row in rows.items():
             settings.setdefault(step.partition(", seed ")[0], []).append(row)
-            mine = [times.get((step, batch), {}) for batch in BATCHES]
+            model = f"{name}-{step_folder(step.rpartition(' ')[0])}"  # of a file; a state in PyTorch has none
+            mine = [times.get((model, batch), {}) for batch in batches]
             speed = [f"{one['ms']:.2f}" if one.get("ms") else "" for one in mine]
-            rate = mine[-1].get("images_per_second")
+            rate = mine[-1].get("images_per_second") if mine else None
             speed.append(f"{rate:,.0f}" if rate else "")
             lines.append([name, step, *scores(row, None if step == "float" else base), *speed])
             resampled.append(row.resampled_over)
         for setting, runs in settings.items():
             if base and len(runs) > 1 and (difference := over_seeds(runs, base)):
                 mean = f"{statistics.mean(row.ap or 0 for row in runs):.4f}"
-                lines.append([name, f"{setting}, mean of {len(runs)} seeds", mean, str(difference), *[""] * 5])
-    where = "; ".join(dict.fromkeys(places))
-    remarks = [f"Median milliseconds of a batch, both files in turns: {where}."] if where else []
+                lines.append(
+                    [name, f"{setting}, mean of {len(runs)} seeds", mean, str(difference), *[""] * (3 + len(batches))]
+                )
+    where = "; ".join(dict.fromkeys(one["measured_on"] for one in timed))
+    remarks = [f"Median milliseconds of a batch, all files in turns: {where}."] if where else []
     over = " or ".join(dict.fromkeys(resampled))
     remarks += [
         f"±: standard error of the difference, over {over}; of a mean of n seeds √(image² + seed²/n).",
@@ -223,8 +233,8 @@ def run(options: AccuracyOptions, timing: list[str]) -> int:
         settings = yaml.safe_load(input_file(options.settings, "--settings").read_text(encoding="utf-8"))
         if not isinstance(settings, dict) or not all(isinstance(one, str) for pair in settings.items() for one in pair):
             raise InputError(f"--settings {options.settings}: expected a state's name: options of qat.py quantize")
-    if options.deploy not in {"none", *settings}:
-        raise InputError(f"--deploy {options.deploy} is none of the settings {', '.join(settings)} or none")
+    if unknown := set(options.deploy) - {"none", *settings}:
+        raise InputError(f"--deploy {', '.join(sorted(unknown))} is none of the settings {', '.join(settings)} or none")
     trained = {Path(file).stem: input_file(file, "--weights") for file in options.weights}
     names = [*options.networks, *(Path(file).stem for file in options.weights)]
     if not names or len(set(names)) < len(names):
@@ -246,11 +256,13 @@ def run(options: AccuracyOptions, timing: list[str]) -> int:
                     runner.run(step)
                 for step in quantizing_steps(weights, options, settings, setup, data, folder):
                     runner.run(step)
-                if options.deploy != "none":
-                    chosen = f"{options.deploy}, seed {options.seeds[0]}"
-                    file = folder / step_folder(chosen) / "weights" / runner.content["steps"][chosen]["result"]["file"]
-                    for step in deployed_steps(weights, file, options, setup, data, folder):
-                        runner.run(step)
+                states = {"float": weights}
+                for state in () if options.deploy == ["none"] else options.deploy:
+                    chosen = f"{state}, seed {options.seeds[0]}"
+                    file = runner.content["steps"][chosen]["result"]["file"]
+                    states[state] = folder / step_folder(chosen) / "weights" / file
+                for step in deployed_steps(states, options, setup, data, folder) if len(states) > 1 else ():
+                    runner.run(step)
             except StepError as error:
                 steps.logger.error("error: %s", error)
                 failed = True

@@ -46,20 +46,20 @@ def test_a_network_goes_to_its_table_and_what_is_there_is_not_made_again(checkou
     table = benchmark("accuracy.py", *words, checkout=checkout)
     before = written(folder)
     results: Any = json.loads((folder / "results.json").read_text())
-    del results["steps"]["PTQ, seed 57"], results["steps"]["int8 ONNX"]  # as if it had been killed in the midst of them
+    del results["steps"]["PTQ, seed 57"], results["steps"]["PTQ ONNX"]  # as if it had been killed in the midst of them
     (folder / "results.json").write_text(json.dumps(results))
     assert benchmark("accuracy.py", *words, checkout=checkout).count("says how far it is") == 2
     again = written(folder)
     changed = {name for name in before if again[name] != before[name] and "logs" not in name and ".lock" not in name}
-    assert {name.partition("/")[0] for name in changed} <= {"results.json", "PTQ-seed-57", "int8-ONNX"}
+    assert {name.partition("/")[0] for name in changed} <= {"results.json", "PTQ-seed-57", "PTQ-ONNX"}
     steps = json.loads((tmp_path / "out/accuracy.json").read_text())["gelan-digits"]["steps"]
-    assert set(steps) == {"float", "PTQ, seed 57", "export gelan-digits-float", "export gelan-digits-int8",
-                          "times, ONNX", "float ONNX", "int8 ONNX"}  # fmt: skip
-    ap = {name: steps[name]["result"]["ap"] for name in ("float", "PTQ, seed 57", "float ONNX", "int8 ONNX")}
+    assert set(steps) == {"float", "PTQ, seed 57", "export gelan-digits-float", "export gelan-digits-PTQ",
+                          "times, ONNX", "float ONNX", "PTQ ONNX"}  # fmt: skip
+    ap = {name: steps[name]["result"]["ap"] for name in ("float", "PTQ, seed 57", "float ONNX", "PTQ ONNX")}
     report = json.loads((folder / "PTQ-seed-57/report.json").read_text())
     assert ap["PTQ, seed 57"] == report["rows"][-1]["ap"] > 0
     assert ap["float ONNX"] == pytest.approx(ap["float"], abs=1e-4)
-    assert ap["int8 ONNX"] == pytest.approx(ap["PTQ, seed 57"], rel=0.5)
+    assert ap["PTQ ONNX"] == pytest.approx(ap["PTQ, seed 57"], rel=0.5)
     difference = ap["PTQ, seed 57"] - ap["float"]
     assert f"| gelan-digits | PTQ, seed 57 | {ap['PTQ, seed 57']:.4f} | {difference:+.4f} ± " in table
     assert [row["batch"] for row in steps["times, ONNX"]["result"]["rows"]] == [1, 1, 8, 8]
