@@ -290,6 +290,7 @@ def test_program_exports(kind: str, weights: dict[str, Path], tmp_path: Path, ca
     if kind == "quantized":
         assert out.pop(0) == f"--imgsz 64x96 was given, and {weights[kind]} was made for 96"
     assert out[0] == f"{path}: {name}, opset {opset}, images [2, 3, 64, 96] -> output0 [2, 14, 126], {size:.1f} MB"
+    assert onnx.load(path).ir_version == {"17": 8, "19": 9}[opset]  # so ONNX Runtime 1.16 reads them
     assert out[-1] == "matches PyTorch (rounding only)"
     assert out[-2].endswith(f"scripts/generate_trt_engine.sh {path}")
     assert [line.endswith("all 14 properties hold") for line in out[1:-2]] == ([True] if kind == "quantized" else [])

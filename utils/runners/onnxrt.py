@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from packaging.version import Version
 from torch import Tensor
 
 from utils.core.device import cpu_cores, device_name
@@ -23,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 _DTYPES = {"float": "float32", "double": "float64"}  # others are called as in torch
 _PLUGIN = "it has a plugin of TensorRT's, which runs in engines only; build one, or export the file with --nms onnx"
+FP16_SCALES = Version("1.30")  # the first whose quantizers round with FP16 scales as others do: 1.19 to 1.29 did not
 _CUDA, _CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 
 
@@ -59,6 +61,12 @@ class OnnxRuntimeRunner(Runner):
         except _runtime_errors() as error:
             reason = _PLUGIN if "_TRT(" in str(error) else _short(error)
             raise InputError(f"ONNX Runtime {onnxruntime.__version__} cannot load {path}: {reason}") from error
+        metadata = session.get_modelmeta().custom_metadata_map
+        if metadata.get("typing") == "strong" and metadata.get("kind") != "float" and Version(version()) < FP16_SCALES:
+            text = (
+                "%s is strongly typed, and ONNX Runtime before %s computes other values from it; use --typing weak here"
+            )
+            logger.warning(text, path, FP16_SCALES)
         if device.type == "cuda" and session.get_providers()[0] != _CUDA:
             logger.warning("ONNX Runtime's CUDA provider does not start here; using the CPU")
             device = torch.device("cpu")
@@ -68,7 +76,7 @@ class OnnxRuntimeRunner(Runner):
         super().__init__(
             inputs=[_spec(argument) for argument in session.get_inputs()],
             outputs=[_spec(argument) for argument in session.get_outputs()],
-            metadata=session.get_modelmeta().custom_metadata_map,
+            metadata=metadata,
             device=device,
             description=f"ONNX Runtime {version()}, {device_name(device)}{used}",
         )

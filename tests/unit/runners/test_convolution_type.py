@@ -11,7 +11,9 @@ import torch
 from one_conv import write_onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from utils.runners.onnxrt import convolution_type
+from utils.onnx_graph.view import set_metadata
+from utils.runners import onnxrt
+from utils.runners.onnxrt import OnnxRuntimeRunner, convolution_type
 
 IMAGES = {"images": torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(0))}
 
@@ -54,3 +56,14 @@ def test_float_files(tmp_path):
     model = helper.make_model(graph, opset_imports=[opset], ir_version=9)
     onnx.save(model, tmp_path / "none.onnx")
     assert convolution_type(tmp_path / "none.onnx", IMAGES) is None
+
+
+@pytest.mark.parametrize(("first", "typing", "warned"), [("99", "strong", 1), ("99", "weak", 0), ("1.16", "strong", 0)])
+def test_an_onnx_runtime_that_computes_other_values_from_fp16_scales_says_so(
+    first, typing, warned, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr(onnxrt, "FP16_SCALES", onnxrt.Version(first))
+    model = onnx.load(write_quantized(tmp_path / "a.onnx", "Sigmoid"))
+    onnx.save(set_metadata(model, {"typing": typing, "kind": "ptq"}), tmp_path / "a.onnx")
+    with OnnxRuntimeRunner(tmp_path / "a.onnx"):
+        assert len(caplog.messages) == warned == sum("--typing weak" in message for message in caplog.messages)
