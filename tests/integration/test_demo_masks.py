@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
+import val_trt
+from models.quantize.recipe import Recipe
 from utils import upstream
+from utils.jobs.open import load_network
+from utils.onnx_graph import output_formats
+from utils.onnx_graph.export import export_forms
+from utils.onnx_graph.export_config import ExportConfig
+from utils.onnx_graph.output_formats import NmsSettings
 from utils.reports.schema import Report
 
 
@@ -55,6 +63,22 @@ def outlined(run: Callable[..., None], tmp_path_factory: pytest.TempPathFactory)
     return folder / "set/data.yaml"
 
 
+def test_methods_of_calibration_are_compared_by_both(
+    run: Callable[..., None], checkout: Path, outlined: Path, tmp_path: Path
+):
+    words = ("--weights", checkout / "data/demo/gelan-digits-seg.pt", "--imgsz", 160, "--batch-size", 4)
+    where = ("--data", outlined, "--device", "cpu", "--workers", 0, "--project", tmp_path)
+    run("qat.py", "calibrate", *words, *where, "--calib-images", 4, "--num-image", 4)
+    found = json.loads((tmp_path / "exp/calibration.json").read_text())
+    assert found["measure"] == "the mean of box and mask AP"
+    assert len(found["methods"]) == 5
+    ap, agreement, equal = found["methods"], found["agreement"], found["equal"]
+    assert max(ap, key=ap.get) == equal[0]  # AP does not tell the others from it, so that agreement decides
+    assert (found["name"], found["chosen_ap"]) == (max(equal, key=agreement.get), ap[found["name"]])
+    assert min(found["methods"].values()) > 0.3
+    assert Recipe.from_file(tmp_path / "exp/recipe.yaml").calibration.method == found["chosen"]["method"]
+
+
 def test_from_the_float_model_to_a_file_with_masks(
     run: Callable[..., None], checkout: Path, outlined: Path, tmp_path: Path
 ):
@@ -74,3 +98,25 @@ def test_from_the_float_model_to_a_file_with_masks(
     (report,) = (tmp_path / "val").glob("*/report.json")
     found = Report.load(report).rows[-1]
     assert (found.ap, found.mask_ap) == pytest.approx((row.ap, row.mask_ap), abs=0.01)
+
+
+def test_nms_in_the_file_scores_as_outside_of_it(checkout: Path, outlined: Path, tmp_path: Path):
+    """At the loop's thresholds and with masks on the grid; in the boxes' frames they lose a little."""
+    network = load_network(checkout / "data/demo/gelan-digits-seg.pt", torch.device("cpu"))
+    nms = NmsSettings("onnx", 300, 0.6, 0.001)
+    forms = {"plain": output_formats.plain(), "grid": output_formats.end2end(nms, 0),
+             "boxes": output_formats.end2end(nms)}  # fmt: skip
+    files = {tmp_path / f"{name}.onnx": form for name, form in forms.items()}
+    export_forms(network.model, ExportConfig((320, 320), 4), files, network.metadata())
+    rows = []
+    for file in files:
+        words = ["--engine-file", file, "--data", outlined, "--device", "cpu", "--workers", 0, "--project", tmp_path]
+        assert val_trt.main([str(word) for word in words]) == 0
+        rows.append(Report.load(max(tmp_path.glob("exp*/report.json"), key=lambda path: path.stat().st_mtime)).rows[0])
+    plain, grid, boxes = rows
+    assert plain.mask_ap > 0.45
+    assert (grid.ap, grid.mask_ap) == pytest.approx((plain.ap, plain.mask_ap), abs=1e-6)
+    assert boxes.ap == pytest.approx(plain.ap, abs=1e-6)
+    assert boxes.mask_ap == pytest.approx(plain.mask_ap, abs=0.03)
+    assert boxes.mask_ap != plain.mask_ap
+    assert [row.ap_with for row in rows] == ["", "NMS in the file", "NMS in the file, masks 160×160"]

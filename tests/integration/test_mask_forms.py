@@ -95,6 +95,14 @@ def test_masks_are_those_of_the_plain_file(
     assert '"conf_thres": 0.5' in entries["nms"]
 
 
+def test_half_has_masks_in_fp32(weights: dict[str, Path], tmp_path: Path, program: Program):
+    words = ["--weights", weights["float"], "--output", tmp_path / "net.onnx", "--imgsz", SIDE, "--half"]
+    code, out, err = program(export_qat.main, *words, "--include", "onnx_end2end", "--nms", "onnx", *FLAGS)
+    assert (code, err) == (0, [])
+    assert "det_masks [1, 40, 25600]" in out[0]
+    assert run(tmp_path / "net.onnx", images(1))["det_masks"].dtype == torch.float32
+
+
 # --- DeepStream -------------------------------------------------------------------------------------------------------
 
 

@@ -22,7 +22,7 @@ from models.quantize.partial_forward import Layerwise
 from models.quantize.recipe import Recipe
 from utils import upstream
 from utils.jobs import calibrate
-from utils.jobs.sensitivity import search
+from utils.jobs.sensitivity import search, units
 
 SUMMARY = "summary-sensitive-analysis.json"
 SIDE = "192"
@@ -272,6 +272,27 @@ class TestBudget:
         whole = summary_of(tmp_path / "exp")
         assert not whole["notes"]
         assert all(row["score"] is not None for row in whole["rows"])
+
+    def test_what_a_budget_left_out_is_screened_and_confirmed_later(
+        self, few, half, demo_weights, tmp_path, monkeypatch
+    ):
+        words = (*TINY, *HARSH, *half, "--float-budget", "0.4")
+        monkeypatch.setattr(search, "IMAGES_A_UNIT", 2)  # each of the three batches is for a third of the units
+        with monkeypatch.context() as patch:
+            asked: list[float] = []
+            over = lambda _, share=1.0: share < 1 and (asked.append(share) or len(asked) > 1)  # noqa: E731
+            patch.setattr(search.Clock, "over", over)
+            patch.setattr(units.Units, "shared", lambda _: [])  # a recipe of single units, which is not the best
+            assert sensitive(demo_weights, few, tmp_path, *words, "--name", "cut") == 0
+        cut = summary_of(tmp_path / "cut")
+        assert "--budget ended screening early" in cut["notes"][0]
+        assert cut["ap"]["recipe"] is not None
+        assert sensitive(demo_weights, few, tmp_path, *words, "--name", "whole") == 0
+        assert qat.main(["sensitive", "--resume", str(tmp_path / "cut")]) == 0
+        ours, theirs = summary_of(tmp_path / "cut"), summary_of(tmp_path / "whole")
+        assert ours["recipe"]["float"] != cut["recipe"]["float"]  # so that AP of the recipe is another one, too
+        for key in ("rows", "ap", "rank_correlation", "recipe", "notes"):
+            assert ours[key] == theirs[key], key
 
 
 class TestCalibrate:

@@ -34,6 +34,16 @@ def test_the_grid_is_what_interpolation_gives(stride, share):
     assert 0.01 < found.mean() < 0.99
 
 
+def test_every_pattern_of_the_inner_pixels():
+    """Of a block of 4x4 its four inner pixels decide, three of them being enough."""
+    blocks = np.zeros((16, 4, 4), np.uint8)
+    for number, block in enumerate(blocks):
+        block[1:3, 1:3] = np.array([number >> shift & 1 for shift in range(4)]).reshape(2, 2)
+    found = [bool(on_grid(block, 4)[0, 0]) for block in blocks]
+    assert found == [number.bit_count() >= 3 for number in range(16)]
+    assert found == [bool(interpolated(block, 4)[0, 0]) for block in blocks]
+
+
 @pytest.mark.parametrize("shape", [(8, 8), (5, 7), (1, 3)])
 def test_bits_come_back(shape):
     masks = np.random.default_rng(1).random((6, *shape)) < 0.5
@@ -80,6 +90,31 @@ def test_a_box_is_no_outline(tmp_path, lines):
     file.write_text(lines)
     with pytest.raises(DataError, match=rf"outlines, and 1 image of 'val' have boxes.*{file}"):
         make_loader(load_data(tmp_path / "data.yaml"), "val", imgsz=64, batch_size=2, workers=0, mask_stride=4)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("stride", [1, 4])
+def test_batches_hold_the_masks_of_their_labels(tmp_path, workers, stride):
+    """Images of 64x64 need no resizing, so that the outlines are where they were drawn."""
+    samples = write_outlined_set(tmp_path, 10, SQUARE)
+    data = load_data(tmp_path / "data.yaml")
+    loader = make_loader(data, "val", imgsz=64, batch_size=4, workers=workers, mask_stride=stride)
+    count = 0
+    for batch in loader:
+        assert batch.masks is not None
+        assert len(batch.masks) == len(batch.labels)
+        masks = batch.masks.unpacked().view(-1, 64 // stride, 64 // stride)
+        for mask, (owner, label, cx, cy, *_) in zip(masks, batch.labels.tolist(), strict=True):
+            sample = next(one for one in samples if str(one.path) == batch.paths[int(owner)])
+            boxes = sample.labels
+            away = np.abs(np.stack([boxes[:, [1, 3]].mean(1), boxes[:, [2, 4]].mean(1)], 1) - [cx * 64, cy * 64])
+            place = away.sum(1).argmin()
+            assert boxes[place, 0] == label
+            points = (sample.outlines[place] / 64).clip(0, 1).round(6).astype(np.float32) * 64
+            filled = cv2.fillPoly(np.zeros((64, 64), np.uint8), [points.astype(np.int32)], 1)
+            np.testing.assert_array_equal(mask, filled if stride == 1 else interpolated(filled, stride))
+            count += 1
+    assert count == sum(len(sample.labels) for sample in samples) > 10
 
 
 def test_images_without_objects_and_batches_without_images(tmp_path):

@@ -5,15 +5,19 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
+import cv2
 import numpy as np
 import pytest
+import torch
 from known_images import SQUARE, damaged_png, export_answers, numbers
 from known_sets import CONFIG, NAMES, Known
 
 from utils.core.errors import DataError
+from utils.evaluation.detector import Detector
 from utils.evaluation.loop import evaluate
 from utils.evaluation.results import result_table
 from utils.jobs.open import open_runner
+from utils.runners.pytorch import TorchRunner
 
 
 @pytest.mark.parametrize("rect", [False, True])
@@ -63,6 +67,10 @@ def test_single_class_ignores_classes(mixed, tmp_path):
     assert result.ap == pytest.approx(result.coco["ap"], abs=0.005)
 
 
+def test_limit(mixed):
+    assert mixed.evaluate(replace(CONFIG, limit=10)).images == 10
+
+
 # ONNX Runtime: fixed and variable batches and sizes
 
 
@@ -82,6 +90,17 @@ def test_onnx_in_float16(square, tmp_path):
     with open_runner(export_answers(square.model, tmp_path / "a.onnx", half=True)) as runner:
         result = evaluate(runner, square.data, CONFIG, progress=False)
     assert numbers(result) == pytest.approx(numbers(square.evaluate()), abs=0.01)
+
+
+def test_a_variable_batch_of_any_length_is_split_for_a_fixed_one(square, tmp_path):
+    runner = open_runner(export_answers(square.model, tmp_path / "a.onnx", 3, 64))
+    arrays = np.stack([cv2.imread(str(sample.path))[..., ::-1] for sample in square.samples[:8]])
+    images = torch.from_numpy(arrays).permute(0, 3, 1, 2)
+    shapes = [((64, 64), ((1.0, 1.0), (0.0, 0.0)))] * 8
+    split = Detector(runner, square.data)(images, shapes).rows
+    whole = Detector(TorchRunner(square.model, "cpu"), square.data)(images, shapes).rows
+    for one, other in zip(split, whole, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=0)
 
 
 # data that is not as it should be

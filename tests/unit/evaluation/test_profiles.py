@@ -83,6 +83,13 @@ def test_sizes_outside_the_profile_are_refused_at_once(known):
             InputPlan.of(runner, size, 8)
 
 
+def test_a_rectangle_finds_what_a_square_does(known):
+    model, data = known
+    square, wide = (evaluate(TorchRunner(model, "cpu"), data, replace(CONFIG, imgsz=size)) for size in (64, (64, 96)))
+    assert numbers(wide) == pytest.approx(numbers(square), abs=1e-6)
+    assert wide.input_size == "64x96"
+
+
 def test_a_study_covers_the_sizes_of_the_profile(known):
     def sizes(runner, asked=None):
         options = ValOptions(engine_file="a.engine", task="study", imgsz=asked)

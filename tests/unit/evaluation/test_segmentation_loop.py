@@ -77,6 +77,12 @@ def test_boxes_score_as_those_of_a_detector(known):
     assert known.evaluate(replace(CONFIG, iou_thres=0.7)).ap != result.ap
 
 
+def test_the_batch_does_not_matter(known):
+    expected = of_masks(known.evaluate())
+    for size in (1, 24):
+        assert of_masks(known.evaluate(replace(CONFIG, batch_size=size))) == pytest.approx(expected, abs=1e-9)
+
+
 def test_the_table_has_boxes_and_masks_of_each_class(known):
     result = known.evaluate()
     lines = [line.split() for line in result_table(result, per_class=True)]

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from one_conv import METADATA, write_onnx
+from tensorrt_stand_in import stand_in
 from timed_networks import Detector
 
 from utils.core.errors import InputError
@@ -235,3 +236,26 @@ def test_a_checkpoint_alone_needs_neither_tensorrt_nor_a_gpu(program, tmp_path):
     ]  # fmt: skip
     assert "Selected Device: CPU" in out
     assert "most images/s: a, PyTorch FP32" in out
+
+
+def test_checkpoint_and_contexts_beside_engines(program, tmp_path, monkeypatch):
+    stand_in(monkeypatch)
+    monkeypatch.setattr(benchmark_report, "device_information", lambda index=None: {"Selected Device": "Fake GPU"})
+    write_onnx(tmp_path / "int8.onnx", ("b", 3, 32, 32), quantized=True)
+    write_onnx(tmp_path / "float.onnx", (4, 3, 32, 32))
+    words = ("int8.onnx", "a.pt", "--baseline", "float.onnx", "--batch-size", 4, 4)
+    words += ("--infStreams", 1, 3, 1, "--useCudaGraph")
+    code, out, _ = program(*words)
+    assert code == 0
+    rows = rows_of(tmp_path)
+    assert [(one["model"], one["runtime"], one["contexts"]) for one in rows] == [
+        ("a", "PyTorch", 1), ("a", "PyTorch", 1), ("float", "TensorRT", 1), ("float", "TensorRT", 3),
+        ("int8", "TensorRT", 1), ("int8", "TensorRT", 3),
+    ]  # fmt: skip
+    assert [one["gain"] is None for one in rows] == [True] * 4 + [False] * 2
+    assert all(one["speedup"] > 0 for one in rows)
+    assert all({"h2d", "d2h"} <= set(one["figures"]) for one in rows[2:])
+    header = next(line for line in out.splitlines() if line.startswith("model "))
+    assert header.split()[:3] == ["model", "in", "precision"]
+    assert all(title in header for title in ("contexts", "H2D", "compute", "D2H", "against PyTorch", "against FP16"))
+    assert "int8, batch 4, 3 contexts" in out

@@ -17,6 +17,7 @@ from models.quantize.partial_forward import Layerwise, State
 from models.quantize.recipe import Recipe
 from utils.core.score import Resampled
 from utils.core.tasks import Prediction
+from utils.evaluation.metrics import EvalStatistics
 from utils.jobs.inputs import read_profile
 from utils.jobs.options import SensitiveOptions
 from utils.jobs.run_state import find_run
@@ -233,6 +234,21 @@ class TestProxy:
         assert 0 < moved(best, 1) < moved(best, 5) < moved(best, 20)
         assert moved(best, 5) > 50 * moved(worst, 5)
 
+    def test_scores_that_vanish_or_appear_count_alike(self):
+        reference = torch.cat([self.boxes, self.scores], 1)
+        other = reference.clone()
+        other[:, 4:] = 0
+        assert distance(reference, other) == pytest.approx(float(distance(other, reference)))
+        assert distance(reference, other) > 0
+
+    def test_no_box_in_place_is_about_one(self):
+        reference = torch.cat([self.boxes, self.scores], 1)
+        other = reference.clone()
+        other[:, :4] += 1000
+        assert float(
+            distance(reference, other) / prediction_distance.weight(Prediction.of_boxes(reference))
+        ) == pytest.approx(1, abs=0.01)
+
 
 SETTINGS = {"reference": 0.7, "start": 0.6, "target_drop": 0.002, "budget": 0.5}  # AP in float and in INT8
 
@@ -362,3 +378,16 @@ class TestState:
         assert loaded.resampled("units") == {"float": resampled}
         for where in ("", tmp_path / "exp", tmp_path / "exp/state.json"):
             assert find_run(where, tmp_path, STATE_FILE) == tmp_path / "exp"
+
+
+def test_statistics_of_parts_are_those_of_the_whole():
+    labels = [torch.tensor([[0.0, 10, 10, 30, 30]]), torch.tensor([[1.0, 5, 5, 25, 40]])]
+    found = [torch.tensor([[10.0, 10, 30, 31, 0.9, 0]]), torch.tensor([[5.0, 5, 24, 40, 0.8, 1], [0, 0, 9, 9, 0.7, 1]])]
+    whole, parts = EvalStatistics(), EvalStatistics()
+    whole.add(found, labels, ["a", "b"])
+    for index in range(2):
+        one = EvalStatistics()
+        one.add(found[index : index + 1], labels[index : index + 1], ["ab"[index]])
+        parts.extend(one.to_plain())
+    assert parts.paths == whole.paths
+    assert parts.scores().mean() == whole.scores().mean()

@@ -157,6 +157,18 @@ def test_a_folder_that_is_not_this_set_is_refused(demo_set: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
+def test_boxes_are_tight_around_the_drawn_ink(drawing, split: str) -> None:
+    """OpenCV's bounding box of the mask of each digit as it was drawn, to the pixel."""
+    sources = drawing.read_sources(split)
+    for index in range(6):
+        image = drawing.draw_image(np.random.default_rng([7, index]), sources, keep_ink=True)
+        assert len(image.ink) == len(image.boxes) == len(image.labels)
+        for mask, (x1, y1, x2, y2) in zip(image.ink, image.boxes, strict=True):
+            x, y, width, height = cv2.boundingRect(mask.astype(np.uint8))
+            assert (x, y, x + width, y + height) == (x1, y1, x2, y2)
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
 def test_polygons_fill_to_the_ink_that_was_drawn(drawing, split: str) -> None:
     """OpenCV fills nearly every polygon to exactly the ink; a bridge between two pieces of ink adds a few pixels."""
     import digit_outlines

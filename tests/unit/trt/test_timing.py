@@ -78,6 +78,13 @@ def test_parts_of_a_query(execution, cuda_graph):
     assert (enqueued <= 2) if cuda_graph else (enqueued > count)  # those of warming up are not counted
 
 
+def test_so_many_queries_at_least_whatever_the_duration(execution):
+    config = TimingConfig(0, 0, 3, cuda_graph=True, transfers=False, iterations=10)
+    figures = timing.time_interleaved({"a": [execution()]}, config)["a"]
+    assert set(figures.parts) == {"latency", "compute", "enqueue"}
+    assert figures.parts["compute"].count == 12
+
+
 def test_copies_have_streams_of_their_own_and_wait_for_what_they_need(execution, journal):
     lane = timing._Lane(execution(), TimingConfig())
     lane.enqueue(timing._Samples())
