@@ -50,7 +50,7 @@ SETTINGS = {  # a state's name → the options of `qat.py quantize` that make it
     "PTQ max": "--qat never --calib-method max",
     "QAT": "",
 }
-QUICK = {"epochs": 1, "train_batch": 8, "workers": 2}  # of --quick, which also shortens calibration and QAT
+QUICK = {"epochs": 1, "batch_size": 8, "workers": 2}  # of --quick, which also shortens calibration and QAT
 QUICK_QAT: Words = ["--calib-images", "20", "--epochs", "1", "--iters", "5", "--batch-size", "4"]
 
 
@@ -66,10 +66,12 @@ class AccuracyOptions(steps.StudyOptions):
     quick: bool = option(False, "an epoch, a few iterations and two settings: whether it works here, not a result")
     settings: str = option("", "YAML, a state's name: options of qat.py quantize (default: SETTINGS)", metavar="FILE")
     seeds: list[int] = option([57], "each setting is measured with each of them", metavar="N")
-    deploy: list[str] = option(["QAT"], "settings that are exported and timed, with the first seed", metavar="NAME")
-    batch_size: list[Count] = option([1, 8], "that are timed; AP is that of the engine of the last", metavar="N")
+    deploy: list[str] = option(
+        ["QAT"], "settings that are exported and timed, with the first seed, or none", metavar="NAME"
+    )
+    timed_batches: list[Count] = option([1, 8], "batch sizes; AP is that of the engine of the last", metavar="N")
     epochs: Count = option(20, "of the training", group="training", metavar="N")
-    train_batch: Count | None = option(None, "of the training (default: the network's)", group="training", metavar="N")
+    batch_size: Count | None = option(None, "of the training (default: the network's)", group="training", metavar="N")
     hyp: str = option("", "of the training (default: data/demo/hyp.digits-640.yaml)", group="training", metavar="FILE")
     gpus: Count = option(1, "that train a network together", group="training", metavar="N")
 
@@ -86,7 +88,7 @@ def training_steps(name: str, options: AccuracyOptions, setup: Setup, data: Path
         *(together if options.gpus > 1 else []),
         *("scripts/run_upstream.py", "--fast", "train_dual.py", "--data", data, "--hyp", folder / "hyp.yaml"),
         *("--cfg", setup.checkout / f"models/detect/{name}.yaml", "--weights", "", "--imgsz", str(options.imgsz)),
-        *("--batch-size", str(options.train_batch or batch), "--epochs", str(options.epochs), "--optimizer", "AdamW"),
+        *("--batch-size", str(options.batch_size or batch), "--epochs", str(options.epochs), "--optimizer", "AdamW"),
         *("--cos-lr", "--cache", "ram", "--workers", str(options.workers), "--noval", "--noplots", *setup.device),
         *("--project", folder, "--name", "train", "--exist-ok"),
     ]
@@ -134,10 +136,10 @@ def deployed_steps(
         yield RunStep(f"export {file.stem}", [*command, "--output", file], file)
     baseline, *quantized = files.values()
     command = ["scripts/benchmark_trt.py", *quantized, "--baseline", baseline, *setup.timing]
-    command += ["--batch-size", *map(str, options.batch_size), *place, f"times-{ran}"]
+    command += ["--batch-size", *map(str, options.timed_batches), *place, f"times-{ran}"]
     yield RunStep(f"times, {ran}", command, folder / f"times-{ran}/benchmark.json", steps.read_times, tensorrt=engines)
     for state, file in files.items():
-        built = file.with_name(f"{file.stem}-b{options.batch_size[-1]}.engine") if engines else file
+        built = file.with_name(f"{file.stem}-b{options.timed_batches[-1]}.engine") if engines else file
         run = folder / f"{step_folder(state)}-{ran}"
         command = ["val_trt.py", "--engine-file", built, "--data", data, "--workers", str(options.workers)]
         command += [] if engines else ["--device", "cpu"]
@@ -181,9 +183,12 @@ def ap_table(networks: Mapping[str, Mapping[str, Any]]) -> list[str]:
         name: {step: entry["result"] for step, entry in content["steps"].items() if entry["result"]}
         for name, content in networks.items()
     }
-    timed = [result for found in results.values() for step, result in found.items() if step.startswith("times")]
-    times = {(row["model"], row["batch"]): row for one in timed for row in one["rows"]}
-    batches = sorted({batch for _, batch in times})
+    timed = {
+        (name, step.removeprefix("times, ")): one
+        for name, found in results.items() for step, one in found.items() if step.startswith("times, ")
+    }  # fmt: skip
+    times = {(row["model"], ran, row["batch"]): row for (_, ran), one in timed.items() for row in one["rows"]}
+    batches = sorted({batch for *_, batch in times})
     heads = ["network", "state", "AP", "to float", "agreement", "recall at float's threshold"]
     heads += [*(f"ms, batch {one}" for one in batches), "images/s"]
     lines, resampled = [], []
@@ -193,8 +198,8 @@ def ap_table(networks: Mapping[str, Mapping[str, Any]]) -> list[str]:
         settings: dict[str, list[Row]] = {}
         for step, row in rows.items():
             settings.setdefault(step.partition(", seed ")[0], []).append(row)
-            model = f"{name}-{step_folder(step.rpartition(' ')[0])}"  # of a file; a state in PyTorch has none
-            mine = [times.get((model, batch), {}) for batch in batches]
+            state, _, ran = step.rpartition(" ")
+            mine = [times.get((f"{name}-{step_folder(state)}", ran, batch), {}) for batch in batches]
             speed = [f"{one['ms']:.2f}" if one.get("ms") else "" for one in mine]
             rate = mine[-1].get("images_per_second") if mine else None
             speed.append(f"{rate:,.0f}" if rate else "")
@@ -206,7 +211,7 @@ def ap_table(networks: Mapping[str, Mapping[str, Any]]) -> list[str]:
                 lines.append(
                     [name, f"{setting}, mean of {len(runs)} seeds", mean, str(difference), *[""] * (3 + len(batches))]
                 )
-    where = "; ".join(dict.fromkeys(one["measured_on"] for one in timed))
+    where = "; ".join(dict.fromkeys(one["measured_on"] for one in timed.values()))
     remarks = [f"Median milliseconds of a batch, all files in turns: {where}."] if where else []
     over = " or ".join(dict.fromkeys(resampled))
     remarks += [
@@ -233,8 +238,9 @@ def run(options: AccuracyOptions, timing: list[str]) -> int:
         settings = yaml.safe_load(input_file(options.settings, "--settings").read_text(encoding="utf-8"))
         if not isinstance(settings, dict) or not all(isinstance(one, str) for pair in settings.items() for one in pair):
             raise InputError(f"--settings {options.settings}: expected a state's name: options of qat.py quantize")
-    if unknown := set(options.deploy) - {"none", *settings}:
-        raise InputError(f"--deploy {', '.join(sorted(unknown))} is none of the settings {', '.join(settings)} or none")
+    deployed = [] if options.deploy == ["none"] else options.deploy
+    if unknown := sorted(set(deployed) - set(settings)):
+        raise InputError(f"--deploy {', '.join(unknown)} is none of the settings {', '.join(settings)}, or none alone")
     trained = {Path(file).stem: input_file(file, "--weights") for file in options.weights}
     names = [*options.networks, *(Path(file).stem for file in options.weights)]
     if not names or len(set(names)) < len(names):
@@ -257,11 +263,11 @@ def run(options: AccuracyOptions, timing: list[str]) -> int:
                 for step in quantizing_steps(weights, options, settings, setup, data, folder):
                     runner.run(step)
                 states = {"float": weights}
-                for state in () if options.deploy == ["none"] else options.deploy:
+                for state in deployed:
                     chosen = f"{state}, seed {options.seeds[0]}"
                     file = runner.content["steps"][chosen]["result"]["file"]
                     states[state] = folder / step_folder(chosen) / "weights" / file
-                for step in deployed_steps(states, options, setup, data, folder) if len(states) > 1 else ():
+                for step in deployed_steps(states, options, setup, data, folder) if deployed else ():
                     runner.run(step)
             except StepError as error:
                 steps.logger.error("error: %s", error)

@@ -83,6 +83,7 @@ class TestRunner:
         ("accuracy.py", ["--data", "d.yaml", "--weights", "a.pt", "b/a.pt"], "--weights"),
         ("accuracy.py", ["--data", "d.yaml", "--weights", "none.pt"], "none.pt"),
         ("accuracy.py", ["--data", "d.yaml", "--weights", "a.pt", "--deploy", "QTA"], "--deploy QTA"),
+        ("accuracy.py", ["--data", "d.yaml", "--weights", "a.pt", "--deploy", "QAT", "none"], "--deploy none"),
         ("accuracy.py", ["--data", "d.yaml", "--weights", "a.pt", "--settings", "d.yaml"], "--settings d.yaml"),
         ("accuracy.py", ["--data", "d.yaml", "--weights", "a.pt"], "--checkout"),
         ("placement.py", ["a.yaml"], "--checkout"),
@@ -106,13 +107,9 @@ def entry(**result: object) -> dict[str, object]:
 
 
 TIMES = [
-    ("a-fp16", 1, 2.0),
-    ("a-int8-convs", 1, 4.0),
-    ("a-int8", 1, 1.0),
-    ("a-float", 8, 4.0),
-    ("a-float", 1, 2.0),
+    ("a-fp16", 1, 2.0), ("a-int8-convs", 1, 4.0), ("a-int8", 1, 1.0), ("a-float", 8, 4.0), ("a-float", 1, 2.0),
     ("a-QAT", 1, 1.5),
-]
+]  # fmt: skip
 
 
 def times(*names: str) -> dict[str, object]:
@@ -141,17 +138,20 @@ def test_the_table_of_accuracy():
         "QAT, seed 57": stored("QAT", 0.57, 0.51, 0.63, agreement=0.96, at=at_threshold(80, 0.8, 0.8)),
         "QAT, seed 58": stored("QAT", 0.54, 0.49, 0.59),
         "times, engine": entry(**times("a-float", "a-QAT")),
+        "times, ONNX": entry(measured_on="a CPU", rows=[{**times("a-float")["rows"][1], "ms": 90.0}]),
         "float engine": stored("engine", 0.54),
         "QAT engine": stored("engine", 0.56),
+        "float ONNX": stored("ONNX", 0.55),
     }}  # fmt: skip
     lines = accuracy.ap_table({"a": content})
-    assert lines[2:8] == [
+    assert lines[2:9] == [
         "| a | float | 0.5500 |  |  |  |  |  |  |",
         # 0.01 and 0.03: their standard deviation; 10 of 100 objects; 0.09 and 0.11: theirs
         "| a | QAT, seed 57 | 0.5700 | +0.0200 ± 0.0141 | 0.9600 | -0.1000 ± 0.0141 |  |  |  |",
         "| a | QAT, seed 58 | 0.5400 | -0.0100 ± 0.0000 |  |  |  |  |  |",
         "| a | float engine | 0.5400 | -0.0100 |  |  | 2.00 | 4.00 | 2,000 |",
         "| a | QAT engine | 0.5600 | +0.0100 |  |  | 1.50 |  |  |",
+        "| a | float ONNX | 0.5500 | +0.0000 |  |  | 90.00 |  |  |",
         # √(0.00707² + 0.00045 / 2): the mean of two errors, and the variance of +0.02 and -0.01 over two seeds
         "| a | QAT, mean of 2 seeds | 0.5550 | +0.0050 ± 0.0166 |  |  |  |  |  |",
     ]
