@@ -149,6 +149,7 @@ def become(job: dict[str, Any], streams: Sequence[int], added: dict[str, str]) -
     main = vars(sys.modules["__main__"])
     main.clear()
     main.update(__name__="__main__", __file__=os.path.abspath(sys.argv[0]), __builtins__=builtins)
+    main.update(dict.fromkeys(("__spec__", "__package__", "__doc__")))  # multiprocessing asks for the first
     code: object = 0
     try:
         with open(sys.argv[0], "rb") as source:

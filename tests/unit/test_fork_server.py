@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ASKED = """
 import atexit, os, pickle, signal, sys, threading
 print(sys.argv, sys.path[0], __file__, __name__, os.getcwd(), sorted(os.environ.items()), sys.stdin.read())
+print(__spec__, __package__, __doc__)
 print(threading.active_count(), signal.getsignal(signal.SIGINT), sys.stdout.encoding, sys.stdout.line_buffering)
 class Kept: pass
 print(type(pickle.loads(pickle.dumps(Kept()))).__module__)
