@@ -103,17 +103,24 @@ def run_program(
     gc.set_threshold(50_000, 5, 5)  # Python looks for cycles after 700 new objects; importing torch makes a million
     _answer_sigterm()
     try:
+        return _ended(kind, work, arguments, world.rank)
+    except KeyboardInterrupt as end:  # also while the line of an error is printed
+        word, code = ("terminated", 143) if isinstance(end, Terminated) else ("interrupted", 130)
+        print(word, file=sys.stderr)
+        return code
+    finally:
+        with contextlib.suppress(ValueError):
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # an exception while the interpreter ends is a traceback
+
+
+def _ended(kind: type[Options], work: Callable[[Any], int | None], arguments: argparse.Namespace, rank: int) -> int:
+    """Do the work; its exit code, or that of its error, whose line is printed."""
+    try:
         options = kind.parsed(arguments)
         with distributed.joined():
             code = work(options) or 0
         sys.stdout.flush()
         return code
-    except Terminated:
-        print("terminated", file=sys.stderr)
-        return 143
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter flushes once more at its end
         return 141
@@ -121,11 +128,8 @@ def run_program(
         if arguments.debug:
             raise
         code, text = _described(error)
-        print(f"{f'rank {world.rank}: ' if world.rank else ''}error: {printable(text)}", file=sys.stderr)
+        print(f"{f'rank {rank}: ' if rank else ''}error: {printable(text)}", file=sys.stderr)
         return code
-    finally:
-        with contextlib.suppress(ValueError):
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # an exception while the interpreter ends is a traceback
 
 
 def command_line() -> str:

@@ -6,6 +6,7 @@ import ast
 import contextlib
 import errno
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -52,6 +53,19 @@ def run(error: BaseException | None, *arguments: str) -> int:
 )  # fmt: skip
 def test_errors_become_one_line_and_an_exit_code(error, code, line, capsys):
     assert run(error) == code
+    assert capsys.readouterr().err == line
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "line"), [(signal.SIGINT, 130, "interrupted\n"), (signal.SIGTERM, 143, "terminated\n")]
+)
+def test_a_signal_while_an_error_is_said_is_one_line_as_well(number, code, line, capsys):
+    class Late(QatError):
+        def __str__(self) -> str:
+            signal.raise_signal(number)
+            return "it failed"
+
+    assert run(Late()) == code
     assert capsys.readouterr().err == line
 
 
