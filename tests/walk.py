@@ -49,8 +49,11 @@ def walk(goal: str, size: int, program: str, root: str, ours: set[str]) -> list[
     stops: dict[str, None] = {}
 
     def look(frame: FrameType, event: str, _: Any) -> None:
-        code, path = frame.f_code, os.path.relpath(frame.f_code.co_filename, root)
-        if event != "call" or path not in ours or code.co_name.startswith("<"):
+        code = frame.f_code
+        if event != "call" or not code.co_filename.startswith(root) or code.co_name.startswith("<"):
+            return  # at once: imports call millions of functions
+        path = os.path.relpath(code.co_filename, root)
+        if path not in ours:
             return
         owner = frame.f_locals.get("self", frame.f_locals.get("cls"))
         kind = owner if isinstance(owner, type) else type(owner)
