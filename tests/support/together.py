@@ -27,12 +27,14 @@ def one_thread() -> Iterator[None]:
 def together(work: Callable[..., Any], size: int, folder: Path, *arguments: Any) -> list[Any]:
     """What `work(*arguments)` returns in each of `size` processes, by rank; `folder` is for their results.
 
-    They are forked: what this process has imported is there, and takes each of them seconds otherwise.
+    They are forked of a server that has imported torch, which takes each of them seconds otherwise; of this process
+    they could inherit a lock that another thread held.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    mp.start_processes(_work, (size, port, folder, work, arguments), nprocs=size, start_method="fork")
+    mp.get_context("forkserver").set_forkserver_preload(["torch", "torchvision", "cv2"])
+    mp.start_processes(_work, (size, port, folder, work, arguments), nprocs=size, start_method="forkserver")
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(size)]
 
 
