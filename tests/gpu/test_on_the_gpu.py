@@ -64,7 +64,7 @@ def test_matching_and_ap_are_those_of_the_cpu_and_wait_for_nothing():
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert waits["matching"] == 0, [str(one.message) for one in caught[: waits["matching"]]]
-    assert 1 <= waits["nms"] <= 6, waits
+    assert 1 <= waits["nms"] <= 7, waits  # two of them ask whether suppression still changes anything
     statistics["cpu"].add(found, labels, ["a"] * 12)
     one, other = (statistics[name].scores() for name in ("cpu", "cuda"))
     assert one.mean() == pytest.approx(other.mean(), abs=1e-6)

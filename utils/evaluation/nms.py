@@ -110,19 +110,21 @@ def suppress_together(
     rows, image = rows[order], image[order]
     counts = image.new_zeros(len(prediction.raw)).scatter_add_(0, image, torch.ones_like(image))
     rank = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[image]
-    rows, image, counts = rows[rank < MAX_CANDIDATES], image[rank < MAX_CANDIDATES], counts.clamp(max=MAX_CANDIDATES)
+    best, counts = (rank < MAX_CANDIDATES).nonzero()[:, 0], counts.clamp(max=MAX_CANDIDATES)
+    rows, image, candidates = rows[best], image[best], counts.tolist()
 
-    width, largest = FIRST_CANDIDATES * max_det, int(counts.max())
+    width, largest = FIRST_CANDIDATES * max_det, max(candidates)
     stays = _staying(rows, counts, min(width, largest), iou_thres, max_det, agnostic)
     while True:  # of images where too few remain, more candidates take part, as in `_kept`
         kept = torch.zeros_like(counts).scatter_add_(0, image, stays.long())
-        again = (counts > width) & (kept < max_det)
-        if width >= largest or not again.any():
+        numbers = kept.tolist()
+        if not any(n > width and k < max_det for n, k in zip(candidates, numbers, strict=True)):
             break
+        again = (counts > width) & (kept < max_det)
         width *= FIRST_CANDIDATES
         some = again[image]
         stays[some] = _staying(rows[some], counts[again], min(width, largest), iou_thres, max_det, agnostic)
-    return RaggedBatch(rows[stays] if prediction.layout.nm else rows[stays, :6], kept.tolist())
+    return RaggedBatch(rows[stays] if prediction.layout.nm else rows[stays, :6], numbers)
 
 
 def _staying(rows: Tensor, counts: Tensor, width: int, iou_thres: float, max_det: int, agnostic: bool) -> Tensor:
