@@ -69,6 +69,7 @@ REMOVED: dict[str, str] = {
     "--nvjpeg": "leave it out; OpenCV decodes images, in as many processes as --workers says",
     "val_trt.py --infStreams": "evaluate an engine for more images at a time; benchmark_trt.py has --infStreams still",
     "--input int8": "use --input uint8",
+    "--build-limit": "use timeout, such as: timeout -k 10 20m python scripts/build_engine.py ...",
     "--input-format": "leave it out; take bytes by export_qat.py --input uint8",
 }
 

@@ -10,7 +10,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,8 +41,13 @@ class BuildResult:
     note: EngineNote
 
 
-def build(onnx: str | Path, engine: str | Path, config: BuildConfig, api: Api | None = None) -> BuildResult:
+def build(
+    onnx: str | Path, engine: str | Path, config: BuildConfig, api: Api | None = None, until: float = float("inf")
+) -> BuildResult:
     """Build an engine; the file appears under its name only when it is whole.
+
+    Args:
+        until: a build that is not done at this `time.monotonic()` is given up; no TensorRT before 10 can end one.
 
     Raises:
         InputError: file, shapes, TensorRT and GPU do not fit each other, or the parser refuses the file.
@@ -98,7 +103,9 @@ def build(onnx: str | Path, engine: str | Path, config: BuildConfig, api: Api | 
     with _timing_cache(setup, cache), tqdm(desc=f"{engine.name}: building", disable=not config.progress) as bar:
         with _deferred_signals() as signals:
             if api.progress_monitor is not None:
-                setup.progress_monitor = _monitor(api.progress_monitor, engine.name, bar, signals)
+                setup.progress_monitor = _monitor(
+                    api.progress_monitor, engine.name, bar, lambda: bool(signals) or time.monotonic() > until
+                )
             plan = builder.build_serialized_network(network, setup)
         if plan is not None:
             bar.update((bar.total or bar.n) - bar.n)
@@ -171,8 +178,8 @@ def _deferred_signals() -> Iterator[list[int]]:
         signal.raise_signal(received[0])
 
 
-def _monitor(base: Any, name: str, bar: tqdm[Any], signals: Sequence[int]) -> Any:
-    """An IProgressMonitor (TensorRT 10) that moves a bar, and cancels the build when a signal has come."""
+def _monitor(base: Any, name: str, bar: tqdm[Any], stops: Callable[[], bool]) -> Any:
+    """An IProgressMonitor (TensorRT 10) that moves a bar, and cancels the build when it is to stop."""
 
     class Monitor(base):
         """The bar is the outermost phase; what runs inside it is named behind."""
@@ -193,7 +200,7 @@ def _monitor(base: Any, name: str, bar: tqdm[Any], signals: Sequence[int]) -> An
         def step_complete(self, phase: str, step: int) -> bool:
             if phase == self.outermost:
                 bar.update(step + 1 - bar.n)
-            return not signals
+            return not stops()
 
         def phase_finish(self, phase: str) -> None:
             pass

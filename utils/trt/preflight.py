@@ -94,7 +94,6 @@ class BuildConfig:
         tactic_sources_off, and the fields of `BUILDER_OPTIONS`: see `BuildOptions`; empty, None, False: TensorRT's own.
         targets: architectures to build for without such a GPU, such as SM89 (TensorRT-RTX).
         tune: minutes for trying options that are None here and keeping the fastest engine; None: build one engine.
-        build_limit: minutes after which a build is ended; None: never, but for those of `tune`.
         allow_fp32: build a file with an FP32 float part where TensorRT cannot choose FP16 by itself.
         progress: show a progress bar.
     """
@@ -116,7 +115,6 @@ class BuildConfig:
     strip_weights: bool = False
     targets: tuple[str, ...] = ()
     tune: float | None = None
-    build_limit: float | None = None
     allow_fp32: bool = False
     progress: bool = True
 
@@ -174,7 +172,6 @@ class BuildOptions(DeviceOptions):
         False, "an engine without weights, from 10.0 on: they are read from the ONNX file when it is loaded",
         group=BUILDING,
     )  # fmt: skip
-    build_limit: Minutes | None = option(None, "end a build that takes longer", group=BUILDING, metavar="MINUTES")
     tune: Minutes | None = option(
         None, "of each engine: for so long try options that are not given here, and keep the fastest", group=BUILDING,
         metavar="MINUTES",

@@ -103,28 +103,20 @@ class Trtexec:
         """Whether its help lists the flag."""
         return re.search(rf"(?<![\w-]){re.escape(flag)}(?![\w-])", self._help) is not None
 
-    def run(self, arguments: Sequence[str], limit: float | None = None) -> str:
+    def run(self, arguments: Sequence[str]) -> str:
         """Run the program on torch's current GPU, and return what it printed.
 
-        Args:
-            limit: minutes after which it is ended.
-
         Raises:
-            QatError: it failed; the message has its first error. Or it was ended.
+            QatError: it failed; the message has its first error.
         """
         import torch
 
         if torch.cuda.is_available():  # else trtexec takes the first one
             arguments = [*arguments, f"--device={torch.cuda.current_device()}"]
         logger.info("%s %s", self.path, " ".join(arguments))
-        seconds = None if limit is None else limit * 60
-        try:
-            done = subprocess.run(
-                [self.path, *arguments], capture_output=True, encoding="utf-8", check=False, errors="replace",
-                timeout=seconds,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired as error:
-            raise QatError(f"trtexec did not end within {limit:g} minutes") from error
+        done = subprocess.run(
+            [self.path, *arguments], capture_output=True, encoding="utf-8", check=False, errors="replace"
+        )
         text = done.stdout + done.stderr
         if done.returncode:
             errors = re.findall(r"\[E\] (.*)", text)
@@ -178,7 +170,7 @@ def build_with_trtexec(onnx: str | Path, engine: str | Path, config: BuildConfig
             flags.append(f"--{word}Shapes={name}:{'x'.join(map(str, shape))}")
     began = time.perf_counter()
     with atomic_path(engine) as temporary:
-        program.run([*flags, f"--saveEngine={temporary}"], config.build_limit)
+        program.run([*flags, f"--saveEngine={temporary}"])
     note = EngineNote.of_build(file, program.name, gpu, config, decision, round(time.perf_counter() - began, 1))
     note.save(engine)
     return note

@@ -51,7 +51,7 @@ CASES = [  # program, arguments, what the line names
     (T, "a.onnx --noDataTransfers --exposeDMA", "--exposeDMA"),
     (T, "a.pt --infStreams 2", "--infStreams"),
     *((T, f"a.pt {flag}", flag.split()[0])
-      for flag in ("--tune 10", "--build-limit 10", "--optimization-level 2", "--max-aux-streams 2",
+      for flag in ("--tune 10", "--optimization-level 2", "--max-aux-streams 2",
                    "--timing-iterations 2", "--tactic-sources-off CUDNN")),
     (T, "a.engine --tune 10", "--tune"),
     (T, "int8.onnx --device cpu --compile", "--compile"),

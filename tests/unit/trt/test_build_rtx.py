@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import time
+
 import onnx
 import pytest
 from one_conv import METADATA, write_onnx
 from onnx import TensorProto
 
-from utils.core.errors import InputError
+from utils.core.errors import InputError, QatError
 from utils.trt import tensorrt_api
 from utils.trt.build import build
 from utils.trt.engine_file import EngineNote, load_engine
 from utils.trt.preflight import BuildConfig
-from utils.trt.tune import BuildProcess, BuildTimeout
 
 FP32, FP16 = TensorProto.FLOAT, TensorProto.FLOAT16
 
@@ -45,13 +46,12 @@ def test_options_exist_in_a_current_tensorrt(rtx, tmp_path):
     assert build(file, tmp_path / "a.engine", config(**options), rtx).note.options == options
 
 
-def test_a_build_in_a_process_of_its_own_with_a_limit(tmp_path):
+def test_a_build_whose_time_is_over_is_given_up(rtx, tmp_path):
     file = write_onnx(tmp_path / "a.onnx", (2, 3, 64, 96), FP16, quantized=True, opset=19)
-    with BuildProcess() as process:
-        assert process.build(file, tmp_path / "a.engine", config(), 100).note.gpu == "SM89"
-        with pytest.raises(BuildTimeout):
-            process.build(file, tmp_path / "b.engine", config(), 0.01)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.engine", "a.engine.json", "a.onnx"]
+    with pytest.raises(QatError, match="Build canceled"):
+        build(file, tmp_path / "a.engine", config(), rtx, until=time.monotonic())
+    assert [path.name for path in tmp_path.iterdir()] == ["a.onnx"]
+    assert build(file, tmp_path / "a.engine", config(), rtx, until=time.monotonic() + 100).note.gpu == "SM89"
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 
 import pytest
 import torch
@@ -138,17 +137,12 @@ def test_defaults_of_a_build(install, file, tmp_path, monkeypatch):
             r"too bad",
         ),
         ("kill -SEGV $$", "exit code -11"),
-        ("exec sleep 60", "0.01 minutes"),
     ],
 )
 def test_its_failure_is_one_line_and_leaves_no_file(install, file, tmp_path, fails, message):
     program, _ = install("8.6", fails)
-    began = time.monotonic()
     with pytest.raises(QatError, match=message):
-        trtexec.build_with_trtexec(
-            file, tmp_path / "a.engine", BuildConfig(build_limit=0.01 if "sleep" in fails else None), program
-        )
-    assert time.monotonic() - began < 20
+        trtexec.build_with_trtexec(file, tmp_path / "a.engine", BuildConfig(), program)
     assert not list(tmp_path.glob("*engine*"))
 
 

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from builds_here import Here
 from one_conv import write_onnx
 from tensorrt_stand_in import stand_in
 
 from utils.core.errors import QatError
 from utils.trt import tensorrt_api, timing, tune
+from utils.trt.build import build
 from utils.trt.engine_file import EngineNote, is_current
 from utils.trt.preflight import BuildConfig
 from utils.trt.runner import Execution
@@ -21,8 +21,30 @@ from utils.trt.timing import TimingConfig
 CONFIG = BuildConfig(tune=60, progress=False)
 
 
+class Builds:
+    """In the place of `build`: each but the first takes `seconds` on its own clock; those in `failing` fail."""
+
+    now = 0.0
+
+    def __init__(self, seconds=10.0, failing=(), interrupted=-1):
+        self.seconds, self.failing, self.interrupted = seconds, failing, interrupted
+        self.options, self.until = [], []
+
+    def __call__(self, onnx, engine, config, api, until):
+        if len(self.options) == self.interrupted:
+            raise KeyboardInterrupt
+        self.options.append(config.options)
+        self.until.append(until)
+        Builds.now += self.seconds if len(self.options) > 1 else 20.0
+        if config.options in self.failing:
+            raise QatError("no engine for this")
+        return build(onnx, engine, config, api)
+
+
 def tuned(onnx, engine, config=CONFIG, builds=None):
-    return tune.tune(onnx, engine, config, tensorrt_api.load_tensorrt(), builds or Here()).note
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tune, "build", builds or Builds())
+        return tune.tune(onnx, engine, config, tensorrt_api.load_tensorrt()).note
 
 
 @pytest.fixture
@@ -31,8 +53,8 @@ def bench(tmp_path, monkeypatch):
     api = stand_in(monkeypatch)
     monkeypatch.setattr(timing, "TUNING_ROUND", TimingConfig(1, 0, 1, cuda_graph=True, transfers=False, iterations=2))
     monkeypatch.setattr(timing, "TUNING_ROUNDS", 2)
-    monkeypatch.setattr(Here, "now", 0.0)
-    monkeypatch.setattr(tune, "time", SimpleNamespace(monotonic=lambda: Here.now))
+    monkeypatch.setattr(Builds, "now", 0.0)
+    monkeypatch.setattr(tune, "time", SimpleNamespace(monotonic=lambda: Builds.now))
 
     def prepare(ticks, shape=(2, 3, 32, 32), **file):
         api.module.ticks = lambda config: ticks(config.max_aux_streams, config.builder_optimization_level)
@@ -45,11 +67,11 @@ def test_the_fastest_of_streams_and_levels_is_found_and_kept(bench, caplog):
     caplog.set_level("INFO")
     streams = {-1: 100, 1: 96, 2: 90, 3: 93, 4: 99}
     onnx, engine = bench(lambda n, level: streams[n] + {2: 0, 3: 0, 4: -5, 5: 20}[level])
-    builds = Here()
+    builds = Builds()
     note = tuned(onnx, engine, builds=builds)
     assert note == EngineNote.load(engine)
     assert note.options == {"optimization_level": 4, "max_aux_streams": 2}
-    grid = [(one.get("optimization_level"), one.get("max_aux_streams")) for one in builds.options()]
+    grid = [(one.get("optimization_level"), one.get("max_aux_streams")) for one in builds.options]
     assert grid[:2] == [(None, None)] * 2  # what was asked for, and its control
     assert grid[1:] == [(level, number) for level in (None, 2, 4, 5) for number in (None, 2, 3, 1, 4)]
     assert note.tuning["complete"]
@@ -72,46 +94,27 @@ def test_within_the_noise_nothing_changes(bench, caplog):
     assert "level 3: 0.0% less time than as asked for; the noise is 5.9%" in caplog.text
 
 
-def test_a_build_has_a_limit_and_those_with_more_streams_are_left_out(bench):
+def test_a_build_that_fails_is_a_row_and_only_what_fits_the_time_begins(bench):
     onnx, engine = bench(lambda n, level: 100 - n)
-    level = dataclasses.replace(CONFIG, optimization_level=2)
+    level = dataclasses.replace(CONFIG, optimization_level=2, tune=1)
     asked = {"optimization_level": 2}
-    builds = Here(seconds=50, endless=[{**asked, "max_aux_streams": 3}], failing=[{**asked, "max_aux_streams": 2}])
+    builds = Builds(seconds=12, failing=[{**asked, "max_aux_streams": 2}])
     note = tuned(onnx, engine, level, builds)
-    assert builds.asked[2:] == [({**asked, "max_aux_streams": n}, 200.0) for n in (2, 3)]  # four times the control
-    assert note.options == asked
-    errors = [one["error"] for one in note.tuning["candidates"]]
-    assert errors == ["", "", "no engine for this", "not built within 200 s"]
-    builds = Here()
-    tuned(onnx, engine, dataclasses.replace(level, build_limit=3), builds)
-    assert {limit for _, limit in builds.asked} == {180}
-
-
-def test_only_what_fits_the_time_is_built(bench):
-    """Both builds of what was asked for took longer than what is left of the minute."""
-    onnx, engine = bench(lambda n, level: 100 - n)
-    builds, minute = Here(seconds=25), dataclasses.replace(CONFIG, tune=1)
-    note = tuned(onnx, engine, minute, builds)
-    assert builds.options() == [{}, {}]
-    assert note.tuning["complete"]
-    with pytest.raises(QatError, match="--optimization-level 2") as raised:
-        tuned(onnx, engine.with_name("late.engine"), minute, Here(seconds=61))
-    assert raised.value.exit_code == 1
-    assert not engine.with_name("late.engine").exists()
+    assert builds.options == [asked, asked, {**asked, "max_aux_streams": 2}, {**asked, "max_aux_streams": 3}]
+    assert builds.until == [float("inf")] * 2 + [60.0] * 2  # of the minute
+    assert (note.options, note.tuning["complete"]) == ({**asked, "max_aux_streams": 3}, True)
+    assert [one["error"] for one in note.tuning["candidates"]] == ["", "", "no engine for this", ""]
+    with pytest.raises(QatError, match="no engine for this"):
+        tuned(onnx, engine.with_name("none.engine"), level, Builds(failing=[asked]))
+    assert not engine.with_name("none.engine").exists()
 
 
 @pytest.mark.parametrize("at", [0, 1, 3])
 def test_ctrl_c_leaves_the_best_so_far_or_nothing(bench, at):
     onnx, engine = bench(lambda n, level: 100 - n)
 
-    class Interrupted(Here):
-        def build(self, *words):
-            if len(self.asked) == at:
-                raise KeyboardInterrupt
-            return super().build(*words)
-
     with pytest.raises(KeyboardInterrupt):
-        tuned(onnx, engine, builds=Interrupted())
+        tuned(onnx, engine, builds=Builds(interrupted=at))
     assert engine.exists() == (at > 0)
     if at:
         note = EngineNote.load(engine)
