@@ -21,13 +21,14 @@ from utils.jobs.options import ValOptions
 DETECTIONS = ("save_txt", "save_conf", "save_json")
 # Options that mean nothing for a task, and why.
 UNUSED = {
-    "speed": (("conf_thres", "iou_thres", "rect", "reference", *DETECTIONS),
+    "speed": (("conf_thres", "iou_thres", "rect", "reference", "unlabelled", *DETECTIONS),
               "with --task speed, which measures squares at everyday thresholds, and writes no detections"),
-    "study": (("reference", *DETECTIONS), "with --task study, which writes no detections"),
+    "study": (("reference", "unlabelled", *DETECTIONS),
+              "with --task study, which compares with no other network, and writes no detections"),
 }  # fmt: skip
 # ... for --source, which ends where evaluation begins.
 OF_EVALUATION = ("task", "limit", "rect", "single_cls", "upsample_masks", "overlap", "verbose", "batch_size", "workers",
-                 "groups", "reference")  # fmt: skip
+                 "groups", "reference", "unlabelled")  # fmt: skip
 
 
 def evaluate_or_draw(options: ValOptions) -> None:
@@ -50,9 +51,12 @@ def evaluate_or_draw(options: ValOptions) -> None:
             visualize.run(options, sources, folder)
         return
     check_files(data=options.data)
-    if not options.data and not options.network.lower().endswith(".pt"):
+    networks = [file for file in (options.network, options.reference) if file]
+    if not (options.data or any(file.lower().endswith(".pt") for file in networks)):
         raise InputError("--data was not given; give the dataset's YAML")
-    for network in filter(None, (options.network, options.reference)):
+    if options.unlabelled and not options.reference:
+        raise InputError("--unlabelled takes the float network's detections as labels; give that as --reference FILE")
+    for network in networks:
         need_for(network)
     read = [options.network, options.data, options.reference]
     refuse_overwrite_in(options.project, options.name, options.exist_ok, options.WRITTEN, read)

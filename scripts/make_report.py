@@ -102,7 +102,7 @@ def main(options: ReportOptions) -> None:
     name = "report-merged.json" if own else JSON_NAME
     written = [folder / file for file in (name, *PLOTS, PAGE_NAME)]
     refuse_overwrite(written, [*read, *(options.compare or ()), options.data])
-    report = merged([Report.load(path) for path in read])
+    report = merged({path: Report.load(path) for path in read})
     report.title = options.title or report.title
     report.notes += [note for note in options.note if note not in report.notes]
     if options.compare:

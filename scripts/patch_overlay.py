@@ -13,6 +13,7 @@ import argparse
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -83,6 +84,8 @@ def patch(checkout: Path, root: Path, *, force: bool, revert: bool, dry_run: boo
         if plan.keep:
             (checkout / kept / ".gitignore").write_text("*\n", encoding="utf-8")
             print(f"you had changed {first_names(plan.keep)}; your version is kept in {checkout / kept}")
+    if not (dry_run or revert):
+        print(f"next: cd {shlex.quote(str(checkout))} && python qat.py quantize --weights WEIGHTS.pt")
 
 
 def read_record(checkout: Path) -> Record:

@@ -167,6 +167,8 @@ def _answer_sigterm() -> None:
     """Let SIGTERM raise as Ctrl-C does, but not in forked processes, which end quietly with the program."""
 
     def terminate(*_: object) -> NoReturn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # `timeout` sends two, and one in a destructor is a traceback
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # DataLoader's handler raises if its workers end by one, too
         raise Terminated
 
     def in_child() -> None:

@@ -284,7 +284,7 @@ def test_program_exports(kind: str, weights: dict[str, Path], tmp_path: Path, ca
         capsys, "--weights", weights[kind], "--output", path, "--imgsz", 64, 96, "--batch-size", 2, "--device", "cpu"
     )
     assert (code, err) == (0, [])
-    name = {"float": "standard, DDetect, FP32", "quantized": "QAT, DDetect, INT8 and FP16 (strongly typed)"}[kind]
+    name = {"float": "not quantized, DDetect, FP32", "quantized": "QAT, DDetect, INT8 and FP16 (strongly typed)"}[kind]
     opset, typing = {"float": ("17", "weak"), "quantized": ("19", "strong")}[kind]
     size = path.stat().st_size / 1e6
     if kind == "quantized":
@@ -292,8 +292,9 @@ def test_program_exports(kind: str, weights: dict[str, Path], tmp_path: Path, ca
     assert out[0] == f"{path}: {name}, opset {opset}, images [2, 3, 64, 96] -> output0 [2, 14, 126], {size:.1f} MB"
     assert onnx.load(path).ir_version == {"17": 8, "19": 9}[opset]  # so ONNX Runtime 1.16 reads them
     assert out[-1] == "matches PyTorch (rounding only)"
-    assert out[-2].endswith(f"scripts/generate_trt_engine.sh {path}")
-    assert [line.endswith("all 14 properties hold") for line in out[1:-2]] == ([True] if kind == "quantized" else [])
+    assert out[-3:-1] == [f"next: python val_trt.py {path} --data DATA.yaml",
+                          f"then, on the machine with the GPU: scripts/generate_trt_engine.sh {path}"]  # fmt: skip
+    assert [line.endswith("all 14 properties hold") for line in out[1:-3]] == ([True] if kind == "quantized" else [])
     entries = metadata_of(onnx.load(path))
     expected = {"stride": "32", "task": "detect", "batch": "2", "opset": opset, "typing": typing, "dynamic": "none"}
     assert expected.items() <= entries.items()
@@ -328,7 +329,7 @@ def test_program_writes_beside_the_weights_and_rounds_the_size_up(
     assert (code, err) == (0, [])
     assert out[0] == "image size 50 is no multiple of the stride 32; using 64"
     assert out[1].startswith(
-        f"{tmp_path / 'mine-fp16.onnx'}: standard, DDetect, FP16, opset 17, images [batch, 3, height, width]"
+        f"{tmp_path / 'mine-fp16.onnx'}: not quantized, DDetect, FP16, opset 17, images [batch, 3, height, width]"
     )
 
 

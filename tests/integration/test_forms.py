@@ -247,8 +247,8 @@ def test_deepstream_export(kind: str, weights: dict[str, Path], tmp_path: Path, 
     assert (code, err) == (0, [])
     batch = 2 if kind == "dual" else "batch"
     model, head, types = {
-        "float": ("standard", "DDetect", "FP32"),
-        "dual": ("standard", "DualDDetect", "FP32"),
+        "float": ("not quantized", "DDetect", "FP32"),
+        "dual": ("not quantized", "DualDDetect", "FP32"),
         "quantized": ("QAT", "DDetect", "INT8 and FP32 (weakly typed)"),
     }[kind]
     start = f"{path}: {model}, {head}, {types}, opset 17, images [{batch}, 3, 64, 96] -> output [{batch}, 126, 6], "

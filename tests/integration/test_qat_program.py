@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +19,9 @@ import yaml
 from qat_runs import checkpoints, quantize, report_of, write_small_set
 from random_networks import TINY, random_network, save_float
 
+import export_qat
 import qat
+import val_trt
 from models.quantize import checkpoint
 from models.quantize.finetune import DivergedError, Finetuner, HeldOutLoss
 from utils import upstream
@@ -272,7 +275,8 @@ class TestWhatIsKept:
         weights = run("--ptq-only", "--recipe", str(recipe))
         assert checkpoints(tmp_path / "exp") == ["last.pt", f"ptq_ap_0.6000_{NAME}.pt"]
         out = capsys.readouterr().out
-        assert f"ptq_ap_0.6000_{NAME}.pt" in out.splitlines()[-1]
+        export = f"next: python export_qat.py --weights {weights}/ptq_ap_0.6000_{NAME}.pt --include onnx "
+        assert out.splitlines()[-1].startswith(export)
         assert "head: last-conv-float" in out
         stored = checkpoint.load_quantized(weights / f"ptq_ap_0.6000_{NAME}.pt").recipe
         assert (stored.calibration.method, stored.calibration.images, stored.head) == ("max", 4, "last-conv-float")
@@ -329,7 +333,8 @@ class TestMistakes:
             ("eval --data one.yaml", "detects 10 classes"),
             ("eval --weights int8.pt --data one.yaml", "detects 10 classes"),
             ("quantize --data untrained.yaml", "no 'train:' entry"),
-            ("quantize --data bare.yaml", "no image of 'val' has a label file"),
+            ("quantize --data bare.yaml", "give --unlabelled"),
+            ("eval --data bare.yaml --unlabelled", f"{NAME}.pt names none; give both: python val_trt.py"),
             ("quantize --data bare.yaml --no-eval-origin --no-eval-ptq", "no image of 'val' has a label file"),
             ("quantize --data bare.yaml --ptq-only --no-eval-ptq", "no image of 'val' has a label file"),
             ("quantize --hyp nowhere.yaml", "--hyp nowhere.yaml"),
@@ -383,7 +388,7 @@ class TestMistakes:
 
 
 def test_images_without_labels_go_through_all_with_the_float_networks_detections_as_labels(
-    demo_weights, data, tmp_path
+    demo_weights, data, tmp_path, capsys
 ):
     bare = unlabelled(data, tmp_path / "bare")
     words = ("--weights", demo_weights, "--imgsz", 96, "--batch-size", 2, "--workers", 0, "--device", "cpu")
@@ -393,6 +398,7 @@ def test_images_without_labels_go_through_all_with_the_float_networks_detections
         return tmp_path / folder / "exp"
 
     (file,) = run("eval", "found", "--data", bare, "--save-json").glob("*_predictions.json")
+    assert capsys.readouterr().out.splitlines()[-1].startswith("next: mend")  # with an AP of 0 there is nothing to do
     shutil.copytree(tmp_path / "bare/bare", tmp_path / "images")  # with labels that say what is detected
     (tmp_path / "labels").mkdir()
     for found in json.loads(file.read_text()):
@@ -421,9 +427,21 @@ def test_images_without_labels_go_through_all_with_the_float_networks_detections
     assert found["measure"] == "agreement AP"
     folder = run("sensitive", "sensitive", *common, bare, "--unlabelled", "--float-budget", 0)
     summary = json.loads((folder / "summary-sensitive-analysis.json").read_text())
-    assert [summary["ap"][name] for name in ("float", "INT8")] == pytest.approx(
-        [report["rows"][0]["ap"], known], abs=1e-9
-    )
+    both = pytest.approx([report["rows"][0]["ap"], known], abs=1e-9)
+    assert [summary["ap"][name] for name in ("float", "INT8")] == both
+    weights = next((tmp_path / "left out/exp/weights").glob("ptq_*"))  # it knows its dataset and its float network
+    rows = report_of(run("eval", "eval", "--weights", weights, "--unlabelled"))["rows"]
+    assert ([row["ap"] for row in rows], rows[1]["ap_with"]) == (both, report["rows"][1]["ap_with"])
+    own, onnx = tmp_path / "own.pt", tmp_path / "int8.onnx"
+    torch.save({"model": upstream.load_float(demo_weights).model, "opt": {"data": str(bare)}}, own)
+    export = shlex.split(capsys.readouterr().out.rpartition("next: python export_qat.py ")[2])
+    assert export_qat.main([*export, "--typing", "weak", "--device", "cpu", "--output", str(onnx)]) == 0
+    for file, tolerance in ((weights, 1e-9), (onnx, 0.02)):
+        command = (file, "--reference", own, "--unlabelled", *words[2:], "--project", tmp_path / file.stem)
+        assert val_trt.main([*map(str, command)]) == 0
+        rows = report_of(tmp_path / file.stem / "exp")["rows"]
+        assert [row["ap"] for row in rows] == pytest.approx([report["rows"][0]["ap"], known], abs=tolerance)
+    assert f"--data {bare}, as {own} says" in capsys.readouterr().out
 
 
 def test_a_full_disk_is_one_line_and_spares_what_is_there(

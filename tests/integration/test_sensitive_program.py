@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,10 @@ from models.quantize import checkpoint
 from models.quantize.partial_forward import Layerwise
 from models.quantize.recipe import Recipe
 from utils import upstream
+from utils.core.score import Resampled
 from utils.jobs import calibrate
 from utils.jobs.sensitivity import search, units
+from utils.jobs.sensitivity.report import AnalysisState
 
 SUMMARY = "summary-sensitive-analysis.json"
 SIDE = "192"
@@ -104,7 +107,7 @@ class TestRanking:
 
     def test_the_files_lie_in_the_run_folder(self, ranked):
         assert {path.name for path in ranked.iterdir()} - {".lock"} == {
-            SUMMARY, "sensitivity.png", "recipe.yaml", "report.json", "state.json",
+            SUMMARY, "sensitivity.png", "recipe.yaml", "report.json", "report.html", "state.json",
         }  # fmt: skip
         assert (ranked / "sensitivity.png").stat().st_size > 10_000
         recipe, summary = Recipe.from_file(ranked / "recipe.yaml"), summary_of(ranked)
@@ -153,11 +156,13 @@ def requantized(tmp_path_factory: pytest.TempPathFactory, mended: Path, planted:
 
 
 class TestAPlantedProblem:
-    def test_it_is_found_and_the_recipe_mends_it(self, mended, requantized, data, demo_weights, tmp_path):
+    def test_it_is_found_and_the_recipe_mends_it(self, mended, requantized, data, demo_weights, tmp_path, capsys):
         summary = summary_of(mended)
         found = {row["stage"]: row["ap"] for row in report_of(requantized)["rows"]}
         words = ["eval", "--weights", str(demo_weights), "--data", str(data), "--project", str(tmp_path)]
         assert qat.main([*words, *DEMO_SIZE[:-2]]) == 0
+        following = f"next: python qat.py quantize --weights {demo_weights} --data {data} --imgsz {SIDE}"
+        assert capsys.readouterr().out.splitlines()[-1] == following
         assert found["float"] == pytest.approx(report_of(tmp_path / "exp")["rows"][0]["ap"], abs=0.002)
         assert summary["ap"]["INT8"] < 0.5 * summary["ap"]["float"]
         assert summary["rows"][0]["unit"] == "model.21"
@@ -253,7 +258,22 @@ class TestResume:
         assert qat.main(["sensitive", "--resume", "--project", str(run.parent)]) == 0
         assert calls == []
         assert (run / "recipe.yaml").read_text() == before
-        assert "Top0: Using fp16" in capsys.readouterr().out
+        out = capsys.readouterr().out
+        assert "the run is finished" in out
+        assert "Top0: Using fp16" in out
+
+    @pytest.mark.parametrize("gain", [0.0, 0.1])
+    def test_a_recipe_is_recommended_where_it_gains_measurably(self, gain, whole, half, tmp_path):
+        run = shutil.copytree(whole[0], tmp_path / "exp")
+        state, given = AnalysisState.load(run), Recipe.from_file(half[1]).float
+        (name,), int8 = state.ap["recipe"], state.resampled("units")["INT8"]
+        shifted = Resampled.of(int8.images, (ap + gain for ap in int8.ap))
+        state.keep_ap("recipe", {name: state.ap["units"]["INT8"] + gain}, {name: shifted})
+        state.save(run)
+        assert qat.main(["sensitive", "--resume", str(run)]) == 0
+        summary, kept = summary_of(run), Recipe.from_file(run / "recipe.yaml").float
+        assert bool(summary["recipe"]["units"]) == (kept != given) == bool(gain)
+        assert (summary["ap"]["recipe"] is None, "gain +0.0000" in "".join(summary["notes"])) == (not gain, not gain)
 
     def test_another_run_is_refused(self, whole, capsys):
         assert qat.main(["sensitive", "--resume", str(whole[0]), "--granularity", "module"]) == 2
@@ -286,7 +306,6 @@ class TestBudget:
             assert sensitive(demo_weights, few, tmp_path, *words, "--name", "cut") == 0
         cut = summary_of(tmp_path / "cut")
         assert "--budget ended screening early" in cut["notes"][0]
-        assert cut["ap"]["recipe"] is not None
         assert sensitive(demo_weights, few, tmp_path, *words, "--name", "whole") == 0
         assert qat.main(["sensitive", "--resume", str(tmp_path / "cut")]) == 0
         ours, theirs = summary_of(tmp_path / "cut"), summary_of(tmp_path / "whole")
@@ -325,6 +344,12 @@ class TestCalibrate:
         assert [row["ap"] for row in rows[1:]] == sorted(row["ap"] for row in rows[1:]), "the best last"
         page = (swept / "report.html").read_text()
         assert all(f"{row['ap']:.4f}" in page for row in rows)
+
+    def test_its_recipe_is_kept_in_that_of_sensitive(self, swept, few, demo_weights, tmp_path):
+        recipe = swept / "recipe.yaml"
+        words = (*TINY, "--num-image", "2", "--target-drop", "1", "--recipe", str(recipe))
+        assert sensitive(demo_weights, few, tmp_path, *words) == 0
+        assert Recipe.from_file(tmp_path / "exp/recipe.yaml") == Recipe.from_file(recipe)
 
     def test_method_auto_takes_the_smallest_loss_on_training_images(self, few, demo_weights, tmp_path):
         """The losses are those that QAT begins with where each method is named."""

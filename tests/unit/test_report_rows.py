@@ -89,7 +89,8 @@ def test_a_network_and_its_export_have_a_standard_error_between_them(known, tmp_
     options = ValOptions(engine_file=str(folder / "a.onnx"), data=str(folder / "data.yaml"), imgsz=[64], batch_size=3,
                           workers=0, device="cpu", project=str(tmp_path))  # fmt: skip
     evaluate_file.run(options, "command", tmp_path)
-    both = merged([Report(command="eval", rows=[row]), Report.load(tmp_path / "report.json")])
+    file = tmp_path / "report.json"
+    both = merged({folder / "report.json": Report(command="eval", rows=[row]), file: Report.load(file)})
     both.rows[1] = both.rows[1].model_copy(update={"stage": "ONNX"})  # as if it had quantizers
     assert both.difference(both.rows[1]) == Difference(pytest.approx(0, abs=1e-6), pytest.approx(0, abs=1e-6))
     assert "+0.0000 ± 0.0000" in terminal_table(both)

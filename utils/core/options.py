@@ -91,6 +91,8 @@ def option(
 class Options(StrictModel):
     """Base of every program's options."""
 
+    HIDDEN: ClassVar[tuple[str, ...]] = ()  # taken, since users of yolov9-qat type it, and not in -h: it does nothing
+
     @classmethod
     def parsed(cls: type[Kind], arguments: argparse.Namespace) -> Kind:
         """The options in what argparse parsed.
@@ -268,7 +270,7 @@ def add_options(parser: argparse.ArgumentParser, kind: type[Options]) -> None:
             default = " ".join(map(str, field.default)) if isinstance(field.default, list) else field.default
             text = f"{text} (default: {default})"
         keywords: dict[str, Any] = {
-            "help": text,
+            "help": argparse.SUPPRESS if name in kind.HIDDEN else text,
             **_keywords(name, field.annotation, field.default),
             **argument.keywords,
         }

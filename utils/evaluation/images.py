@@ -162,6 +162,14 @@ def read_images(files: Sequence[str], nc: int, *, name: str = "images", progress
 
 def _read_image(file: str, nc: int) -> ImageFile | str:
     """The image, or why it is left out."""
+    if isinstance(header := read_header(file), str):
+        return header
+    labels = read_labels(label_file(file), nc)
+    return ImageFile(file, header[0], labels or Labels(), labels is not None, header[1])
+
+
+def read_header(file: str) -> tuple[tuple[int, int], bool] | str:
+    """`size` and `whole` as `ImageFile` has them, or why evaluation leaves the image out."""
     try:
         with open(file, "rb") as stream, Image.open(stream) as image:  # reads the header only
             (width, height), kind = image.size, image.format or ""
@@ -180,8 +188,7 @@ def _read_image(file: str, nc: int) -> ImageFile | str:
         return f"{file}: its content is {kind}, which is not read; convert it to PNG or JPEG"
     if min(width, height) < SMALLEST:
         return f"{file}: {width}x{height} pixels, smaller than {SMALLEST}"
-    labels = read_labels(label_file(file), nc)
-    return ImageFile(file, (width, height), labels or Labels(), labels is not None, whole or kind != "JPEG")
+    return (width, height), whole or kind != "JPEG"
 
 
 def _decoder_transposes(image: Image.Image) -> bool:
@@ -376,7 +383,8 @@ def label_file(image: str) -> Path:
 
 def unlabelled(split: str, first: str) -> DataError:
     """The error that no image of a split has a label file; its first image says where one is expected."""
-    return DataError(f"no image of '{split}' has a label file; expected, for the first, {label_file(first)}")
+    where = f"expected, for the first, {label_file(first)}"
+    return DataError(f"no image of '{split}' has a label file; {where}; for images without labels, give --unlabelled")
 
 
 def source_name(source: str) -> str:

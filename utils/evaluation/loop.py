@@ -191,7 +191,7 @@ def evaluate(
             + (f", {plural(processes, 'process')}" if processes > 1 else ""),
             not_finite=not_finite, masks=averages(mask_scores) if mask_scores else None, mask_coco=mask_coco,
             threshold=scores.threshold, f1=tuple(scores.f1.tolist()), agreement=agreed,
-            groups=groups,
+            groups=groups, limited=dataset.split.name != config.split,
             at=statistics.at(reference.threshold if reference else scores.threshold),
         )  # fmt: skip
         if result.mark:

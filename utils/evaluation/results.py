@@ -116,6 +116,7 @@ class EvalResult:
         threshold: the confidence of best F1, which `precision` and `recall` belong to.
         f1: mean over classes at each of metrics.CONFIDENCES, `[1000]`.
         groups: how many groups of images are resampled; 0: each image by itself.
+        limited: these are not all images of the split.
         at: what is found and missed at the reference's threshold, or at its own where there is none.
         agreement: with the reference; None where there is none.
         reference: this network's detections, if they were asked for.
@@ -145,6 +146,7 @@ class EvalResult:
     threshold: float = 0.0
     f1: tuple[float, ...] = ()
     groups: int = 0
+    limited: bool = False
     at: OperatingPoint | None = None
     agreement: AgreementScore | None = None
     reference: Reference | None = field(default=None, repr=False, compare=False)

@@ -135,8 +135,6 @@ def run(options: CalibrateOptions) -> Sweep:
         report.notes, report.splits = found.lines(), inputs.data.counts()
         content = {"schema_version": 1, "command": command_line(), **asdict(found), "options": options.model_dump()}
         content["chosen"] = found.chosen.to_dict()
-        if found.measure == "AP":
-            del content["measure"]
         recipe.replace(calibration=found.chosen).save(folder / RECIPE_FILE, found.lines()[0])
         write_all(report, folder)
         # last: where it lies, all is written

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import shlex
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,8 @@ from models.quantize import checkpoint
 from utils import upstream
 from utils.cli import command_line
 from utils.core.device import select_device
+from utils.core.errors import InputError
+from utils.core.files import file_hash
 from utils.core.logging import log_level
 from utils.core.options import size_text
 from utils.core.run_folder import new_run
@@ -104,6 +107,19 @@ def without_tables() -> AbstractContextManager[None]:
     return log_level("utils.evaluation.loop", logging.WARNING)
 
 
+def float_weights(weights: str, extra: Mapping[str, Any]) -> str:
+    """The file of the float network that a checkpoint was quantized from; `InputError` if it is gone or has changed."""
+    file = str(extra.get("float_weights", ""))
+    if not os.path.isfile(file) or extra.get("float_sha256") not in (None, file_hash(file)):
+        why = f"{file} is gone, or has changed" if file else f"{weights} names none"
+        raise InputError(
+            f"--unlabelled compares a network with the float one that it was quantized from, and {why}; "
+            "give both: python val_trt.py INT8 --reference FLOAT.pt --unlabelled"
+        )
+    logger.info("labels: what %s detects, from which %s was quantized", file, weights)
+    return file
+
+
 def run(options: EvalOptions) -> Report:
     """Evaluate a float or quantized checkpoint on the val split; the report also goes to the run folder.
 
@@ -122,16 +138,22 @@ def run(options: EvalOptions) -> Report:
     config = EvalConfig(
         imgsz=options.imgsz, batch_size=options.batch_size, conf_thres=options.conf_thres, iou_thres=options.iou_thres,
         workers=options.workers, save_json=options.save_json, upsample_masks=options.upsample_masks,
-        groups=options.groups,
+        groups=options.groups, unlabelled=options.unlabelled,
     )  # fmt: skip
     data = load_data(options.data or "", options.strict_labels)
     data.paths("val")
     check_classes(options.weights, source.names, data)
     device = select_device(options.device)
-    measurer = Measurer(data, device, config)
+    measurer = Measurer(data, device, replace(config, save_json=False))
     warn_of_a_cut_curve(config)
     report = Report(command=command_line(), data=str(options.data), title="YOLOv9 evaluation")
+    float_file = float_weights(options.weights, getattr(source, "extra", {})) if options.unlabelled else ""
     with new_run(options.project, options.name, options.exist_ok, options.WRITTEN) as folder:
+        if float_file:
+            float_model = upstream.call_fused(upstream.fuse(upstream.load_float(float_file).model))
+            result = measurer.measure(float_model, FLOAT_MODEL, as_reference=True)
+            report.add(measurer.row("float", float_file, result, result.seconds))
+        measurer.config = config
         result = measurer.measure(model, Path(options.weights).stem, folder)
         report.splits = data.counts()
         if stage == "float":
@@ -144,9 +166,11 @@ def run(options: EvalOptions) -> Report:
                 logger.info("%s", report.notes[-1])
         path = folder / "report.json"
         report.save(path)
+    wrong = result.score.decides < LOW_AP or [*source.names.values()] != [*data.names.values()]
     quantize = ["python", "qat.py", "quantize", "--weights", options.weights, "--data", str(options.data)]
     command = (
         [*quantize, "--imgsz", size_text(options.imgsz or 640)] if stage == "float" else export_command(options.weights)
     )
-    logger.info("\n%s\nreport: %s\nnext: %s", terminal_table(report), path, shlex.join(command))
+    step = "mend what is warned of, and evaluate again" if wrong and stage == "float" else shlex.join(command)
+    logger.info("\n%s\nreport: %s\nnext: %s", terminal_table(report), path, step)
     return report

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from utils.core.text import plural
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.input_plan import InputPlan, fixed_sizes, has_nms, image_input, mask_frame, nms_words, takes_size
 from utils.evaluation.loop import EvalConfig, evaluate
-from utils.evaluation.results import EvalResult, Reference
+from utils.evaluation.results import EvalResult
 from utils.jobs.open import dataset_of, open_runner
 from utils.reports.machine import library_versions
 from utils.reports.schema import SIZES, AtThreshold, Report, Row
@@ -33,13 +34,12 @@ from utils.trt.engine_file import EngineNote
 if TYPE_CHECKING:
     import torch
 
-    from utils.evaluation.data_yaml import DataConfig
     from utils.jobs.options import ValOptions
 
 logger = logging.getLogger(__name__)
 
 SAME = ("batch_size", "iou_thres", "max_det", "workers", "rect", "single_cls", "save_txt", "save_conf", "verbose",
-        "limit", "upsample_masks", "overlap", "groups")  # fields of EvalConfig that are options  # fmt: skip
+        "limit", "upsample_masks", "overlap", "groups", "unlabelled")  # of EvalConfig that are options  # fmt: skip
 STUDY_SIZES = tuple(range(256, 1536 + 128, 128))  # those of upstream's val.py
 
 
@@ -50,8 +50,16 @@ def run(options: ValOptions, command: str, folder: Path) -> Report:
         InputError: or one of its kinds: the file or the dataset cannot be used, or they do not fit each other.
     """
     file = Path(options.network)
-    with open_runner(file, select_device(options.device)) as runner:
-        options = options.model_copy(update={"data": dataset_of(options.data, runner.metadata.get("data"), file)})
+    with ExitStack() as stack:
+        runner = stack.enter_context(open_runner(file, select_device(options.device)))
+        known = {file: runner.metadata.get("data")}
+        if options.reference:
+            float_file = Path(options.reference)
+            if (kind := stage(float_file)) != "float" and not kind.endswith(("FP16", "FP32")):
+                raise InputError(f"--reference {float_file} is {kind}; expected the float network")
+            float_runner = stack.enter_context(open_runner(float_file, runner.device))
+            known[float_file] = float_runner.metadata.get("data")
+        options = options.model_copy(update={"data": dataset_of(options.data, known)})
         data = load_data(options.data or "", options.strict_labels)
         configs = make_configs(options, runner)
         if options.overlap and runner.device.type != "cuda":
@@ -59,7 +67,11 @@ def run(options: ValOptions, command: str, folder: Path) -> Report:
         report = Report(command=command, title="Evaluation", data=str(options.data))
         reference, results = None, []
         if options.reference:
-            reference = evaluate_reference(options, runner, data, configs[0], report)
+            plan = InputPlan.of(runner, configs[0].imgsz, configs[0].batch_size, rect=options.rect)
+            config = replace(configs[0], imgsz=plan.imgsz, save_json=False, save_txt=False)
+            result = evaluate(float_runner, data, config, name=float_file.stem, as_reference=True)
+            report.add(make_row(float_runner, config, result, float_file, "float", result.seconds))
+            reference = result.reference
         for config in configs:
             result = evaluate(runner, data, config, out_dir=folder, name=file.stem, reference=reference)
             report.add(make_row(runner, config, result, options.network, stage(file), result.seconds))
@@ -75,25 +87,6 @@ def run(options: ValOptions, command: str, folder: Path) -> Report:
         logger.info("\n%s", terminal_table(report))
     logger.info("results: %s", folder)
     return report
-
-
-def evaluate_reference(
-    options: ValOptions, runner: Runner, data: DataConfig, config: EvalConfig, report: Report
-) -> Reference | None:
-    """Evaluate the float network of `--reference` as the network in `runner` will be, and add its row to the report.
-
-    Raises:
-        InputError: it cannot be used, or is quantized.
-    """
-    file = Path(options.reference or "")
-    if (kind := stage(file)) != "float" and not kind.endswith(("FP16", "FP32")):
-        raise InputError(f"--reference {file} is {kind}; expected the float network")
-    plan = InputPlan.of(runner, config.imgsz, config.batch_size, rect=config.rect)
-    config = replace(config, imgsz=plan.imgsz, save_json=False, save_txt=False)
-    with open_runner(file, runner.device) as float_runner:
-        result = evaluate(float_runner, data, config, name=file.stem, as_reference=True)
-        report.add(make_row(float_runner, config, result, file, "float", result.seconds))
-    return result.reference
 
 
 def make_configs(options: ValOptions, runner: Runner) -> list[EvalConfig]:
@@ -217,7 +210,7 @@ def ap_with(config: EvalConfig, result: EvalResult, runner: Runner | None = None
     side = mask_frame(runner) if runner is not None and result.masks is not None else None
     inside = f"{nms_words(runner)} in the file" if runner is not None and has_nms(runner) else ""
     marks = {
-        plural(result.images, "image"): config.limit is not None,
+        plural(result.images, "image"): result.limited,
         AGREEMENT: config.unlabelled,
         f"split {config.split}": config.split != usual.split,
         f"confidence {config.conf_thres:g}": config.conf_thres != AP_CONFIDENCE,
@@ -235,10 +228,8 @@ def ap_with(config: EvalConfig, result: EvalResult, runner: Runner | None = None
 def warn_of_a_cut_curve(config: EvalConfig) -> None:
     """Say so when the confidence threshold leaves out detections that AP counts."""
     if config.conf_thres > AP_CONFIDENCE:
-        logger.warning(
-            "AP is only comparable at --conf-thres %g; this is %g: the curve is cut off",
-            AP_CONFIDENCE, config.conf_thres,
-        )  # fmt: skip
+        what = "AP is only comparable at --conf-thres %g; this is %g: the curve is cut off"
+        logger.warning(what, AP_CONFIDENCE, config.conf_thres)
 
 
 def lost_by_qat(rows: Sequence[Row]) -> str:

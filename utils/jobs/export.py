@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import onnx
+import torch
 from google.protobuf.message import DecodeError
 
 from utils.core.device import select_device
@@ -30,10 +31,14 @@ from utils.onnx_graph.view import metadata_of
 logger = logging.getLogger(__name__)
 
 
-def engine_commands(_network: Network, _config: ExportConfig, results: Sequence[ExportResult]) -> Iterator[str]:
-    """The commands that build engines of exported files, for the folder in which the program runs."""
+def engine_commands(network: Network, _config: ExportConfig, results: Sequence[ExportResult]) -> Iterator[str]:
+    """What comes next, for the folder in which the program runs: without a GPU first what can be done here."""
     script = os.path.relpath(Path(__file__).resolve().parents[2] / "scripts/generate_trt_engine.sh")
-    yield from (f"next: {shlex.join([script, str(result.path)])}" for result in results)
+    here = not torch.cuda.is_available()
+    for path in (str(result.path) for result in results):
+        if here:
+            yield f"next: {shlex.join(['python', 'val_trt.py', path, '--data', network.data or 'DATA.yaml'])}"
+        yield f"{'then, on the machine with the GPU' if here else 'next'}: {shlex.join([script, path])}"
 
 
 def output_files(
@@ -140,7 +145,7 @@ def refuse_flags_of_masks(network: Network, weights: str, flags: Sequence[str]) 
 
 def export_lines(network: Network, config: ExportConfig, result: ExportResult) -> list[str]:
     """What was written, and whether a Q/DQ graph has its properties."""
-    kind = {"qat": "QAT", "ptq": "PTQ", "float": "standard"}[network.kind]
+    kind = {"qat": "QAT", "ptq": "PTQ", "float": "not quantized"}[network.kind]
     floats = "FP16" if config.half else "FP32"
     typing = f"INT8 and {floats} ({config.typing}ly typed)" if network.quantized else floats
     taken = "" if config.input.kind == "float" else f"{config.input.kind} "

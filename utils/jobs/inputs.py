@@ -115,7 +115,9 @@ class Inputs(Generic[Kind]):
         check_classes(options.weights, source.names, data)
         data.read("train", progress=True)
         if needs_labels(options, recipe):
-            check_labelled(data)
+            images = data.read("val", progress=True).images
+            if not any(image.labelled for image in images):
+                raise unlabelled("val", images[0].path)
         elif options.unlabelled and getattr(options, "qat", "auto") == "auto":  # calibrate and sensitive, too
             data.paths("val")
         hyp = read_hyp(options.hyp) if options.hyp else None
@@ -131,10 +133,10 @@ class Inputs(Generic[Kind]):
         placement.check(plan, recipe)
         imgsz = fitting_size(options.imgsz or 640, source.stride)
         held_out = choose_held_out(data, recipe.finetune.held_out)
-        images = min(recipe.calibration.images, len(data.read("train").images))
-        if images < FEW_IMAGES:
+        number = min(recipe.calibration.images, len(data.read("train").images))
+        if number < FEW_IMAGES:
             what = "calibration has %s; with fewer than %d AP is a matter of chance (docs/recipe.md has a table)"
-            logger.info(what, plural(images, "image"), FEW_IMAGES)
+            logger.info(what, plural(number, "image"), FEW_IMAGES)
         teacher = load_teacher(options.teacher, source, recipe) if isinstance(options, QuantizeOptions) else None
         return cls(options, recipe, source, plan, data, device, imgsz, held_out, hyp, teacher, profile)
 
@@ -221,7 +223,7 @@ def from_training(options: AnyOptions, source: upstream.FloatCheckpoint | Quanti
     elif known not in (None, options.imgsz):
         size, own = size_text(options.imgsz), size_text(known or 640)
         logger.info("--imgsz %s was given, and %s was %s at %s", size, weights, trained, own)
-    data = dataset_of(options.data, source.data, weights)
+    data = dataset_of(options.data, {Path(weights): source.data})
     return options.model_copy(update={"imgsz": options.imgsz or known or 640, "data": data})
 
 
@@ -325,13 +327,6 @@ def check_classes(weights: str | Path, names: Mapping[int, str], data: DataConfi
         )
 
 
-def check_labelled(data: DataConfig) -> None:
-    """Raises `DataError` when there are no validation images, or none of them has a label file: AP needs labels."""
-    images = data.read("val", progress=True).images
-    if not any(image.labelled for image in images):
-        raise unlabelled("val", images[0].path)
-
-
 def fitting_size(imgsz: int | tuple[int, int], stride: int) -> int | tuple[int, int]:
     """A side, or (height, width), in pixels, rounded up to multiples of the stride, as evaluation does, with a warning.
 
@@ -366,9 +361,8 @@ def read_profile(path: str | Path) -> Profile:
         rows = content["layers"] if isinstance(content, dict) else content
         found = [(str(row["name"]), float(row["ms"])) for row in rows if row["ms"] is not None]
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise InputError(
-            f"--profile {path}: {error}; expected ENGINE.layers.json, as scripts/inspect_engine.py writes it"
-        ) from error
+        what = "expected ENGINE.layers.json, as scripts/inspect_engine.py writes it"
+        raise InputError(f"--profile {path}: {error}; {what}") from error
     if not found or sum(ms for _, ms in found) <= 0:
         raise InputError(f"--profile {path} holds no layer time")
     return found

@@ -9,6 +9,7 @@ import importlib.util
 import json
 import logging
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,6 +88,7 @@ class Network:
         recipe: of a quantized network, None for a float one.
         kind: 'float'; 'ptq': calibrated; 'qat': finetuned, too.
         imgsz: side, or (height, width), that it was calibrated or trained at, in pixels; None where it is not known.
+        data: the dataset's YAML that it was calibrated or trained with; None where it is not known.
     """
 
     model: nn.Module
@@ -97,6 +99,7 @@ class Network:
     kind: str
     task: Task = DETECT
     imgsz: int | tuple[int, int] | None = None
+    data: str | None = None
 
     @property
     def quantized(self) -> bool:
@@ -128,33 +131,35 @@ def load_network(weights: str | Path, device: torch.device) -> Network:
         kind = "ptq" if quantized.extra.get("stage") == "PTQ" else "qat"
         task = task_of_head(quantized.model.model[-1])
         model = quantized.model.to(device)
-        return Network(
-            model, quantized.names, quantized.stride, _head(model), quantized.recipe, kind, task, quantized.imgsz
-        )
+        return Network(model, quantized.names, quantized.stride, _head(model), quantized.recipe, kind, task,
+                       quantized.imgsz, quantized.data)  # fmt: skip
     source = upstream.load_float(weights, auxiliary=True)
     head = _head(source.model)
     if head == TRAINING_HEAD:
         source = reparam.convert(source, reparam.derive(source.yaml))
     model = upstream.call_fused(upstream.fuse(source.model)).to(device)
-    return Network(model, source.names, source.stride, head, None, "float", task_of_head(model.model[-1]), source.imgsz)
+    return Network(model, source.names, source.stride, head, None, "float", task_of_head(model.model[-1]),
+                   source.imgsz, source.data)  # fmt: skip
 
 
 def _head(model: Any) -> str:
     return str(model.yaml["head"][-1][2])
 
 
-def dataset_of(data: str | None, own: str | None, weights: str | Path) -> str:
-    """The dataset's YAML: that of `--data`, or else the weights' own, which is said.
+def dataset_of(data: str | None, known: Mapping[Path, str | None]) -> str:
+    """The dataset's YAML: `--data`'s, or the first there is of `known` (network → its own, or None), which is said.
 
     Raises:
-        InputError: `--data` was not given, and the weights name no dataset that is there.
+        InputError: `--data` was not given, and no network knows a dataset that is there.
     """
-    if data is None and own and os.path.isfile(own):
-        logger.info("--data %s, as %s says", own, weights)
-    elif data is None:
-        why = f"{own} of {weights} is not there" if own else f"{weights} does not say its own"
-        raise InputError(f"--data was not given, and {why}; give the dataset's YAML")
-    return data or own or ""
+    if data is not None:
+        return data
+    for network, own in known.items():
+        if own and os.path.isfile(own):
+            logger.info("--data %s, as %s says", own, network)
+            return own
+    why = (f"{own} of {name} is not there" if own else f"{name} does not say its own" for name, own in known.items())
+    raise InputError(f"--data was not given, and {' and '.join(why)}; give the dataset's YAML")
 
 
 def open_runner(path: str | Path, device: torch.device | str = "cpu") -> Runner:

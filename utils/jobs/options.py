@@ -64,6 +64,9 @@ class QatOptions(RunFolderOptions, DeviceOptions):
     imgsz: InputSize | None = size_option("that of the weights' training or calibration, else 640")
     workers: Workers = option(8, "processes that read images, at most, for each GPU", metavar="N")
     strict_labels: bool = strict_labels_option()
+    unlabelled: bool = option(
+        False, "the images have no labels: AP is that with the float network's detections as labels"
+    )
 
 
 class CalibratingOptions(QatOptions):
@@ -78,9 +81,6 @@ class CalibratingOptions(QatOptions):
         None, "upstream's YAML of augmentation, for QAT's images (default: no augmentation)", group=RECIPE,
         metavar="FILE",
     )  # fmt: skip
-    unlabelled: bool = option(
-        False, "the images have no labels: AP is that with the float network's detections as labels", group="the run"
-    )
 
     def merged_recipe(self) -> Recipe:
         """The recipe of a run: the default, then `--recipe`'s file, then what the command line says.
@@ -254,6 +254,7 @@ class CalibrateOptions(CalibratingOptions):
     AP of each method comes from one pass of statistics; what --recipe says about methods is replaced.
     """
 
+    HIDDEN = ("hyp",)
     WRITTEN = ("calibration.json", RECIPE_FILE, "report.*", "*.png")
     project: str = project_option("runs/qat_calibrate")
     num_image: Count = option(200, "validation images, evenly spread over the split", group="the run", metavar="N")
@@ -267,6 +268,7 @@ class SensitiveOptions(MethodOptions):
     what pays.
     """
 
+    HIDDEN = ("hyp",)
     WRITTEN = ("state.json", "summary-sensitive-analysis.json", "*.png", RECIPE_FILE, "report.*")
     project: str = project_option("runs/qat_sensitive")
     num_image: Count = option(200, "validation images, evenly spread over the split", group="the run", metavar="N")
@@ -357,6 +359,9 @@ class ValOptions(RunFolderOptions, DeviceOptions):
         None, "the float network (.pt, .onnx or engine), which is evaluated first: differences, agreement with its "
         "detections, and what is missed at its threshold", metavar="FILE",
     )  # fmt: skip
+    unlabelled: bool = option(
+        False, "the images have no labels: AP is that with the detections of --reference as labels"
+    )
     overlap: bool = option(
         False, "let the network compute the next images during NMS and matching (on a GPU); times of parts overlap too"
     )

@@ -43,7 +43,7 @@ from utils.jobs.evaluate import FLOAT_MODEL, Measurer, without_tables
 from utils.jobs.evaluate_file import lost_by_qat
 from utils.jobs.inputs import HELD_OUT, Inputs, image_batches
 from utils.jobs.options import QuantizeOptions
-from utils.jobs.run_state import STOPPED, Best, RunState, checkpoint_name, open_run, weights_folder
+from utils.jobs.run_state import STOPPED, Best, RunState, checkpoint_name, open_run
 from utils.reports import figures, tables
 from utils.reports.schema import AP, BEST_PTQ, Epoch, Range, Report, Row
 
@@ -69,7 +69,8 @@ def run(options: QuantizeOptions) -> Report:
         if not state.finished:
             if session.measures and not inputs.options.no_eval_origin:
                 # a resumed run, too: the others are compared with its detections
-                session.evaluate_float()
+                result = session.measurer.measure(session.float_model, FLOAT_MODEL, as_reference=True)
+                session.save(session.measurer.row("float", inputs.options.weights, result, result.seconds))
             if state.checkpoint:
                 student = checkpoint.load_quantized(session.weights / state.checkpoint).model.to(inputs.device)
             else:
@@ -99,7 +100,7 @@ class Session:
     def __init__(self, folder: Path, state: RunState, inputs: Inputs[QuantizeOptions]) -> None:
         self.folder, self.state, self.inputs, self.options = folder, state, inputs, inputs.options
         self.recipe = inputs.recipe  # with the calibration method that `auto` has chosen
-        self.weights, self.stem = weights_folder(folder), Path(self.options.weights).stem  # which names files
+        self.weights, self.stem = folder / "weights", Path(self.options.weights).stem  # which names files
         self.float_model = upstream.call_fused(inputs.network())
         self.measurer = Measurer.of(inputs)
         # without labels, AP is that with the float network's detections, which have to be known
@@ -112,12 +113,6 @@ class Session:
         """The file to export."""
         best = self.state.best.file if self.options.qat == "never" and self.state.best else None
         return self.weights / (best or checkpoint_name("qat_best", self.stem))
-
-    def evaluate_float(self) -> None:
-        """Evaluate the float model."""
-        began = time.perf_counter()
-        result = self.measurer.measure(self.float_model, FLOAT_MODEL, as_reference=True)
-        self.save(self.measurer.row("float", self.options.weights, result, time.perf_counter() - began))
 
     def place_and_calibrate(self) -> nn.Module:
         """A copy of the float model with quantizers, and ranges from training images as validation sees them."""
@@ -265,11 +260,11 @@ class Session:
 
     def verdict(self, report: Report) -> str:
         """The last lines of the program: which file to use, and why."""
-        best = self.state.best
+        best, trained = self.state.best, self.state.history or self.state.stopped
         if best is None or self.options.qat == "never":
             return f"quantized: {self.final}"
         score = "" if best.score is None else f", {best.score}"
-        ptq = "the PTQ state, which no epoch beat by two standard errors" if self.state.trained else "the PTQ state"
+        ptq = "the PTQ state, which no epoch beat by two standard errors" if trained else "the PTQ state"
         origin = ptq if best.epoch is None else f"epoch {best.epoch}"
         lost = lost_by_qat(report.rows)
         return f"best: {self.final} ({origin}{score})" + (f"\n{lost}" if lost else "")
@@ -345,7 +340,8 @@ class Training:
         else:
             self.ptq = self._measure()
             seen = HELD_OUT[bool(inputs.held_out)]
-            logger.info("PTQ: loss %.4g on %d training images, %s", self.ptq.value, len(self.ptq.terms), seen)
+            what = "PTQ: loss %.4g on %d training images, %s; in the first epochs the loss often rises"
+            logger.info(what, self.ptq.value, len(self.ptq.terms), seen)
 
     def epoch(self, number: int) -> dict[str, float]:
         """Train an epoch on images whose order and augmentation depend on nothing but the seed and the epoch.

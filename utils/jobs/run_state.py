@@ -119,7 +119,7 @@ class RunState:
     def save(self, folder: Path) -> None:
         """Write the state; a reader sees the old one or the new one."""
         content = {**vars(self), "best": self.best and self.best.to_dict()}
-        save_torch(marked(content, STATE_VERSION), weights_folder(folder) / STATE_FILE)
+        save_torch(marked(content, STATE_VERSION), folder / self.FILE)
 
     @classmethod
     def load(cls, folder: Path) -> RunState:
@@ -131,7 +131,7 @@ class RunState:
         """
         from utils.core import checkpoints
 
-        path = weights_folder(folder) / STATE_FILE
+        path, weights = folder / cls.FILE, folder / "weights"
         if not path.is_file():
             raise InputError(
                 f"{folder} holds no run to resume: {path} does not exist; give the folder of a quantize run"
@@ -140,11 +140,8 @@ class RunState:
         best = content.pop("best")
         state = cls(**content, best=best and Best.from_dict(best))
         for name in (state.checkpoint, state.best and state.best.file):
-            if name and not (weights_folder(folder) / name).is_file():
-                raise CheckpointError(
-                    f"{weights_folder(folder) / name} is gone, and the run continues from it; {START_AGAIN}"
-                )
-        weights = weights_folder(folder)
+            if name and not (weights / name).is_file():
+                raise CheckpointError(f"{weights / name} is gone, and the run continues from it; {START_AGAIN}")
         written, stem = path.stat().st_mtime_ns, glob.escape(Path(state.options["weights"]).stem)
         patterns = (f"ptq_*{stem}.pt", f"qat_ep_*{stem}.pt", ".*.pt")
         for file in {file for pattern in patterns for file in weights.glob(pattern)}:
@@ -152,11 +149,6 @@ class RunState:
                 logger.info("removing %s, left by the interrupted step", file)
                 file.unlink()
         return state
-
-    @property
-    def trained(self) -> bool:
-        """Whether QAT has begun: an epoch has ended, or was stopped."""
-        return bool(self.history or self.stopped)
 
     def summary(self) -> str:
         """What is done, in words."""
@@ -252,11 +244,6 @@ def unmarked(content: Any, version: int, path: Path) -> dict[str, Any]:
 def _options_hash(content: Mapping[str, Any]) -> str:
     text = json.dumps([content.get("options"), content.get("recipe")], default=str)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def weights_folder(run: Path) -> Path:
-    """Where a run keeps its checkpoints."""
-    return run / "weights"
 
 
 def checkpoint_name(step: str, stem: str, score: Score | None = None) -> str:

@@ -36,6 +36,7 @@ from utils.evaluation.images import (
     is_stream,
     is_video,
     open_video,
+    read_header,
     shown,
     target_names,
 )
@@ -159,7 +160,7 @@ def show(
     targets = [folder / name for name in target_names(sources)]
     refuse_overwrite([*targets, folder / "detections.json"], sources, "choose another --name or --project")
     writer = TextWriter(folder / "labels", scores, sources) if texts else None
-    counts, drawings, results = Counter[str](), list[Path](), list[str]()
+    counts, drawings, results, damaged = Counter[str](), list[Path](), list[str](), list[str]()
 
     def draw(image: np.ndarray, frame: int = 0) -> np.ndarray:
         drawn, rows = artist.draw(image)
@@ -184,6 +185,8 @@ def show(
                     text, stopped = draw_video(draw, path, target, progress)
                 elif (image := decode(path)) is not None:
                     write_bytes(target, cv2.imencode(target.suffix, draw(image))[1].tobytes())
+                    if "://" not in path and isinstance(reason := read_header(path), str):
+                        damaged.append(reason)
                 else:
                     raise DataError(f"{shown(path)} cannot be decoded")
             except DataError as error:
@@ -202,6 +205,8 @@ def show(
         if drawings:
             if coco:
                 write_text(folder / "detections.json", "[\n" + ",\n".join(results) + "\n]\n")
+            if damaged:
+                logger.warning("drawn, though evaluation leaves them out: %d; first: %s", len(damaged), damaged[0])
             speeds = ", ".join(f"{value:.1f} ms {part}" for part, value in artist.detector.milliseconds().items())
             logger.info("%d of %d files drawn; %s per image", len(drawings), len(sources), speeds)
     return drawings
@@ -316,9 +321,6 @@ def quit_typed() -> bool:
         if os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp() and select.select([sys.stdin], [], [], 0)[0]:
             return sys.stdin.readline().strip().lower() == "q"
     return False
-
-
-# --- for report pages ------------------------------------------------------------------------------------------------
 
 
 def collect_samples(

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from utils.core.errors import InputError
 from utils.core.files import write_bytes
-from utils.core.score import Difference
 from utils.reports import figures
 from utils.reports.detections import detection_sheet
 from utils.reports.schema import AP, Report
@@ -74,6 +74,9 @@ def page(report: Report) -> str:
         charts[f"{'AP' if name == 'ap_per_epoch' else 'Loss'} after each epoch of QAT"] = as_data_uri(figure, "svg")
     if sum(bool(row.f1) for row in report.rows) > 1:
         charts["Which confidence threshold"] = as_data_uri(figures.f1_curves(report), "svg")
+    for name, file in report.charts.items():
+        if os.path.isfile(file):
+            charts[name] = f"data:image/png;base64,{base64.b64encode(Path(file).read_bytes()).decode()}"
     versions: dict[str, set[str]] = {}
     for row in report.rows:
         for name, value in row.versions.items():
@@ -104,9 +107,10 @@ def page(report: Report) -> str:
         headers=headers(report),
         rows=[
             (row, (name, *cells(report, row)[1:]), not_compared(report, row),
-             {column: _tone(report.difference(row, ap)) for column, ap in zip(differences, AP, strict=False)})
+             {column: "up" if difference.value > 0 else "down" for column, ap in zip(differences, AP, strict=False)
+              if (difference := report.difference(row, ap)) and difference.significant})
             for name, row in zip(names, report.rows, strict=True)
-        ],  # with the styles of differences, by column
+        ],  # with the styles of differences that are more than noise, by column
         remarks=remarks(report),
         against=against_float(report),
         threshold_advice=threshold_advice(report) if report.rows else "",
@@ -145,38 +149,32 @@ def without_folders(text: str, path: bool = False) -> str:
     return re.sub(r"'/[^'\n]*/|(?<![^\s=(\"])/(?:[^\s'\"]*/)?(?=[^\s/])", lambda m: "'" * m[0].startswith("'"), text)
 
 
-def _tone(difference: Difference | None) -> str:
-    """The style of an AP difference: none for one that its standard error may explain."""
-    if difference is None or not difference.significant:
-        return ""
-    return "up" if difference.value > 0 else "down"
-
-
 def as_data_uri(figure: Figure, kind: str, dpi: int = 150) -> str:
     """A figure as the address of an image that lies in the page itself; `kind` is one of MIME."""
     return f"data:{MIME[kind]};base64,{base64.b64encode(figures.render(figure, kind, dpi)).decode('ascii')}"
 
 
-def merged(reports: Sequence[Report]) -> Report:
-    """One report of several runs: all commands, rows and notes, and the first history, ranges and samples there are.
+def merged(reports: Mapping[Path, Report]) -> Report:
+    """One report of several runs by file: all commands, rows, charts and notes, the first history, ranges and samples.
 
     Raises:
         ValueError: there is no report.
     """
     if not reports:
         raise ValueError("there is no report to merge")
-    result = reports[0].model_copy(
+    result = next(iter(reports.values())).model_copy(
         update={
-            "command": "\n".join(dict.fromkeys(report.command for report in reports)),
+            "command": "\n".join(dict.fromkeys(report.command for report in reports.values())),
             "rows": [],
-            "history": next((report.history for report in reports if report.history), []),
-            "ranges": next((report.ranges for report in reports if report.ranges), []),
-            "samples": next((report.samples for report in reports if report.samples), []),
-            "splits": list({str(split): split for report in reports for split in report.splits}.values()),
-            "notes": list(dict.fromkeys(note for report in reports for note in report.notes)),
+            "history": next((report.history for report in reports.values() if report.history), []),
+            "ranges": next((report.ranges for report in reports.values() if report.ranges), []),
+            "samples": next((report.samples for report in reports.values() if report.samples), []),
+            "splits": list({str(split): split for report in reports.values() for split in report.splits}.values()),
+            "charts": {name: file for report in reports.values() for name, file in report.charts.items()},
+            "notes": list(dict.fromkeys(note for report in reports.values() for note in report.notes)),
         }
     )
-    for report in reports:
+    for path, report in reports.items():
         for row in report.rows:
-            result.add(row)
+            result.add(row.model_copy(update={"run": str(path.parent)} if len(reports) > 1 else {}))
     return result

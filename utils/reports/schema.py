@@ -125,6 +125,7 @@ class Row(StrictModel):
         measured_on: what the numbers were measured on, e.g. `ONNX Runtime 1.31, CPU, 2 threads, batch 10`.
         ap_with: what makes AP differ from the usual one, e.g. `30 images`; rows compare where this is equal.
         input_size: of the images that went in, e.g. `640x640`; rows compare where this is equal or not known.
+        run: the folder of the run, where a report has rows of several.
         resampled_over: what resamplings draw, `images` or e.g. `12 groups`.
         agreement: AP with the float network's detections in place of labels; and on resamplings of the images.
         best_threshold: the confidence of best F1, which `precision` and `recall` belong to.
@@ -160,6 +161,7 @@ class Row(StrictModel):
     ap_by_size: dict[Annotated[str, Field(pattern="^(small|medium|large)$")], Fraction] = Field(default_factory=dict)
     input_size: Text = ""
     resampled_over: Text = "images"
+    run: Text = ""
     agreement: Fraction | None = None
     agreement_resampled: ResampledText = ""
     best_threshold: Fraction | None = None
@@ -240,6 +242,7 @@ class Report(StrictModel, frozen=False):
         samples: detections to draw side by side.
         notes: sentences for the reader: what was skipped and why, what was kept and why.
         splits: what was read of the dataset.
+        charts: heading → a PNG file to show, if it is there.
         title, data, created, hardware: the heading, the dataset, the time (UTC, ISO 8601) and the machine.
     """
 
@@ -250,6 +253,7 @@ class Report(StrictModel, frozen=False):
     samples: list[Sample] = Field(default_factory=list)
     notes: list[Text] = Field(default_factory=list)
     splits: list[SplitCounts] = Field(default_factory=list)
+    charts: dict[Text, Text] = Field(default_factory=dict)
     title: Text = "YOLOv9 quantization report"
     data: Text = ""
     created: Text = Field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))

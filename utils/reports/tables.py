@@ -66,11 +66,11 @@ def cells(report: Report, row: Row) -> tuple[str, ...]:
 
 
 def labels(report: Report) -> list[str]:
-    """A name for each row: its stage, and of rows of one stage what differs: words of the file, input size, images."""
+    """A name for each row: its stage, and of rows of one stage what differs: words of file and run, size, images."""
     names = [row.stage for row in report.rows]
     for stage in dict.fromkeys(names):
         alike = {i: row for i, row in enumerate(report.rows) if row.stage == stage}
-        words = {i: re.split(r"[-_/., ]+", f"{r.file} {r.input_size} {r.ap_with}") for i, r in alike.items()}
+        words = {i: re.split(r"[-_/., ]+", f"{r.file} {r.run} {r.input_size} {r.ap_with}") for i, r in alike.items()}
         common = set.intersection(*map(set, words.values()))
         for i, own in words.items():
             names[i] = " ".join([stage, *(word for word in own if word not in common)])[:LONGEST_NAME].strip()
@@ -120,7 +120,8 @@ def against_float(report: Report) -> tuple[str, list[tuple[str, ...]]] | None:
         rows.append((name, agreement, f"{row.best_threshold or 0:.3f}", fraction(at.precision), precision,
                      fraction(at.recall), recall, f"{at.objects - at.found} of {at.objects}"))  # fmt: skip
     heading = (
-        "Against the float network: AP with its detections as labels (agreement), and precision and recall at its "
+        "Against the float network: AP with its detections as labels (agreement; 0.995 if all are alike, since the "
+        "curve ends at precision 0), and precision and recall at its "
         f"confidence threshold of best F1, {compared[0][2].threshold:.3f} (all classes together, IoU 0.5)"
     )
     return heading, rows
@@ -205,7 +206,7 @@ def verdict(report: Report) -> tuple[str, str]:
         ".yaml": ("quantize with", ["python", "qat.py", "quantize", *of_float, "--recipe", row.file]),
     }.get(suffix, ("deploy", []))
     todo = f"{step} {row.file}"
-    if difference.significant and difference.value <= -LITTLE and row.stage != "recipe":
+    if difference.significant and difference.value <= -LITTLE and row.stage not in ("recipe", "INT8"):
         networks = [one for one in int8[: int8.index(row)] if one.file.endswith(".pt")]
         more = row.difference(networks[-1], kind) if networks else None
         if more and more.significant and more.value < 0:

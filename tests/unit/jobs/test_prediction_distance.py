@@ -10,7 +10,7 @@ import torch
 
 from utils.core.tasks import Layout, Prediction
 from utils.jobs.sensitivity import prediction_distance
-from utils.jobs.sensitivity.prediction_distance import distance, soft_overlap, weight
+from utils.jobs.sensitivity.prediction_distance import distance, weight
 
 CLASSES, COEFFICIENTS, SIZE = 3, 5, (48, 64)
 
@@ -64,11 +64,6 @@ def test_it_is_that_of_boxes_and_scores_and_what_masks_add(rows):
     assert expected > 0.1
 
 
-def test_equal_predictions_have_no_distance():
-    reference = prediction()
-    assert float(distance(reference, replace(reference, raw=reference.raw.clone()), SIZE)) < 1e-4
-
-
 def test_coefficients_are_no_scores():
     """They may be far above one: as scores they would count for everything."""
     reference = prediction()
@@ -89,10 +84,3 @@ def test_only_what_lies_in_the_box_counts_and_prototypes_do(monkeypatch):
     assert float(distance(reference, inside, SIZE)) > 0.05
     monkeypatch.setattr(prediction_distance, "BEST", 0)
     assert float(distance(reference, inside, SIZE)) < 1e-5
-
-
-def test_soft_overlap():
-    full, half = torch.ones(1, 2, 2), torch.full((1, 2, 2), 0.5)
-    assert soft_overlap(full, half).tolist() == pytest.approx([0.5], abs=1e-5)
-    assert soft_overlap(full, torch.zeros(1, 2, 2)).tolist() == pytest.approx([0.0], abs=1e-5)
-    assert soft_overlap(torch.zeros(1, 2, 2), torch.zeros(1, 2, 2)).tolist() == [1.0]

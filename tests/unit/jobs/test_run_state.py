@@ -38,7 +38,7 @@ def write(path: Path, age: float = 0.0) -> Path:
 
 
 def test_a_state_comes_back_equal(tmp_path, state):
-    weights = run_state.weights_folder(tmp_path)
+    weights = tmp_path / "weights"
     state.rows |= {"PTQ": row("PTQ"), "QAT": row("QAT")}
     state.history.append({"epoch": 0, "ap": 0.5, "ap50": 0.6, "loss": 0.1, "held_out": 0.2, "lr": 1e-6, "seconds": 1.0})
     state.files, state.checkpoint, state.best = ["a.pt"], "a.pt", Best(Score(0.5), 0, "a.pt", 0.2)
@@ -54,7 +54,7 @@ def test_a_state_comes_back_equal(tmp_path, state):
 
 
 def test_a_state_of_segmentation_comes_back_equal(tmp_path, state):
-    weights = run_state.weights_folder(tmp_path)
+    weights = tmp_path / "weights"
     state.rows |= {"PTQ": {**row("PTQ"), "mask_ap": 0.4, "mask_ap50": 0.6, "mask_precision": 0.5, "mask_recall": 0.5,
                            "mask_ap_resampled": ""}}  # fmt: skip
     state.files, state.checkpoint, state.best = ["a.pt"], "a.pt", Best(Score(0.5, 0.4), None, "a.pt", 0.2)
@@ -72,7 +72,7 @@ def test_a_state_needs_a_run(tmp_path):
 @pytest.mark.parametrize("content", [b"", b"not a pickle", None])
 def test_a_damaged_state_is_named(tmp_path, state, content):
     state.save(tmp_path)
-    path = run_state.weights_folder(tmp_path) / run_state.STATE_FILE
+    path = tmp_path / "weights" / run_state.STATE_FILE
     path.write_bytes(path.read_bytes()[:200] if content is None else content)
     with pytest.raises(CheckpointError, match=r"damaged|truncated.*; start a new run"):
         RunState.load(tmp_path)
@@ -85,7 +85,7 @@ def test_a_damaged_state_is_named(tmp_path, state, content):
 )
 def test_what_this_version_did_not_write_is_no_state(tmp_path, state, change):
     state.save(tmp_path)
-    path = run_state.weights_folder(tmp_path) / run_state.STATE_FILE
+    path = tmp_path / "weights" / run_state.STATE_FILE
     content = torch.load(path, weights_only=True)
     AnalysisState(state.options, state.recipe, "00ff").save(tmp_path)
     analysis = json.loads((tmp_path / "state.json").read_text())
@@ -110,7 +110,7 @@ def test_a_checkpoint_that_is_gone_is_named(tmp_path, state):
 @pytest.mark.parametrize("name", ["toy", "toy[2] a*"])
 def test_only_what_an_interrupted_step_left_is_removed(tmp_path, state, name):
     state.options["weights"] = f"weights/{name}.pt"
-    weights = run_state.weights_folder(tmp_path)
+    weights = tmp_path / "weights"
     weights.mkdir()
     older = write(weights / f"qat_ep_7_ap_0.9000_{name}.pt", age=3600)
     ours = write(weights / f"ptq_ap_0.5000_{name}.pt")

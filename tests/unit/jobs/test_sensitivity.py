@@ -318,10 +318,14 @@ class Pair:
         return self.unit("+".join(unit.name for unit in units))
 
 
-def test_a_search_with_any_budget_leaves_something_in_int8():
+@pytest.mark.parametrize(("spread", "chosen"), [(0.01, 1), (0.6, 0)])
+def test_a_search_with_any_budget_leaves_something_in_int8_and_chooses_nothing_where_nothing_is_lost(spread, chosen):
     ap = {frozenset("ab"): 0.1, frozenset("a"): 0.4, frozenset("b"): 0.4, frozenset(): 0.7}
+    state = AnalysisState({}, {}, "")
+    resampled = {"float": Resampled.of("a" * 32, (0.7, 0.7)), "INT8": Resampled.of("a" * 32, (0.1, 0.1 + spread))}
+    state.keep_ap("units", {}, resampled)
     passes = SimpleNamespace(
-        state=AnalysisState({}, {}, ""),
+        state=state,
         screen=lambda *_: True,
         screened=lambda units, _: {unit.name: Screened(1, 1.0, 0.5, 0.5) for unit in units},
         measure_ap=lambda _, states: ({name: ap[s.weights] for name, s in states.items()}, True),
@@ -329,8 +333,7 @@ def test_a_search_with_any_budget_leaves_something_in_int8():
     options = SensitiveOptions(granularity="quantizer", float_budget=1.0, target_drop=0.0)
     costs = lambda units: {u.name: {"macs": 0.5 * (u.name.count("+") + 1), "engine_time": None} for u in units}  # noqa: E731
     found = Search(options, Pair(), passes, costs).run()
-    assert len(found.names) == 1
-    assert found.ap == pytest.approx(0.4)
+    assert (len(found.names), found.ap) == (chosen, pytest.approx(0.4 if chosen else 0.1))
 
 
 class TestProfile:

@@ -181,23 +181,29 @@ def test_videos_of_any_rate_are_written(known, tmp_path, monkeypatch, rate, expe
     assert cv2.VideoCapture(str(written)).get(cv2.CAP_PROP_FPS) == pytest.approx(expected, abs=1e-3)
 
 
-def test_folders_images_and_videos(known, tmp_path):
+def test_folders_images_and_videos(known, tmp_path, caplog):
     samples, model = known
     folder = tmp_path / "in"
     folder.mkdir()
     for sample in samples[:3]:
         (folder / sample.path.name).write_bytes(sample.path.read_bytes())
     (folder / "broken.jpg").write_bytes(b"no image")
+    cv2.imwrite(str(folder / "cut.jpg"), np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8))
+    (folder / "cut.jpg").write_bytes((folder / "cut.jpg").read_bytes()[:-900])
     (folder / "notes.txt").write_text("no image")
     write_video(folder / "film.avi", [np.zeros((64, 64, 3), np.uint8)] * 4)
     blank = artist(model, imgsz=64, conf_thres=0.99)
     blank.draw = lambda image: (255 - image, [])
     written = show(blank, folder, tmp_path / "out", progress=False)
-    assert [path.name for path in written] == sorted(["film.mp4", *(sample.path.name for sample in samples[:3])])
+    assert [path.name for path in written] == sorted(
+        ["cut.jpg", "film.mp4", *(sample.path.name for sample in samples[:3])]
+    )
     before, after = (cv2.imread(str(root / samples[0].path.name)) for root in (folder, tmp_path / "out"))
     assert np.array_equal(after, 255 - before)
     frames = frames_of(tmp_path / "out/film.mp4")
     assert len(frames) == 4
+    (said,) = [message for message in caplog.messages if "evaluation leaves" in message]
+    assert re.search(r"out: 1; first: .*cut.jpg: .*truncated", said)
     assert min(frame.mean() for frame in frames) > 240
 
 

@@ -122,7 +122,7 @@ class TestProgram:
 
     def test_runs_are_put_together(self, tmp_path):
         report = Report(command="qat.py", rows=[make_row(ap=0.5), make_row("QAT")], notes=["one"])
-        report.history = [Epoch(epoch=0, ap=0.5)]
+        report.history, report.charts = [Epoch(epoch=0, ap=0.5)], {"a chart": "a.png"}
         report.save(tmp_path / "qat/report.json")
         report = Report(command="val_trt.py", rows=[make_row("ONNX"), make_row("QAT")], notes=["two", "one"])
         report.save(tmp_path / "onnx.json")
@@ -132,14 +132,15 @@ class TestProgram:
         report = Report.load(tmp_path / "out/report.json")
         assert [row.stage for row in report.rows] == ["float", "QAT", "ONNX"]
         assert (report.notes, report.title, report.command) == (["one", "two", "three"], "Title", "qat.py\nval_trt.py")
-        assert len(report.history) == 1
+        assert (len(report.history), report.charts) == (1, {"a chart": "a.png"})
+        assert [row.run for row in report.rows] == [str(tmp_path / "qat"), str(tmp_path), str(tmp_path)]
         assert "0.5000" in done.stdout
         assert "Title" in (tmp_path / "out" / "report.html").read_text()
 
 
 def test_nothing_to_merge():
     with pytest.raises(ValueError, match="no report"):
-        merged([])
+        merged({})
 
 
 def test_versions_come_without_importing_the_libraries():

@@ -13,8 +13,12 @@ import pytest
 from PIL import Image
 from report_examples import NASTY, make_row, resampled
 
+from utils.core.score import SplitCounts
 from utils.reports.page import page, write_html
 from utils.reports.schema import Box, Range, Report, Sample
+
+NONE = dict.fromkeys(("backgrounds", "without_a_label_file", "bad_label_lines", "clipped_labels",
+                      "boxes_among_polygons", "jpegs_with_bytes_behind_their_end"), 0)  # fmt: skip
 
 
 class _Page(html.parser.HTMLParser):
@@ -38,12 +42,17 @@ class _Page(html.parser.HTMLParser):
 
 
 @pytest.mark.usefixtures("unrendered")
-def test_the_page_holds_every_number(report):
+def test_the_page_holds_every_number(report, image):
     report.add(make_row("QAT", versions={"torch": "2.8.0"}))
-    text = " ".join(_Page(page(report)).words)
+    report.splits = [SplitCounts(name="val", images=6, objects=9, left_out=2, first={"left_out": "a.jpg"}, **NONE)]
+    report.charts = {"Sensitivity (exp)": str(image[0]), "a chart that is gone": "gone.png"}
+    shown = _Page(page(report))
+    text = " ".join(shown.words)
+    assert f"data:image/png;base64,{base64.b64encode(image[0].read_bytes()).decode()}" in shown.links
+    assert "a chart that is gone" not in text
     for word in ("0.7412", "0.7361", "-0.0051", "0.9521", "0.9432", "0.9018", "1.81 MB", "18.21", "A report",
                  "python qat.py quantize", "somewhere else", "torch: 2.11.0, 2.8.0", "a CPU", "a note",
-                 "runs/PTQ.pt"):  # fmt: skip
+                 "runs/PTQ.pt", "Sensitivity (exp)", "val: images 6, objects 9", "left out 2 (first: a"):  # fmt: skip
         assert word in text
 
 

@@ -40,16 +40,19 @@ def test_each_networks_rows_are_compared_with_its_own_float_row():
 
 
 @pytest.mark.parametrize(
-    ("files", "names"),
+    ("files", "names"),  # files, or their runs
     [
         (("w/best.onnx", "w/best-strong.onnx"), ["ONNX", "ONNX strong"]),
         (("runs/a/x.onnx", "runs/b/x.onnx"), ["ONNX a", "ONNX b"]),
         (("x.onnx", "x.onnx"), ["ONNX", "ONNX-2"]),
+        (("x.onnx in runs/qat/exp", "x.onnx in runs/qat_calibrate/exp"), ["ONNX", "ONNX calibrate"]),
         (("x.onnx",), ["ONNX"]),
     ],
 )
 def test_rows_of_one_stage_have_names_that_tell_them_apart(files, names):
-    report = Report(command="x", rows=[make_row("ONNX", file=file, measured_on=str(i)) for i, file in enumerate(files)])
+    rows = [make_row("ONNX", file=file, measured_on=str(i), run=run)
+            for i, (file, _, run) in enumerate(file.partition(" in ") for file in files)]  # fmt: skip
+    report = Report(command="x", rows=rows)
     assert labels(report) == names
     assert [
         line[: len(name) + 1].rstrip()
@@ -115,6 +118,7 @@ NOISE, LOSS, GAIN = (0.74, 0.76, 0.72), (0.71, 0.721, 0.699), (0.76, 0.771, 0.74
          "python export_qat.py --verify q.onnx"),
         ([("ONNX", "q.onnx", 0.7420, NOISE), ("TensorRT FP16", "f.engine", 0.5, LOSS),
           ("TensorRT INT8", "q.engine", 0.7420, NOISE)], "noise .* deploy q.engine", ""),
+        ([("INT8", "recipe.yaml", 0.7112, LOSS)], "quantize with recipe", "python qat.py quantize --weights 'f 1"),
         ([("QAT", "q.pt", 0.7, ())], "no standard error", "python export_qat.py"),
         ([("QAT", "q.pt", None, ())], "not known", ""),
         ([], "", ""),

@@ -158,24 +158,25 @@ def save_summary(content: Mapping[str, Any], folder: Path) -> None:
     write_text(folder / SUMMARY_FILE, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 
-def to_report(content: Mapping[str, Any], inputs: Inputs[Any], folder: Path, images: int) -> Report:
-    """The run as a report: AP of float, INT8 and the recipe on `images` images, and `lines` as notes."""
-    options, ap = inputs.options, content["ap"]
-    count = ", ".join([plural(images, "image")] + [AGREEMENT] * options.unlabelled)
+def to_report(content: Mapping[str, Any], inputs: Inputs[Any], folder: Path) -> Report:
+    """The run as a report: AP of float, INT8 and the recipe, `lines` as notes, and the chart that lies in `folder`."""
+    options, ap, part = inputs.options, content["ap"], inputs.data.read("val", inputs.options.num_image)
+    count = plural(len(part.images), "image")
+    marks = ", ".join([count] * (part.name != "val") + [AGREEMENT] * options.unlabelled)
     stages = [stage for stage in ("float", "INT8", "recipe") if ap[stage] is not None]
     rows = [
         Row(
             stage=stage, file=str(folder / RECIPE_FILE) if stage == stages[-1] else options.weights, ap=ap[stage],
             ap_resampled=content["ap_resampled"].get(stage, ""), ap50=None, precision=None, recall=None, seconds=None,
             device=device_name(inputs.device), versions=content["versions"], size_bytes=None, ms_per_image=None,
-            measured_on=f"PyTorch, {device_name(inputs.device)}; {count}", ap_with=count,
+            measured_on=f"PyTorch, {device_name(inputs.device)}; {marks or count}", ap_with=marks,
             input_size="{}x{}".format(*height_width(inputs.imgsz)),
         )
         for stage in stages
     ]  # fmt: skip
     return Report(
         command=content["command"], title="Sensitivity of layers", data=options.data, rows=rows, notes=lines(content),
-        splits=inputs.data.counts(),
+        splits=inputs.data.counts(), charts={f"Sensitivity ({folder.name})": str(folder / CHART_FILE)},
     )  # fmt: skip
 
 
@@ -202,7 +203,7 @@ def lines(content: Mapping[str, Any]) -> list[str]:
         found.append(f"The rank correlation of score and AP is {spearman}.")
     found += [f"note: {note}" for note in content["notes"]]
     if not lost.significant:
-        found.append("INT8 loses no AP that these images can show, so that no recipe may be needed.")
+        found.append("INT8 loses no AP that these images can show, so that no recipe is needed.")
     share = f" (this run added {recipe['cost']:.1%} of the cost)" if recipe["units"] else ""
     found.append(
         f"The recipe keeps {', '.join(recipe['float']) or 'nothing'} in float{share}, because {recipe['why']}."
@@ -210,8 +211,6 @@ def lines(content: Mapping[str, Any]) -> list[str]:
     if ap["recipe"] is not None:
         gain = Difference(ap["recipe"] - ap["INT8"], errors["recipe to INT8"])
         found.append(f"Placed and calibrated anew, its AP is {ap['recipe']:.5f} ({gain} against INT8).")
-        if not gain.significant:
-            found.append("That is no measurable gain over INT8: the difference is below two standard errors.")
     if unsure := [name for name, one in gains.items() if name in recipe["units"] and not one.significant]:
         found.append(f"By themselves, these units gain no measurable AP: {', '.join(unsure)}.")
     return found

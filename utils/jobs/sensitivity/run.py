@@ -23,16 +23,16 @@ from models.quantize.partial_forward import Layerwise
 from models.quantize.recipe import Recipe
 from utils import upstream
 from utils.core.options import height_width
-from utils.core.score import AGREEMENT
+from utils.core.score import AGREEMENT, Difference, difference_error
 from utils.jobs.evaluate import FLOAT_MODEL, Measurer, warn_of_low_ap, without_tables
 from utils.jobs.inputs import Inputs
 from utils.jobs.options import RECIPE_FILE, SensitiveOptions
 from utils.jobs.run_state import open_run
 from utils.jobs.sensitivity import report
 from utils.jobs.sensitivity.report import AnalysisState
-from utils.jobs.sensitivity.search import FLOAT, Clock, Passes, Search, Selection
+from utils.jobs.sensitivity.search import FLOAT, INT8, Clock, Passes, Search, Selection
 from utils.jobs.sensitivity.units import Costs, Units
-from utils.reports.page import JSON_NAME
+from utils.reports.page import PAGE_NAME, write_all
 from utils.reports.tables import verdict
 
 if TYPE_CHECKING:
@@ -68,16 +68,32 @@ def run(options: SensitiveOptions) -> dict[str, Any]:
         warn_of_low_ap(search.ap[FLOAT])
         patterns = (pattern for name in chosen.names for pattern in search.units[name].patterns)
         recipe = inputs.recipe.replace(float=tuple(dict.fromkeys((*inputs.recipe.float, *patterns))))
-        recipe.save(folder / RECIPE_FILE, chosen.why)
-        name = ", ".join(sorted(recipe.float))
-        if chosen.names and name not in state.ap.setdefault("recipe", {}) and not clock.over():
+        name, known = ", ".join(sorted(recipe.float)), state.ap.setdefault("recipe", {})
+        if chosen.names and name not in known and not clock.over():
             measure_recipe(recipe, name, inputs, state)
             state.save(folder)
-        summary = summarize_run(state, inputs, search, chosen, recipe)
+        recipe_ap = known.get(name) if chosen.names else None
+        resampled = None if recipe_ap is None else state.resampled("recipe").get(name)
+        if recipe_ap is not None:
+            gain = Difference(recipe_ap - search.ap[INT8], difference_error(resampled, search.resampled.get(INT8)))
+            if gain.value < 0 or not gain.significant:
+                found = f"{', '.join(chosen.names)} in float ({chosen.cost:.1%} of the cost), calibrated anew,"
+                search.notes.append(f"{found} gain {gain} AP over INT8, which these images cannot show")
+                chosen = Selection((), search.ap[INT8], 0.0, "what was found gains no measurable AP")
+                recipe, recipe_ap, resampled = inputs.recipe, None, None
+            elif chosen.ap >= search.ap[FLOAT] - options.target_drop > recipe_ap:
+                lost = search.ap[FLOAT] - recipe_ap
+                search.notes.append(f"calibrated anew, the recipe loses {lost:.4f}, more than with the ranges before")
+        notes = ["every AP here is the mean of box and mask AP"] if inputs.has_masks else []
+        if options.unlabelled:
+            notes = [f"every AP here is that of boxes with {AGREEMENT}"]
+        notes += search.notes
+        recipe.save(folder / RECIPE_FILE, chosen.why)
+        summary = report.summarize_search(state, search, chosen, recipe.float, recipe_ap, resampled, notes)
         report.save_summary(summary, folder)
-        measured = report.to_report(summary, inputs, folder, len(loader.dataset))
-        measured.save(folder / JSON_NAME)
-    logger.info("\n%s\n\n%s\n%s\nresult: %s", "\n".join(measured.notes), *verdict(measured), folder)
+        measured = report.to_report(summary, inputs, folder)
+        write_all(measured, folder)
+    logger.info("\n%s\n\n%s\n%s\nreport: %s", "\n".join(measured.notes), *verdict(measured), folder / PAGE_NAME)
     return summary
 
 
@@ -102,20 +118,3 @@ def measure_recipe(recipe: Recipe, name: str, inputs: Inputs[SensitiveOptions], 
     result = measurer.measure(model, "the recipe")
     resampled = result.statistics.score_resampled() if result.statistics else None
     state.keep_ap("recipe", {name: result.score.decides}, {name: resampled})
-
-
-def summarize_run(
-    state: AnalysisState, inputs: Inputs[SensitiveOptions], search: Search, chosen: Selection, recipe: Recipe
-) -> dict[str, Any]:
-    """The result of a run, with notes on what limits it."""
-    name = ", ".join(sorted(recipe.float))
-    recipe_ap = state.ap["recipe"].get(name) if chosen.names else None
-    notes = ["every AP here is the mean of box and mask AP"] if inputs.has_masks else []
-    if inputs.options.unlabelled:
-        notes = [f"every AP here is that of boxes with {AGREEMENT}"]
-    notes += search.notes
-    if recipe_ap is not None and chosen.ap >= search.ap[FLOAT] - inputs.options.target_drop > recipe_ap:
-        lost = search.ap[FLOAT] - recipe_ap
-        notes.append(f"calibrated anew, the recipe loses {lost:.4f}, more than with the ranges it was found with")
-    resampled = state.resampled("recipe").get(name)
-    return report.summarize_search(state, search, chosen, recipe.float, recipe_ap, resampled, notes)

@@ -18,7 +18,7 @@ import torch
 
 from models.quantize.finetune import as_input
 from models.quantize.partial_forward import Layerwise, Run, State
-from utils.core.score import Resampled
+from utils.core.score import Difference, Resampled, difference_error
 from utils.core.text import plural
 from utils.evaluation.batch import Batch, RaggedBatch
 from utils.evaluation.loop import add_detections, detections_of
@@ -254,11 +254,14 @@ class Search:
         if not self._measure("units", whole | {unit.name: unit.in_float for unit in confirmed}):
             self.notes.append("--budget ended the measuring of AP early: it is of fewer images, or missing")
             return self._choose()
+        error = difference_error(self.resampled.get(FLOAT), self.resampled.get(INT8))
+        lost = Difference(self.ap[FLOAT] - self.ap[INT8], error)
+        if not lost.significant:
+            return Selection((), self.ap[INT8], 0.0, "INT8 loses no AP that these images can show")
         chosen = self._choose()
         if self._options.granularity == "quantizer":
             return chosen
-        lost = self.ap[FLOAT] - self.ap[INT8]
-        if chosen.ap - self.ap[INT8] < EXPLAINED * lost and not self._reached(chosen):
+        if chosen.ap - self.ap[INT8] < EXPLAINED * lost.value and not self._reached(chosen):
             chosen = self._with_sets() or chosen
         for _ in range(ROUNDS):
             if not self._reached(chosen) and chosen.names:

@@ -131,9 +131,8 @@ class Costs:
     def __call__(self, units: Sequence[Unit]) -> dict[str, dict[str, float | None]]:
         """Unit → its shares: `macs`, and `engine_time`, None without a profile."""
         total = sum(self._macs.values()) or 1
-        times: Mapping[str, float] = {}
-        if self._profile is not None:
-            times = time_shares({unit.name: unit.patterns for unit in units}, self._profile)
+        patterns = {unit.name: unit.patterns for unit in units}
+        times = {} if self._profile is None else time_shares(patterns, self._profile)
         shares = {unit.name: sum(self._macs.get(path, 0) for path in unit.convolutions) / total for unit in units}
         return {name: {"macs": share, "engine_time": times.get(name)} for name, share in shares.items()}
 
