@@ -79,14 +79,12 @@ def main(options: EngineOptions) -> None:
         portable = ["version_compatible", "hardware_compatible", "strip_weights"]
         options.reject_unused(portable, "with --target, whose engine is for the GPUs that it names")
     need_tensorrt(options.trtexec)
-    if options.generate_graph and not options.target:
-        from utils.trt.layers import graphviz
-
-        graphviz()  # refuses before the long build
-        need_tensorrt()
     need("torch", "onnx")
-    from utils.trt import tensorrt_api
+    from utils.trt import layers, tensorrt_api
 
+    if options.generate_graph and not options.target:
+        layers.graphviz()  # refuses before the long build
+        need_tensorrt()
     device = tensorrt_api.use_device(options.device, for_engines=not options.target)
     if options.imgsz and len(options.imgsz) == 2:
         options = options.model_copy(update={"imgsz": [one_size(options.imgsz)]})
@@ -114,9 +112,7 @@ def main(options: EngineOptions) -> None:
             "layers are measured on the GPU: run scripts/inspect_engine.py %s --generate-graph there", engine.name
         )
     elif options.generate_graph:
-        from utils.jobs.inspect_engine import look_inside
-
-        look_inside(engine, draw=True, device=options.device)
+        layers.inspect_engine(engine, draw=True, device=options.device)
     if options.check and not options.target:
         compare_with_onnx(engine, options, device)
 

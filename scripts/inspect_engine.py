@@ -41,17 +41,15 @@ def main(options: InspectOptions) -> None:
     else:
         need("torch")
         need_tensorrt()
-    if options.generate_graph:
-        from utils.trt.layers import graphviz
-
-        graphviz()
-    from utils.jobs import inspect_engine
+    from utils.trt import layers
 
     draw = options.generate_graph
+    if draw:
+        layers.graphviz()  # refuses before an engine is loaded
     if recorded:
-        inspect_engine.look_at_record(options.file, draw=draw)
+        layers.inspect_record(options.file, draw=draw)
     else:
-        inspect_engine.look_inside(options.file, batch=options.batch_size, draw=draw, device=options.device)
+        layers.inspect_engine(options.file, batch=options.batch_size, draw=draw, device=options.device)
 
 
 def run(argv: Sequence[str] | None = None) -> int:

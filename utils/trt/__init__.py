@@ -3,11 +3,11 @@
 tensorrt_api.py    the only importer of TensorRT; what its version can do
 preflight.py       options of a build, what the ONNX file holds, and whether file, version and GPU go together
 build.py           builds with TensorRT's Python module
-tune.py            builds in a process that can be ended: one, or of several options, of which the fastest stays
+tune.py            builds an engine, or several by other options, of which the fastest stays
 trtexec.py         builds and times with NVIDIA's program
 engine_file.py     engines on disk, and the note beside each
 runner.py          an engine's execution context with buffers, and the Runner on it
 timing.py          times of engines, interleaved, as trtexec takes and tells them
 benchmark.py       engines over batch sizes and contexts, as rows
-layers.py          layers of an engine: a report, and drawn
+layers.py          layers of an engine, inspected: a report, and drawn
 """

@@ -1,8 +1,7 @@
 """An engine's layers, from TensorRT's inspector and profiler: precision, formats, times; as a report and drawn.
 
-    layers = layers_of(execution)
-    summary = summarize(layers)
-    lines = report_lines(summary, "yolov9-c-int8.engine", "int8")
+    inspect_engine(Path("yolov9-c-int8.engine"), draw=True)
+    summary = summarize(layers_of(execution))
 
 Reads the JSON of 8.6 to 10 (`Bindings`, `Format/Datatype`) and of 11 (`I/O Tensors`, type and format apart).
 """
@@ -10,6 +9,7 @@ Reads the JSON of 8.6 to 10 (`Bindings`, `Format/Datatype`) and of 11 (`I/O Tens
 from __future__ import annotations
 
 import json
+import logging
 import re
 import subprocess
 from collections import Counter
@@ -20,11 +20,15 @@ from shutil import which
 from typing import TYPE_CHECKING, Any
 
 from utils.core.errors import DependencyError, InputError, QatError
-from utils.core.files import atomic_path
+from utils.core.files import atomic_path, read_text, refuse_overwrite, write_text
 from utils.core.text import Column, aligned
+from utils.trt import tensorrt_api
+from utils.trt.engine_file import EngineNote
 
 if TYPE_CHECKING:
     from utils.trt.runner import Execution
+
+logger = logging.getLogger(__name__)
 
 # Types of layers, which versions capitalise differently: those that run nothing, and that change a tensor's form alone
 IDLE = ("constant", "noop", "signal", "wait", "signal_wait", "shape_call")
@@ -78,6 +82,75 @@ class Layer:
     def reformats(self) -> bool:
         """Whether it computes nothing, but takes time."""
         return self.kind not in ("compute", "idle")
+
+
+def inspect_engine(engine: Path, *, batch: int | None = None, draw: bool = False, device: str = "") -> None:
+    """Report on an engine's layers; writes `ENGINE.layers.json`, and `ENGINE.svg` if it is to be drawn.
+
+    Args:
+        batch: images, the profile's opt batch if None.
+
+    Raises:
+        InputError: the engine cannot be loaded, or the batch is outside its profile.
+        DependencyError: TensorRT is not installed, or graphviz is needed and not there.
+    """
+    from utils.trt.runner import Execution
+
+    execution = Execution(engine, tensorrt_api.load_tensorrt(), tensorrt_api.use_device(device))
+    try:
+        shapes = {spec.name: execution.profiles[spec.name][1] for spec in execution.inputs}
+        if batch is not None:
+            shapes = {name: (batch, *shape[1:]) for name, shape in shapes.items()}
+        execution.set_shapes(shapes)
+        shape = "x".join(map(str, execution.buffers[execution.inputs[0].name].shape))
+        layers, streams, api = layers_of(execution), execution.streams, execution.api.name
+        gpu, precision = tensorrt_api.gpu(execution.device.index), execution.note.precision
+    finally:
+        execution.close()
+    title = f"{engine.name}: {shape}, {api}, {gpu.name if gpu else 'no GPU'}"
+    _report(layers, title, precision, engine, engine, draw=draw)
+    if summarize(layers).total_ms is None and not streams:
+        logger.info("no times: %s measures no layers", api)
+    elif summarize(layers).total_ms is None:
+        logger.info(
+            "no times: this engine has auxiliary streams (%d), and %s measured no layer of it; an engine built "
+            "with --max-aux-streams 0 shows them", streams, api,
+        )  # fmt: skip
+
+
+def inspect_record(record: Path, *, draw: bool = False) -> None:
+    """The same for `ENGINE.layers.json`, and for the inspector's JSON as trtexec's `--exportLayerInfo` writes it.
+
+    The latter has no times, and `layers.json` is written for it.
+
+    Raises:
+        InputError: it is no such file.
+    """
+    content = read_text(record, "expected the inspector's JSON", errors="replace")  # 8.6 writes no UTF-8
+    written = content.lstrip().startswith("[")
+    try:
+        layers = layers_from_json(content) if written else parse_layers(content)
+    except QatError as error:
+        raise InputError(f"{record}: {error}") from error
+    name = record.name.removesuffix(".json").removesuffix(".layers")
+    precision = EngineNote.load(record.with_name(f"{name}.engine")).precision
+    _report(layers, record.name, precision, record, record.with_name(f"{name}.json"), save=not written, draw=draw)
+
+
+def _report(
+    layers: list[Layer], title: str, precision: str, read: Path, beside: Path, *, save: bool = True, draw: bool
+) -> None:
+    """Log the report; write layers and image `beside` a file, under its name, but not over what was `read`."""
+    record, image = beside.with_suffix(".layers.json"), beside.with_suffix(".svg")
+    files = [record] * save + [image] * draw
+    refuse_overwrite(files, [read], "rename the file that is read: the files that are written are named after it")
+    logger.info("%s", "\n".join(report_lines(summarize(layers), title, precision)))
+    if save:
+        write_text(record, layers_json(layers))
+    if draw:
+        draw_layers(layers, title, image)
+    if files:
+        logger.info("layers: %s", ", ".join(map(str, files)))
 
 
 def layers_of(execution: Execution, runs: int = 20) -> list[Layer]:
