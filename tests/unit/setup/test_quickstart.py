@@ -42,6 +42,10 @@ if name == "qat.py":
     (run / "weights").mkdir(parents=True, exist_ok=True)
     (run / "weights/last.pt").touch()
     (run / "weights/qat_best_model.pt").touch()
+if name == "benchmark_trt.py":
+    folder = Path(arguments[arguments.index("--project") + 1], "benchmark")
+    folder.mkdir()
+    (folder / "benchmark.md").write_text("| a table |\\n\\nINT8 against FP16: 2 times as fast at batch 1; use INT8\\n")
 """
 
 
@@ -92,6 +96,7 @@ def test_the_demo_goes_through_all_programs(folder):
         "make_report.py",
     ]
     quantize, strong, weak, evaluate, report = called
+    assert " ".join(report).count("INT8's speed shows in TensorRT only") == 1
     assert value(quantize, "--weights") == "data/demo/gelan-digits.pt"
     assert value(quantize, "--imgsz") == value(weak, "--imgsz") == "320"
     assert value(weak, "--dynamic") == value(strong, "--dynamic") == "batch"
@@ -119,7 +124,8 @@ def with_tensorrt(folder):
     def typed(typing):
         check = f"import sys\nprint('a warning')\nprint('{typing}')\nprint('late words', sys.argv, file=sys.stderr)\n"
         (folder / "build/yolov9/scripts/check_engine_setup.py").write_text(check)
-        (folder / "build/yolov9/scripts/build_engine.py").write_text(PROGRAM)
+        for name in ("build_engine.py", "benchmark_trt.py"):
+            (folder / "build/yolov9/scripts" / name).write_text(PROGRAM)
         return folder
 
     return typed
@@ -127,7 +133,8 @@ def with_tensorrt(folder):
 
 @pytest.mark.parametrize(("typing", "ending"), [("weak", "-int8"), ("strong", "-int8-strong")])
 def test_engines_are_built_and_evaluated_where_tensorrt_is(with_tensorrt, typing, ending):
-    called = calls(quickstart(with_tensorrt(typing), "--device", "1"))
+    done = quickstart(with_tensorrt(typing), "--device", "1")
+    called = calls(done)
     weights = "runs/quickstart/weights"
     assert [words for name, *words in called if name == "build_engine.py"] == [
         [f"{weights}/float.onnx", "--output", f"{weights}/fp16.engine", *LEVEL, "--device", "1"],
@@ -139,6 +146,10 @@ def test_engines_are_built_and_evaluated_where_tensorrt_is(with_tensorrt, typing
     evaluated = [Path(value(words, "--engine-file")).name for name, *words in called if name == "val_trt.py"]
     assert evaluated == ["qat_best_model-int8.onnx", "fp16.engine", "int8.engine"]
     assert called[-1][1:5] == [f"runs/quickstart{part}" for part in ("", "/onnx", "/fp16", "/int8")]
+    benchmark = next(words for name, *words in called if name == "benchmark_trt.py")
+    assert benchmark[:7] == [f"{weights}/qat_best_model{ending}.onnx", "--baseline", f"{weights}/float.onnx",
+                             "--batch-size", "1", "10", "--builds"]  # fmt: skip
+    assert done.stdout.splitlines()[-2].endswith("INT8 against FP16: 2 times as fast at batch 1; use INT8")
 
 
 def test_the_report_is_written_though_an_engine_fails(with_tensorrt):
