@@ -281,6 +281,16 @@ class TestWhatIsKept:
         stored = checkpoint.load_quantized(weights / f"ptq_ap_0.6000_{NAME}.pt").recipe
         assert (stored.calibration.method, stored.calibration.images, stored.head) == ("max", 4, "last-conv-float")
 
+    def test_three_images_calibrate_alike_in_a_batch_of_sixteen_and_one_by_one(self, run, scores, tmp_path):
+        scores(0.7, 0.6, 0.7, 0.6)
+        found = []
+        for batch in ("1", "16"):
+            run("--ptq-only", "--calib-images", "3", "--calib-method", "max", "--batch-size", batch, name=batch)
+            ranges = report_of(tmp_path / batch)["ranges"]
+            found.append({row["name"]: row["amax"] for row in ranges if row["kind"] == "activation"})
+        assert found[0] == pytest.approx(found[1], rel=1e-4)
+        assert len(found[0]) > 3
+
     def test_augmentation_reaches_upstreams_data_set(self, run, scores, tmp_path, monkeypatch):
         scores(0.7, 0.6, 0.6)
         asked: list[Any] = []
