@@ -10,7 +10,8 @@ input_plan.py   what a network wants to be given, and what it gives
 detector.py     runner + NMS: batches of images → detections, with the next batch on its way to the GPU or the network
 masks.py        masks of detections, their overlap with those of labels, and in the pixels of images
 nms.py          raw predictions → detections
-metrics.py      detections and labels, image by image → precision, recall, AP and its standard error
+metrics.py      detections and labels, image by image → precision, recall, AP
+bootstrap.py    its standard error, by resampling the images
 coco.py         predictions as files: text, COCO JSON; pycocotools
 loop.py         evaluate(runner, data, config) → EvalResult
 results.py      what an evaluation found, and how it is printed

@@ -18,6 +18,7 @@ from utils.core.device import sent
 from utils.core.tasks import AP_CONFIDENCE, Prediction, Task
 from utils.core.text import plural
 from utils.evaluation.batch import Batch, RaggedBatch
+from utils.evaluation.bootstrap import group_images
 from utils.evaluation.coco import PredictionFiles
 from utils.evaluation.data_yaml import DataConfig
 from utils.evaluation.dataset import ImageDataset, make_loader
@@ -25,7 +26,7 @@ from utils.evaluation.detector import BatchDetections, Detector, in_images
 from utils.evaluation.images import unlabelled
 from utils.evaluation.input_plan import InputPlan, check_shapes, mask_stride
 from utils.evaluation.masks import Masks, mask_overlaps
-from utils.evaluation.metrics import EvalStatistics, group_images
+from utils.evaluation.metrics import EvalStatistics
 from utils.evaluation.nms import non_max_suppression
 from utils.evaluation.results import (
     AgreementScore,

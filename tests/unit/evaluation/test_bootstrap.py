@@ -10,16 +10,8 @@ import pytest
 import torch
 
 from utils.core.score import REPLICATES, Resampled, difference_error
-from utils.evaluation.metrics import (
-    IOU_THRESHOLDS,
-    EvalStatistics,
-    Outcomes,
-    draw_weights,
-    group_images,
-    resample,
-    score,
-    weighted_ap,
-)
+from utils.evaluation.bootstrap import Outcomes, draw_weights, group_images, resample, weighted_ap
+from utils.evaluation.metrics import IOU_THRESHOLDS, EvalStatistics, score
 
 
 def outcomes(rng, images=40, classes=4, detections=12, labels=3, skill=0.7, ties=False) -> Outcomes:

@@ -13,8 +13,8 @@ from torchvision.ops import box_iou
 
 from utils.core.errors import InputError
 from utils.core.tasks import DISPLAY_CONF
+from utils.evaluation.bootstrap import group_images, image_weights
 from utils.evaluation.data_yaml import load_data
-from utils.evaluation.metrics import group_images, image_weights
 
 
 @pytest.fixture(scope="module")
