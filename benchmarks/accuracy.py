@@ -190,7 +190,7 @@ def ap_table(networks: Mapping[str, Mapping[str, Any]]) -> list[str]:
     times = {(row["model"], ran, row["batch"]): row for (_, ran), one in timed.items() for row in one["rows"]}
     batches = sorted({batch for *_, batch in times})
     heads = ["network", "state", "AP", "to float", "agreement", "recall at float's threshold"]
-    heads += [*(f"ms, batch {one}" for one in batches), "images/s"]
+    heads += [*(f"ms, batch {one}" for one in batches), *["images/s"][: len(batches)]]
     lines, resampled = [], []
     for name, found in results.items():
         rows = {step: Row.model_validate(one) for step, one in found.items() if not step.startswith("times")}
@@ -201,16 +201,14 @@ def ap_table(networks: Mapping[str, Mapping[str, Any]]) -> list[str]:
             state, _, ran = step.rpartition(" ")
             mine = [times.get((f"{name}-{step_folder(state)}", ran, batch), {}) for batch in batches]
             speed = [f"{one['ms']:.2f}" if one.get("ms") else "" for one in mine]
-            rate = mine[-1].get("images_per_second") if mine else None
-            speed.append(f"{rate:,.0f}" if rate else "")
+            speed += [f"{rate:,.0f}" if (rate := one.get("images_per_second")) else "" for one in mine[-1:]]
             lines.append([name, step, *scores(row, None if step == "float" else base), *speed])
             resampled.append(row.resampled_over)
         for setting, runs in settings.items():
             if base and len(runs) > 1 and (difference := over_seeds(runs, base)):
                 mean = f"{statistics.mean(row.ap or 0 for row in runs):.4f}"
-                lines.append(
-                    [name, f"{setting}, mean of {len(runs)} seeds", mean, str(difference), *[""] * (3 + len(batches))]
-                )
+                lines.append([name, f"{setting}, mean of {len(runs)} seeds", mean, str(difference)])
+                lines[-1] += [""] * (len(heads) - len(lines[-1]))
     where = "; ".join(dict.fromkeys(one["measured_on"] for one in timed.values()))
     remarks = [f"Median milliseconds of a batch, all files in turns: {where}."] if where else []
     over = " or ".join(dict.fromkeys(resampled))
@@ -233,6 +231,7 @@ def run(options: AccuracyOptions, timing: list[str]) -> int:
     data = input_file(options.data, "--data")
     settings = {name: SETTINGS[name] for name in ("PTQ", "QAT")} if options.quick else SETTINGS
     if options.quick:
+        options.reject_unused(list(QUICK), "with --quick, which sets them")
         options = options.model_copy(update=QUICK)
     if options.settings:
         settings = yaml.safe_load(input_file(options.settings, "--settings").read_text(encoding="utf-8"))
