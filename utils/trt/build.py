@@ -22,8 +22,8 @@ from utils.core.errors import InputError, QatError
 from utils.core.files import atomic_path, check_writable
 from utils.trt import tensorrt_api
 from utils.trt.engine_file import EngineNote
-from utils.trt.preflight import BUILDER_OPTIONS, BuildConfig, Decision, OnnxFile, decide
-from utils.trt.tensorrt_api import Api, Gpu
+from utils.trt.preflight import BuildConfig, Decision, OnnxFile, decide
+from utils.trt.tensorrt_api import BUILDER_OPTIONS, Api, Gpu
 
 logger = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from typing import Any
 from utils.core.errors import InputError, no_file
 from utils.core.files import file_hash, write_text
 from utils.core.text import short_repr
-from utils.trt.preflight import BUILDER_OPTIONS, BuildConfig, Decision, OnnxFile
-from utils.trt.tensorrt_api import Api, Gpu, Log
+from utils.trt.preflight import BuildConfig, Decision, OnnxFile
+from utils.trt.tensorrt_api import BUILDER_OPTIONS, Api, Gpu, Log
 
 ENGINE_SUFFIXES = (".engine", ".plan")
 LEAN_RUNTIME = "TRT_LEAN_RUNTIME"  # libnvinfer_lean.so of the version that built a version compatible engine

@@ -15,7 +15,7 @@ from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -23,9 +23,9 @@ from utils.core.errors import InputError
 from utils.core.files import read_onnx
 from utils.core.input_spec import DEFAULT_BATCH, FLOATS, InputSpec
 from utils.core.options import DeviceOptions, Options, option
+from utils.trt.tensorrt_api import BUILDER_OPTIONS, Api, Gpu
 
 if TYPE_CHECKING:
-    from utils.trt.tensorrt_api import Api, Gpu
     from utils.trt.trtexec import Trtexec
 
 BUILDING = "building"
@@ -33,51 +33,6 @@ Minutes = Annotated[float, Field(gt=0, le=10_080)]  # a week at most
 Precision = Literal["best", "fp16", "fp32"]
 Range = tuple[int, int, int]  # min, opt, max
 SOURCES_OFF = "TRT_TACTIC_SOURCES_OFF"
-
-
-class BuilderOption(NamedTuple):
-    """A field of BuildConfig as TensorRT knows it.
-
-    Attributes:
-        setting: property of IBuilderConfig, or BuilderFlags.
-        trtexec: flags of trtexec.
-        words: of tables.
-        values: the field's value → member of the property's enum, word of trtexec.
-    """
-
-    setting: str | tuple[str, ...]
-    trtexec: str
-    words: str
-    values: Mapping[str, tuple[str, str]] = {}
-
-    @property
-    def enum(self) -> str:
-        """Name of the property's enum."""
-        return "".join(word.capitalize() for word in str(self.setting).split("_"))
-
-    def arguments(self, value: Any) -> list[str]:
-        """What trtexec is called with."""
-        return self.trtexec.format(self.values[value][1] if self.values else value).split()
-
-
-TILING = {"fast": ("FAST", "1"), "moderate": ("MODERATE", "2"), "full": ("FULL", "3")}
-HARDWARE = {"ampere+": ("AMPERE_PLUS", "ampere+"), "same-cc": ("SAME_COMPUTE_CAPABILITY", "sameComputeCapability")}
-# Fields of BuildConfig that change which kernels an engine has, and where it runs; a version may lack them
-BUILDER_OPTIONS = {
-    "optimization_level": BuilderOption("builder_optimization_level", "--builderOptimizationLevel={}", "level {}"),
-    "max_aux_streams": BuilderOption("max_aux_streams", "--maxAuxStreams={}", "{} streams"),
-    "timing_iterations": BuilderOption("avg_timing_iterations", "--avgTiming={}", "{} timing iterations"),
-    "tiling_level": BuilderOption("tiling_optimization_level", "--tilingOptimizationLevel={}", "tiling {}", TILING),
-    "max_tactics": BuilderOption("max_num_tactics", "--maxTactics={}", "{} tactics"),
-    # without the lean runtime inside, which would be code that a plan brings along
-    "version_compatible": BuilderOption(
-        ("VERSION_COMPATIBLE", "EXCLUDE_LEAN_RUNTIME"), "--versionCompatible --excludeLeanRuntime", "version compatible"
-    ),
-    "hardware_compatible": BuilderOption(
-        "hardware_compatibility_level", "--hardwareCompatibilityLevel={}", "hardware compatible {}", HARDWARE
-    ),
-    "strip_weights": BuilderOption(("STRIP_PLAN", "REFIT_IDENTICAL"), "--stripWeights", "weights stripped"),
-}
 
 
 @dataclass(frozen=True)
@@ -196,12 +151,6 @@ def min_opt_max(options: Options, name: str) -> Range | None:
     if values is not None and len(values) not in (1, 3):
         raise InputError(f"{options.flag(name)} takes one number, or three: min opt max")
     return None if values is None else (values[0], values[len(values) // 2], values[-1])
-
-
-def describe_options(options: Mapping[str, Any]) -> str:
-    """Options in the words of tables, such as 'level 2, 3 streams'; tactic sources are left out."""
-    words = [known.words.format(options[name]) for name, known in BUILDER_OPTIONS.items() if name in options]
-    return ", ".join(words) or "TensorRT's own"
 
 
 # TensorProto's number of a type → torch's name

@@ -10,10 +10,10 @@ import importlib
 import importlib.util
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from utils.core.device import select_device
 from utils.core.errors import DependencyError, InputError
@@ -21,8 +21,6 @@ from utils.core.files import wanted_typing
 
 if TYPE_CHECKING:
     import torch
-
-    from utils.trt.preflight import BuilderOption
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +31,57 @@ TORCH_TYPES = {
     "FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16", "INT8": "int8", "UINT8": "uint8",
     "INT32": "int32", "INT64": "int64", "BOOL": "bool",
 }  # fmt: skip
+
+
+class BuilderOption(NamedTuple):
+    """A field of BuildConfig as TensorRT knows it.
+
+    Attributes:
+        setting: property of IBuilderConfig, or BuilderFlags.
+        trtexec: flags of trtexec.
+        words: of tables.
+        values: the field's value → member of the property's enum, word of trtexec.
+    """
+
+    setting: str | tuple[str, ...]
+    trtexec: str
+    words: str
+    values: Mapping[str, tuple[str, str]] = {}
+
+    @property
+    def enum(self) -> str:
+        """Name of the property's enum."""
+        return "".join(word.capitalize() for word in str(self.setting).split("_"))
+
+    def arguments(self, value: Any) -> list[str]:
+        """What trtexec is called with."""
+        return self.trtexec.format(self.values[value][1] if self.values else value).split()
+
+
+TILING = {"fast": ("FAST", "1"), "moderate": ("MODERATE", "2"), "full": ("FULL", "3")}
+HARDWARE = {"ampere+": ("AMPERE_PLUS", "ampere+"), "same-cc": ("SAME_COMPUTE_CAPABILITY", "sameComputeCapability")}
+# Fields of BuildConfig that change which kernels an engine has, and where it runs; a version may lack them
+BUILDER_OPTIONS = {
+    "optimization_level": BuilderOption("builder_optimization_level", "--builderOptimizationLevel={}", "level {}"),
+    "max_aux_streams": BuilderOption("max_aux_streams", "--maxAuxStreams={}", "{} streams"),
+    "timing_iterations": BuilderOption("avg_timing_iterations", "--avgTiming={}", "{} timing iterations"),
+    "tiling_level": BuilderOption("tiling_optimization_level", "--tilingOptimizationLevel={}", "tiling {}", TILING),
+    "max_tactics": BuilderOption("max_num_tactics", "--maxTactics={}", "{} tactics"),
+    # without the lean runtime inside, which would be code that a plan brings along
+    "version_compatible": BuilderOption(
+        ("VERSION_COMPATIBLE", "EXCLUDE_LEAN_RUNTIME"), "--versionCompatible --excludeLeanRuntime", "version compatible"
+    ),
+    "hardware_compatible": BuilderOption(
+        "hardware_compatibility_level", "--hardwareCompatibilityLevel={}", "hardware compatible {}", HARDWARE
+    ),
+    "strip_weights": BuilderOption(("STRIP_PLAN", "REFIT_IDENTICAL"), "--stripWeights", "weights stripped"),
+}
+
+
+def describe_options(options: Mapping[str, Any]) -> str:
+    """Options in the words of tables, such as 'level 2, 3 streams'; tactic sources are left out."""
+    words = [known.words.format(options[name]) for name, known in BUILDER_OPTIONS.items() if name in options]
+    return ", ".join(words) or "TensorRT's own"
 
 
 @dataclass(frozen=True)

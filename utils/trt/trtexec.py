@@ -21,7 +21,8 @@ from utils.core.files import atomic_path
 from utils.trt import tensorrt_api
 from utils.trt.build import cache_path
 from utils.trt.engine_file import EngineNote
-from utils.trt.preflight import BUILDER_OPTIONS, BuildConfig, BuilderOption, OnnxFile, decide
+from utils.trt.preflight import BuildConfig, OnnxFile, decide
+from utils.trt.tensorrt_api import BUILDER_OPTIONS, BuilderOption
 from utils.trt.timing import TITLES, Figures, TimeStatistics, TimingConfig
 
 logger = logging.getLogger(__name__)

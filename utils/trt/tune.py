@@ -22,8 +22,8 @@ from utils.core.text import aligned, columns
 from utils.trt import tensorrt_api, timing
 from utils.trt.build import BuildResult, build, cache_path
 from utils.trt.engine_file import EngineNote
-from utils.trt.preflight import BuildConfig, OnnxFile, decide, describe_options
-from utils.trt.tensorrt_api import Api
+from utils.trt.preflight import BuildConfig, OnnxFile, decide
+from utils.trt.tensorrt_api import Api, describe_options
 
 logger = logging.getLogger(__name__)
 

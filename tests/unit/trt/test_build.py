@@ -14,7 +14,8 @@ from tensorrt_stand_in import GPU, stand_in
 from utils.core.errors import InputError, QatError
 from utils.trt.build import build
 from utils.trt.engine_file import EngineNote
-from utils.trt.preflight import BuildConfig, OnnxFile, choose_typing, decide, describe_options, profile_shapes
+from utils.trt.preflight import BuildConfig, OnnxFile, choose_typing, decide, profile_shapes
+from utils.trt.tensorrt_api import describe_options
 
 QUIET = BuildConfig(progress=False)
 FP32, FP16 = TensorProto.FLOAT, TensorProto.FLOAT16
