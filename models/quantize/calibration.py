@@ -117,7 +117,10 @@ class Statistics:
             found = largest
         elif method == "percentile":
             owner = torch.tensor([index for index, one in enumerate(histograms) for _ in one.counts], device=device)
-            each = _percentile(torch.cat([one.counts for one in histograms]), top[owner], percentile)
+            counts = torch.cat([one.counts for one in histograms])
+            share = counts.cumsum(1) / counts.sum(1, keepdim=True)
+            index = (share < percentile / 100 - 1e-12).sum(1)  # first bin that reaches the share
+            each = (index + 1) * top[owner] / BINS
             found = torch.zeros_like(top).scatter_reduce(0, owner, each, "amax")
         elif method == "mse":
             counts = torch.stack([(one.counts / one.counts.sum(1, keepdim=True)).sum(0) for one in histograms])
@@ -163,20 +166,14 @@ def collect(model: nn.Module, batches: Iterable[Tensor]) -> Statistics:
     if images is None:
         raise QatError("calibration got no images")
     unseen = [name for name in quantizers if name not in statistics.histograms]
-    for histogram in statistics.histograms.values():
-        histogram.counts = distributed.all_sum(histogram.counts)
-    _share_maxima(statistics)
-    if unseen:
-        raise QatError(f"calibration never reached {', '.join(unseen)}: a rule in rules.py does not match the network")
-    return statistics
-
-
-def _share_maxima(statistics: Statistics) -> None:
-    """Let every process know the maxima of all images."""
     histograms = statistics.histograms.values()
     parts = distributed.united({str(distributed.world().rank): [one.of_images for one in histograms]}).values()
     for histogram, maxima in zip(histograms, zip(*parts, strict=True), strict=True):
-        histogram.of_images = [value for part in maxima for value in part]
+        histogram.counts = distributed.all_sum(histogram.counts)
+        histogram.of_images = [value for part in maxima for value in part]  # of all processes
+    if unseen:
+        raise QatError(f"calibration never reached {', '.join(unseen)}: a rule in rules.py does not match the network")
+    return statistics
 
 
 def set_ranges(model: Any, amax: dict[str, Tensor]) -> None:
@@ -275,12 +272,6 @@ def _counter(statistics: Statistics, calls: Counter[str], name: str, part: _Part
         calls[name] += 1
 
     return count
-
-
-def _percentile(counts: Tensor, top: Tensor, percentile: float) -> Tensor:
-    share = counts.cumsum(1) / counts.sum(1, keepdim=True)
-    index = (share < percentile / 100 - 1e-12).sum(1)  # first bin that reaches the share
-    return (index + 1) * top / BINS
 
 
 def _mse(counts: Tensor, top: Tensor, largest: Tensor) -> Tensor:

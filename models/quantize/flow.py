@@ -132,13 +132,8 @@ def _parse_one(text: str) -> Step:
     target = node.targets[0]
     names = target.elts if isinstance(target, ast.Tuple) else [target]
     keywords = tuple((keyword.arg or "", keyword.value) for keyword in node.value.keywords)
-    return Step(tuple(ast.unparse(name) for name in names), _path(node.value.func), tuple(node.value.args), keywords)
-
-
-def _path(node: ast.expr) -> str:
-    """`cv2[0].m` → 'cv2.0.m'; `self[3]` → '3'."""
-    text = ast.unparse(node).replace("[", ".").replace("]", "")
-    return text.removeprefix("self.")
+    path = ast.unparse(node.value.func).replace("[", ".").replace("]", "").removeprefix("self.")  # cv2[0].m → cv2.0.m
+    return Step(tuple(ast.unparse(name) for name in names), path, tuple(node.value.args), keywords)
 
 
 def _evaluate(node: ast.expr, values: dict[str, Any], module: Any) -> Any:
