@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -160,14 +159,6 @@ ONNX_TYPES = {
 }  # fmt: skip
 FLOAT16 = 10
 DATA_DEPENDENT = ("NonMaxSuppression", "NonZero")
-# Results that are no floats, by their index; of operators that are not here all are floats.
-NOT_FLOAT = {
-    "TopK": {1}, "EfficientNMS_TRT": {0, 3}, "NonMaxSuppression": {0}, "ArgMax": {0}, "Shape": {0},
-    "Less": {0}, "LessOrEqual": {0}, "Greater": {0}, "GreaterOrEqual": {0}, "Equal": {0},
-}  # fmt: skip
-# Behind these stand masks and scores: products with prototypes, which are large and need no such precision.
-BEYOND = frozenset({"MatMul"})
-SIDES = 4  # of a box: DFL's convolution gives one or four numbers an anchor, those of a network many more
 
 
 @dataclass(frozen=True)
@@ -185,7 +176,6 @@ class OnnxFile:
         metadata: its properties.
         input_spec: the form in which it takes images.
         types: of inputs and outputs, torch's names for them.
-        fp32_box_layers: names of the nodes that compute boxes.
         scaled_bytes: whether it takes bytes, and a QuantizeLinear reads a product of them, as files of 1.0.0 have it.
     """
 
@@ -201,7 +191,6 @@ class OnnxFile:
     metadata: Mapping[str, str]
     input_spec: InputSpec = FLOATS
     types: Mapping[str, str] = field(default_factory=dict)
-    fp32_box_layers: frozenset[str] = frozenset()
     scaled_bytes: bool = False
 
     @classmethod
@@ -250,7 +239,6 @@ class OnnxFile:
                 metadata, types[values[0].name], inputs[values[0].name]
             ),
             types=types,
-            fp32_box_layers=fp32_box_layers(model),
             scaled_bytes=len(values) == 1 and types[values[0].name] == "uint8" and _scaled_before_quantizer(graph),
         )  # fmt: skip
 
@@ -270,46 +258,6 @@ class OnnxFile:
             raise InputError(f"{self.path} takes {dict(self.inputs)}; expected one input [batch, 3, height, width]")
         ((name, shape),) = self.inputs.items()
         return name, self.input_spec.nchw(shape)
-
-
-def fp32_box_layers(model: Any) -> frozenset[str]:
-    """Names of a graph's nodes from DFL's softmax over distances on to the boxes that come out of the file.
-
-    They stay in FP32 where TensorRT chooses precisions by itself. FP16 has steps of half a pixel from 512 pixels on,
-    and of an eighth from 128 on. TensorRT 8.6.0 took it for boxes in front of its NMS plugin: mask AP of the demo's
-    engine moved by 0.005, by how upstream crops masks to boxes.
-
-    Args:
-        model: an onnx.ModelProto whose boxes are decoded from distributions (DFL, Li et al., Generalized Focal Loss,
-            2020). Any other softmax, such as one of attention, does not count: convolutions of features follow it.
-    """
-    consumers = defaultdict(list)
-    for node in model.graph.node:
-        for name in node.input:
-            consumers[name].append(node)
-    weights = {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}
-    names: set[str] = set()
-    for node in model.graph.node:
-        if node.op_type == "Softmax":
-            names |= _computed_from(node, consumers, weights)
-    return frozenset(names)
-
-
-def _computed_from(softmax: Any, consumers: dict[str, list[Any]], weights: dict[str, list[int]]) -> set[str]:
-    """The softmax and the nodes that compute with floats from it; none if features of a network come of it."""
-    names, queue = {softmax.name}, deque([softmax])
-    while queue:
-        node = queue.popleft()
-        integers = NOT_FLOAT.get(node.op_type, set())
-        for name in (name for index, name in enumerate(node.output) if index not in integers):
-            for consumer in consumers[name]:
-                wide = consumer.op_type == "Conv" and weights.get(consumer.input[1], [0])[0] > SIDES
-                if consumer.op_type == "QuantizeLinear" or wide:
-                    return set()
-                if consumer.op_type not in BEYOND and consumer.name not in names:
-                    names.add(consumer.name)
-                    queue.append(consumer)
-    return names
 
 
 def _scaled_before_quantizer(graph: Any) -> bool:

@@ -10,8 +10,8 @@ from onnx import TensorProto, helper, numpy_helper
 from tensorrt_stand_in import stand_in
 
 from utils.onnx_graph.passes.decode_boxes import decode_boxes
-from utils.trt.build import build
-from utils.trt.preflight import BuildConfig, fp32_box_layers
+from utils.trt.build import build, fp32_box_layers
+from utils.trt.preflight import BuildConfig
 
 HEAD = "/model.5/"
 TRACED = {
