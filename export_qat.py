@@ -109,7 +109,7 @@ def export_qat(options: ExportOptions) -> int:
     names = list(dict.fromkeys(name.lower() for name in options.include))
     check_options(options, names)
     from utils.core.input_spec import InputSpec
-    from utils.jobs.export import export_checkpoint, refuse_flags_of_masks
+    from utils.jobs.export import export_checkpoint
     from utils.onnx_graph import output_formats
     from utils.onnx_graph.export_config import ExportConfig
 
@@ -125,7 +125,8 @@ def export_qat(options: ExportOptions) -> int:
     weights = options.weights or ""
 
     def check(network: Network, files: list[Path]) -> None:
-        refuse_flags_of_masks(network, weights, options.given(*OF_MASKS))
+        if not network.task.prototypes:
+            options.reject_unused(OF_MASKS, f"to a detector, and {weights} ends in {network.head}")
         if not network.quantized:
             options.reject_unused(OF_QUANTIZERS, f"to a float network, and {options.weights} is one")
 

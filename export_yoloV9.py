@@ -2,6 +2,7 @@
 """Export a YOLOv9 checkpoint, quantized or float, to ONNX for DeepStream, with labels and configuration.
 
     python export_yoloV9.py --weights yolov9-c.pt --size 640 --dynamic
+    python export_yoloV9.py --weights yolov9-c.pt --dynamic --end2end    # NMS inside: for nvdsinfer_yolo's parser
 
 Run it in a patched YOLOv9 checkout (patch_yolov9.sh).
 """
@@ -51,12 +52,17 @@ class DeepStreamOptions(NmsOptions, InputOptions):
     simplify: bool = option(False, "simplify the graph with onnxslim")
     dynamic: bool = option(False, "dynamic batch; not together with --batch")
     batch: BatchSize | None = option(None, "images a batch (default: 1)", "--batch", "--batch-size", metavar="N")
+    end2end: bool = option(
+        False, "NMS in the file: num_dets, det_boxes, det_scores, det_classes and det_masks, for the parsers of "
+        "nvdsinfer_yolo; with --dynamic Gst-nvinferserver's configuration, too"
+    )  # fmt: skip
     check: CheckImages = option(
         4, "compare with PyTorch on N images in ONNX Runtime (default: 4; 0: do not)", metavar="N"
     )
     output: str | None = option(
         None, "the file to write (default: beside the weights, NAME-deepstream.onnx, of a quantized network "
-        "NAME-int8-deepstream.onnx or NAME-int8-strong-deepstream.onnx)", metavar="FILE",
+        "NAME-int8-deepstream.onnx or NAME-int8-strong-deepstream.onnx; of --end2end NAME-end2end.onnx and so on)",
+        metavar="FILE",
     )  # fmt: skip
     engine: str | None = option(
         None, "the engine that the configuration names, which trtexec builds beside the file (default: of a quantized "
@@ -73,9 +79,10 @@ def export_deepstream(options: DeepStreamOptions) -> None:
     check_files(weights=options.weights)
     need("torch", "onnx", *["onnxruntime"] * (options.check > 0), *["onnxslim"] * options.simplify)
     from utils.core.input_spec import InputSpec
-    from utils.jobs.export import export_checkpoint, refuse_flags_of_masks
+    from utils.jobs.export import export_checkpoint
     from utils.onnx_graph import deepstream, output_formats
     from utils.onnx_graph.export_config import ExportConfig
+    from utils.serving.options import ServingOptions
 
     batch = options.batch or 1
     config = ExportConfig(
@@ -90,26 +97,30 @@ def export_deepstream(options: DeepStreamOptions) -> None:
     deepstream.check_config(beside)
 
     def check(network: Network, files: list[Path]) -> None:
-        refuse_flags_of_masks(network, options.weights, options.given(*NmsOptions.model_fields))
+        if not (options.end2end or network.task.prototypes):
+            options.reject_unused(NmsOptions.model_fields, "to a detector without --end2end, which puts NMS into it")
         refuse_overwrite([*files, *deepstream.paths(files[0])], [options.weights])
         deepstream.check_labels(files[0], deepstream.label_lines(network.names))
 
     def write_config(network: Network, config: ExportConfig, results: Sequence[ExportResult]) -> Iterator[str]:
         path, typing = results[0].path, config.typing if network.quantized else ""
         engine = options.engine or (path.with_suffix(".engine").name if typing else "")
-        text = deepstream.infer_config(
+        masks = bool(network.task.prototypes)
+        texts = deepstream.configs(
             path, config.imgsz, batch, len(network.names), typing=typing, dynamic=options.dynamic, engine=engine,
-            nms=nms if network.task.prototypes else None, takes_bytes=options.input == "uint8",
+            nms=nms if masks or options.end2end else None, masks=masks, takes_bytes=options.input == "uint8",
+            model=ServingOptions(file=path).model_name if options.end2end else "",
         )  # fmt: skip
-        yield from map(str, deepstream.write(path, deepstream.label_lines(network.names), text))
+        yield from map(str, deepstream.write(path, deepstream.label_lines(network.names), texts))
         todo = "a pipeline, such as those of the overlay's docs/deepstream.md"
         if engine:
             todo = deepstream.trtexec_command(path.name, engine, config.imgsz, typing=typing, dynamic=options.dynamic)
             todo = todo if path.parent == Path() else f"cd {shlex.quote(str(path.parent))} && {todo}"
         yield f"next: {todo}"
 
+    form = output_formats.end2end(nms) if options.end2end else output_formats.deepstream(nms)
     export_checkpoint(
-        options.weights, options.output, [output_formats.deepstream(nms)], config, check, write_config,
+        options.weights, options.output, [form], config, check, write_config,
         device=options.device, check=options.check, own_size=options.imgsz is None,
     )  # fmt: skip
 

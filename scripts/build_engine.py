@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from utils.cli import run_program
 from utils.core.errors import InputError, QatError
 from utils.core.files import check_file, refuse_overwrite
-from utils.core.options import IMAGE_SIZE_FLAGS, BatchSize, Field, ImageSize, height_width, image_size, one_size, option
+from utils.core.options import IMAGE_SIZE_FLAGS, BatchSize, Field, ImageSize, image_size, option
 from utils.jobs.open import need, need_tensorrt
-from utils.trt.preflight import BuildOptions, min_opt_max
+from utils.trt.preflight import BuildOptions, min_opt_max, min_opt_max_sizes
 
 if TYPE_CHECKING:
     import torch
@@ -86,12 +86,8 @@ def main(options: EngineOptions) -> None:
         layers.graphviz()  # refuses before the long build
         need_tensorrt()
     device = tensorrt_api.use_device(options.device, for_engines=not options.target)
-    if options.imgsz and len(options.imgsz) == 2:
-        options = options.model_copy(update={"imgsz": [one_size(options.imgsz)]})
-    sizes = min_opt_max(options, "imgsz")
-    height, width = zip(*map(height_width, sizes), strict=True) if sizes else (None, None)
     config = options.build_config(
-        batch=min_opt_max(options, "batch_size"), height=height, width=width, precision=options.precision,
+        batch=min_opt_max(options, "batch_size"), **min_opt_max_sizes(options), precision=options.precision,
         workspace=None if options.workspace is None else options.workspace << 20,
         timing_cache="" if options.no_timing_cache else options.timing_cache,
         targets=tuple(options.target), allow_fp32=options.allow_fp32,

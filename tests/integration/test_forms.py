@@ -6,7 +6,6 @@ documented layout, torch's main branch.
 
 from __future__ import annotations
 
-import configparser
 import copy
 import shlex
 from collections.abc import Callable
@@ -30,7 +29,7 @@ from utils.evaluation.loop import EvalConfig, evaluate
 from utils.evaluation.nms import non_max_suppression
 from utils.jobs import compare_outputs, export
 from utils.jobs.open import Network, load_network
-from utils.onnx_graph import output_formats, topk_anchors
+from utils.onnx_graph import deepstream, output_formats, topk_anchors
 from utils.onnx_graph.export import export_forms
 from utils.onnx_graph.export_config import ExportConfig
 from utils.onnx_graph.output_formats import NmsSettings
@@ -271,21 +270,11 @@ def test_deepstream_export(kind: str, weights: dict[str, Path], tmp_path: Path, 
         np.testing.assert_allclose(objects, expected, atol=0.05)
 
     assert (tmp_path / "labels.txt").read_text() == "".join(f"class {index}\n" for index in range(10))
-    config = configparser.ConfigParser(comment_prefixes="#", interpolation=None)
-    text = (tmp_path / "config_infer_primary_yoloV9.txt").read_text()
-    config.read_string(text)
-    wanted = {
-        "labelfile-path": "labels.txt", "infer-dims": "3;64;96", "num-detected-classes": "10",
-        "network-mode": "1" if kind == "quantized" else "2", "batch-size": "2" if kind == "dual" else "1",
-        "parse-bbox-func-name": "NvDsInferParseYolo", "network-type": "0", "maintain-aspect-ratio": "1",
-    }  # fmt: skip
-    assert wanted.items() <= dict(config["property"]).items()
-    assert float(config["property"]["net-scale-factor"]) == 1 / 255
-    assert "int8-calib-file" not in config["property"]
-    assert config["property"].get("onnx-file") == (None if kind == "quantized" else "net.onnx")
-    command = "trtexec --onnx=net.onnx --int8 --fp16 --minShapes=images:1x3x64x96 --optShapes=images:8x3x64x96 "
-    command += "--maxShapes=images:16x3x64x96 --saveEngine=net.engine"
-    assert (command in text) == out[-2].endswith(command) == (kind == "quantized")
+    config = (tmp_path / deepstream.CONFIG).read_text()
+    lines = {"infer-dims=3;64;96", "num-detected-classes=10", f"batch-size={2 if kind == 'dual' else 1}"}
+    assert lines <= {*config.splitlines()}
+    command = deepstream.trtexec_command("net.onnx", "net.engine", (64, 96), typing="weak", dynamic=True)
+    assert (command in config) == out[-2].endswith(command) == (kind == "quantized")
 
 
 def test_a_training_network_exports_its_main_branch_only(weights: dict[str, Path], tmp_path: Path, program: Program):

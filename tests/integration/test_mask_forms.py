@@ -6,7 +6,6 @@ after DeepStream-Yolo-Seg's documented layout. tests/unit/onnx_graph/test_mask_o
 
 from __future__ import annotations
 
-import configparser
 import shlex
 from pathlib import Path
 
@@ -29,7 +28,7 @@ from utils.evaluation.detector import Detector
 from utils.evaluation.nms import non_max_suppression
 from utils.jobs import compare_outputs
 from utils.jobs.open import Network, load_network
-from utils.onnx_graph import output_formats
+from utils.onnx_graph import deepstream, output_formats
 from utils.onnx_graph.export import ExportResult, export_forms
 from utils.onnx_graph.export_config import ExportConfig
 from utils.onnx_graph.output_formats import NmsSettings
@@ -126,25 +125,31 @@ def test_deepstream_export(kind: str, weights: dict[str, Path], tmp_path: Path, 
         for (box, mask), (other, wanted) in zip(objects, expected, strict=True):
             np.testing.assert_allclose(box, other, atol=0.05)
             np.testing.assert_allclose(mask, wanted, atol=1e-3)
-    config = configparser.ConfigParser(comment_prefixes="#", interpolation=None)
-    text = (tmp_path / "config_infer_primary_yoloV9.txt").read_text()
-    config.read_string(text)
-    wanted = {
-        "infer-dims": "3;64;96", "num-detected-classes": "10", "network-type": "3",
-        "cluster-mode": "4", "output-instance-mask": "1", "segmentation-threshold": "0.5",
-        "parse-bbox-instance-mask-func-name": "NvDsInferParseYoloSeg",
-        "custom-lib-path": "nvdsinfer_custom_impl_Yolo_seg/libnvdsinfer_custom_impl_Yolo_seg.so",
-        "network-mode": "1" if kind == "quantized" else "2",
-        "model-engine-file": "net.engine" if kind == "quantized" else "net.onnx_b1_gpu0_fp16.engine",
-    }  # fmt: skip
-    assert wanted.items() <= dict(config["property"]).items()
-    assert "parse-bbox-func-name" not in config["property"]
-    assert dict(config["class-attrs-all"]) == {"pre-cluster-threshold": "0.5", "topk": "40"}
-    assert ("onnx-file" in config["property"]) == (kind == "float")
-    assert "confidence 0.5, overlap 0.6, 40 detections" in text
+    config = (tmp_path / deepstream.CONFIG).read_text()
+    assert "confidence 0.5, overlap 0.6, 40 detections" in config
+    assert {"infer-dims=3;64;96", "pre-cluster-threshold=0.5", "topk=40"} <= {*config.splitlines()}
+    assert ("model-engine-file=net.engine\n" in config) == (kind == "quantized")
     assert (tmp_path / "labels.txt").read_text().startswith("class 0\n")
     with OnnxRuntimeRunner(path, threads=1) as runner, pytest.raises(InputError, match="has DeepStream's form; give"):
         Detector(runner, None)
+
+
+@pytest.mark.parametrize(("kind", "batch"), [("detector", "batch"), ("quantized", 2)])
+def test_deepstream_takes_files_with_nms_inside(kind, batch, weights, tmp_path: Path, program: Program):
+    """The outputs that nvdsinfer_yolo's parsers look for, the masks of one as many rows as columns."""
+    masks, path = kind == "quantized", tmp_path / "net.onnx"
+    words = ["--weights", weights[kind], "--size", SIDE, 96, "--output", path, "--device", "cpu", "--nms", "onnx"]
+    shape = ["--batch", 2] if masks else ["--dynamic"]
+    code, out, err = program(export_yoloV9.main, *words, *FLAGS, *shape, "--end2end")
+    assert (code, err) == (0, [])
+    shapes = f"num_dets [{batch}, 1], det_boxes [{batch}, 40, 4], det_scores [{batch}, 40], det_classes [{batch}, 40], "
+    assert f" images [{batch}, 3, 64, 96] -> {shapes}{f'det_masks [{batch}, 40, 25600], ' * masks}" in "\n".join(out)
+    found = run_file(path, torch.zeros(2, 3, 64, 96))
+    assert [str(array.dtype) for array in found.values()][:4] == ["int32", "float32", "float32", "int32"]
+    written = {Path(file).name: Path(file).read_text() for file in out[-4 + masks : -2]}
+    assert [*written] == [deepstream.CONFIG, deepstream.SERVER][: 2 - masks]
+    assert f"func-name=NvDsInferYolo{'Mask' if masks else 'NMS'}\n" in written[deepstream.CONFIG]
+    assert masks or 'model_name: "net"' in written[deepstream.SERVER]
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
@@ -153,12 +158,9 @@ def test_deepstream_export(kind: str, weights: dict[str, Path], tmp_path: Path, 
 @pytest.mark.parametrize(
     ("main", "kind", "words", "message"),
     [
-        (export_yoloV9.main, "detector", ["--nms", "onnx"], "a detector, and --nms is for segmentation networks"),
-        (export_yoloV9.main, "detector", ["--topk-all", 5], "a detector, and --topk-all is for segmentation networks"),
-        (export_qat.main, "detector", ["--include", "onnx_end2end", "--mask-resolution", 5],
-         "ends in DDetect: a detector, and --mask-resolution is for segmentation networks"),
+        (export_yoloV9.main, "detector", ["--nms", "onnx"], "--nms does nothing to a detector without --end2end"),
         (export_qat.main, "detector", ["--include", "onnx_end2end", "--sampling-ratio", "0"],
-         "a detector, and --sampling-ratio is for segmentation networks"),
+         "--sampling-ratio does nothing to a detector, and "),
     ],
 )  # fmt: skip
 def test_one_line(main, kind: str, words: list, message: str, weights: dict[str, Path], tmp_path: Path, capsys):

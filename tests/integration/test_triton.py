@@ -23,7 +23,7 @@ from utils.serving.runner import TritonRunner
 def test_exported_files_are_served_as_they_are_run_here(head: str, tmp_path: Path, program: Program):
     layers = TINY if head == "DDetect" else tiny_with(head)
     weights = save_float(tmp_path / "tiny.pt", lively(random_network(layers)))
-    words = ["--weights", weights, "--output", tmp_path / "net.onnx", "--imgsz", SIDE, "--dynamic", "batch",
+    words = ["--weights", weights, "--output", tmp_path / "net.onnx", "--imgsz", SIDE, 96, "--dynamic", "batch",
              "--nms", "onnx"]  # fmt: skip
     masks = ["--mask-resolution", 0] * (head == "DSegment")
     code, _, err = program(

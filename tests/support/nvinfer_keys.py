@@ -1,9 +1,10 @@
-"""The keys that DeepStream's plugins read from their configuration files, with the values that each takes.
+"""The keys of a primary detector that DeepStream's plugins read from their configurations, and what each takes.
 
 From the parsers of DeepStream 9.1, which is public (https://github.com/NVIDIA/DeepStream, Apache-2.0:
 gstnvinfer_property_parser.cpp, nvdspreprocess_property_parser.cpp), and from the
 tables of https://docs.nvidia.com/metropolis/deepstream/dev-guide/text/DS_plugin_gst-nvinfer.html. nvinfer prints a line
 about a key that it does not know and goes on, so that a wrong key is easily overlooked; here it is a complaint.
+nvinferserver reads protobuf's text format, by the messages in the same repository's includes/nvdsinferserver_*.proto.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 import configparser
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
 Rule = Callable[[str], bool]
 Group = Mapping[str, Rule]
@@ -54,14 +57,10 @@ PROPERTY: Group = {
     "network-input-order": switch,
     "infer-dims": numbers(integer(1), 3), "output-blob-names": text, "output-io-formats": text,
     "layer-device-precision": text, "strongly-typed": switch, "workspace-size": integer(),
-    "force-implicit-batch-dim": switch, "enable-dla": switch, "use-dla-core": integer(),
-    "dynamic-properties": text, "warmup-engine": switch, "stabilize-buffer-count": integer(),
+    "enable-dla": switch, "use-dla-core": integer(), "warmup-engine": switch,
     # where and when
     "gpu-id": integer(), "gie-unique-id": integer(1), "process-mode": integer(1, 2), "batch-size": integer(1, 1024),
-    "interval": integer(), "operate-on-gie-id": integer(-1), "operate-on-class-ids": numbers(integer()),
-    "filter-out-class-ids": numbers(integer()), "secondary-reinfer-interval": integer(),
-    "input-object-min-width": integer(), "input-object-min-height": integer(),
-    "input-object-max-width": integer(), "input-object-max-height": integer(),
+    "interval": integer(), "filter-out-class-ids": numbers(integer()),
     # images
     "net-scale-factor": real(), "offsets": numbers(real()), "model-color-format": integer(0, 4),
     "maintain-aspect-ratio": switch, "symmetric-padding": switch, "scaling-filter": integer(0, 6),
@@ -69,24 +68,12 @@ PROPERTY: Group = {
     # what becomes of the outputs
     "num-detected-classes": integer(), "cluster-mode": integer(0, 4), "segmentation-threshold": real(),
     "segmentation-output-order": switch, "output-instance-mask": switch, "output-tensor-meta": switch,
-    "disable-output-host-copy": switch, "classifier-threshold": real(), "classifier-async-mode": switch,
-    "classifier-type": text, "custom-lib-path": text, "parse-bbox-func-name": text,
-    "parse-bbox-instance-mask-func-name": text, "parse-classifier-func-name": text,
-    "parse-segmentation-func-name": text, "engine-create-func-name": text,
-    # memory, and tensors in files
-    "auto-inc-mem": switch, "max-gpu-mem-per": integer(0, 100), "tensor-meta-pool-size": integer(),
-    "dump-input-tensor": switch, "dump-output-tensor": switch, "overwrite-input-tensor": switch,
-    "overwrite-output-tensor": switch, "ip-tensor-file": text, "op-tensor-files": text,
-    "raw-output-file-write": switch,
+    "disable-output-host-copy": switch, "custom-lib-path": text, "parse-bbox-func-name": text,
+    "parse-bbox-instance-mask-func-name": text, "engine-create-func-name": text,
 }  # fmt: skip
-LEGACY = {"enable-dbscan", "is-classifier", "model-file", "proto-file", "uff-file", "uff-input-order", "input-dims",
-          "uff-input-dims", "uff-input-blob-name", "parse-func", "threshold"}  # fmt: skip
 CLASS_ATTRS: Group = {
     "pre-cluster-threshold": real(), "post-cluster-threshold": real(), "eps": real(), "group-threshold": integer(),
     "minBoxes": integer(), "dbscan-min-score": real(), "nms-iou-threshold": real(0, 1), "topk": integer(-1),
-    "roi-top-offset": integer(), "roi-bottom-offset": integer(), "detected-min-w": integer(),
-    "detected-min-h": integer(), "detected-max-w": integer(), "detected-max-h": integer(),
-    "border-color": numbers(real(0, 1), 4), "bg-color": numbers(real(0, 1), 4),
 }  # fmt: skip
 # of Gst-nvdspreprocess; the first eleven have no defaults
 PREPROCESS: Group = {
@@ -95,10 +82,7 @@ PREPROCESS: Group = {
     "tensor-data-type": integer(0, 7), "tensor-name": text, "custom-lib-path": text,
     "custom-tensor-preparation-function": text, "scaling-filter": integer(0, 6),
     "scaling-pool-memory-type": integer(0, 4),
-    "enable": switch, "unique-id": integer(), "gpu-id": integer(), "target-unique-ids": numbers(integer()),
-    "operate-on-gie-id": integer(-1), "process-on-frame": switch, "maintain-aspect-ratio": switch,
-    "symmetric-padding": switch, "tensor-buf-pool-size": integer(1), "scaling-buf-pool-size": integer(1),
-    "scaling-pool-compute-hw": integer(0, 2),
+    "maintain-aspect-ratio": switch, "symmetric-padding": switch,
 }  # fmt: skip
 MANDATORY_OF_PREPROCESS = tuple(PREPROCESS)[:11]
 
@@ -136,9 +120,7 @@ def complaints_about_preprocessing(values: Mapping[str, str]) -> list[str]:
 
 def _of_group(name: str, values: Mapping[str, str], known: Group) -> Iterable[str]:
     for key, value in values.items():
-        if key in LEGACY:
-            yield f"[{name}] {key} is deprecated"
-        elif key not in known:
+        if key not in known:
             yield f"[{name}] {key} is unknown"
         elif not known[key](value):
             yield f"[{name}] {key} does not take {value!r}"
@@ -156,3 +138,41 @@ def _contradictions(values: Mapping[str, str]) -> Iterator[str]:
         yield "[property] functions are named, and no custom-lib-path"
     if values.get("symmetric-padding") == "1" and values.get("maintain-aspect-ratio") != "1":
         yield "[property] symmetric-padding means nothing without maintain-aspect-ratio"
+
+
+# Of Gst-nvinferserver: messages, whose fields are numbers unless a type follows, and enumerations.
+SERVER = """\
+ProcessMode PROCESS_MODE_DEFAULT PROCESS_MODE_FULL_FRAME PROCESS_MODE_CLIP_OBJECTS
+MediaFormat MEDIA_FORMAT_NONE IMAGE_FORMAT_RGB IMAGE_FORMAT_BGR IMAGE_FORMAT_GRAY
+TensorOrder TENSOR_ORDER_NONE TENSOR_ORDER_LINEAR TENSOR_ORDER_NHWC
+PluginControl infer_config:InferenceConfig input_control:InputControl
+InputControl process_mode:ProcessMode
+InferenceConfig unique_id max_batch_size backend:Backend preprocess:PreProcess postprocess:PostProcess custom_lib:Lib
+Backend triton:Triton
+Triton model_name:string version model_repo:Repository
+Repository root:string strict_model_config:bool
+PreProcess network_format:MediaFormat tensor_order:TensorOrder tensor_name:string maintain_aspect_ratio \
+symmetric_padding normalize:Normalize
+Normalize scale_factor:float
+PostProcess labelfile_path:string detection:Detection
+Detection num_detected_classes custom_parse_bbox_func:string simple_cluster:Cluster
+Cluster threshold:float
+Lib path:string"""
+TYPES = {"": 5, "float": 2, "bool": 8, "string": 9}  # protobuf's numbers
+
+
+def read_server(text: str) -> dict[str, str]:
+    """The value of each field of nvinferserver's configuration; ParseError if protobuf would not read it."""
+    file = descriptor_pb2.FileDescriptorProto(name="nvdsinferserver.proto", syntax="proto3")
+    for name, *words in map(str.split, SERVER.splitlines()):
+        if words[0].isupper():
+            file.enum_type.add(name=name, value=[{"name": word, "number": at} for at, word in enumerate(words)])
+            continue
+        message = file.message_type.add(name=name)
+        for number, (word, _, kind) in enumerate((field.partition(":") for field in words), 1):
+            kinds = {"type": TYPES[kind]} if kind in TYPES else {"type_name": kind}
+            message.field.add(name=word, number=number, label=1, **kinds)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    read = text_format.Parse(text, message_factory.GetMessageClass(pool.FindMessageTypeByName("PluginControl"))())
+    return dict(line.strip().split(": ", 1) for line in text_format.MessageToString(read).splitlines() if ": " in line)

@@ -7,6 +7,7 @@ import logging
 import os
 import shlex
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -98,7 +99,7 @@ def export_checkpoint(
     if network.imgsz and height_width(size) != height_width(network.imgsz):
         texts = size_text(size), size_text(network.imgsz)
         logger.warning("--imgsz %s was given, and %s was made for %s", texts[0], weights, texts[1])
-    config = config.with_size(height_width(fitting_size(size, network.stride))).resolved(network.quantized)
+    config = replace(config, imgsz=height_width(fitting_size(size, network.stride))).resolved(network.quantized)
     files = output_files(weights, output, forms, config, network.quantized)
     refuse_overwrite(files, [weights, data])
     check_network(network, list(files))
@@ -131,16 +132,6 @@ def replaced(before: bytes, after: bytes) -> str:
         changed = [f"{key} {old[key]}" for key in options if key in old and old[key] != new.get(key)]
         return f"replaces a file of that name: {', '.join(changed) or 'other weights or options'}"
     return "replaces a file of that name, which was no ONNX file"
-
-
-def refuse_flags_of_masks(network: Network, weights: str, flags: Sequence[str]) -> None:
-    """Refuse options that only mean something for a segmentation network.
-
-    Raises:
-        InputError: there are some, and the network is a detector.
-    """
-    if flags and not network.task.prototypes:
-        raise InputError(f"{weights} ends in {network.head}: a detector, and {flags[0]} is for segmentation networks")
 
 
 def export_lines(network: Network, config: ExportConfig, result: ExportResult) -> list[str]:

@@ -12,11 +12,12 @@ from typing import Any
 from utils.core.errors import InputError
 from utils.core.files import check_file
 from utils.core.input_spec import DEFAULT_BATCH
+from utils.core.options import size_text
 from utils.runners.base import TensorSpec
 from utils.serving import repository
 from utils.serving.config import ONNX, PLAN, ServedFile, ServingOptions, model_configs
 from utils.trt.engine_file import ENGINE_SUFFIXES, EngineNote
-from utils.trt.preflight import BuildConfig, OnnxFile, min_opt_max, profile_shapes
+from utils.trt.preflight import BuildConfig, OnnxFile, min_opt_max, min_opt_max_sizes, profile_shapes
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ def make(options: ServingOptions) -> list[Path]:
         engine = options.output / network / "1" / repository.MODEL_FILES[PLAN]
         words = ["python", "scripts/build_engine.py", file.path, "--output", engine]
         words += ["--batch-size", *(options.batch_size or DEFAULT_BATCH)] if file.batched else []
-        words += ["--imgsz", *options.imgsz] if options.imgsz else []
+        words += ["--imgsz", *map(size_text, options.imgsz)] if options.imgsz else []
         logger.info("the engine is still to be built: %s", " ".join(map(str, words)))
     return written
 
@@ -81,18 +82,17 @@ def read_served_file(options: ServingOptions) -> tuple[ServedFile, EngineNote | 
         InputError: it is neither an ONNX file nor an engine, or nothing says what an engine takes.
     """
     path = check_file(options.file or "", "expected an ONNX file or a TensorRT engine")
-    side = min_opt_max(options, "imgsz")
-    profile = BuildConfig(batch=min_opt_max(options, "batch_size"), height=side, width=side)
+    profile = BuildConfig(batch=min_opt_max(options, "batch_size"), **min_opt_max_sizes(options))
     if path.suffix.lower() == ".onnx":
         platform = options.platform or ONNX
-        if platform == ONNX and (options.batch_size or side):
+        if platform == ONNX and (options.batch_size or options.imgsz):
             raise InputError("--batch-size and --imgsz are those of an engine's profile; give --max-batch-size")
         file = OnnxFile.read(path)
         return of_onnx(file, platform, profile_shapes(file, profile) if platform == PLAN else {}), None
     if path.suffix.lower() not in ENGINE_SUFFIXES or options.platform == ONNX:
         raise InputError(f"{path}: expected .onnx, or .engine or .plan, which run as {PLAN}")
     note = EngineNote.load(path)
-    if note.tensors and (options.onnx or options.batch_size or side):
+    if note.tensors and (options.onnx or options.batch_size or options.imgsz):
         raise InputError(f"the note of {path} says what it takes; leave --onnx, --batch-size and --imgsz out")
     if not note.tensors:
         source = check_file(options.onnx or note.onnx, f"give --onnx FILE, from which {path} was built")

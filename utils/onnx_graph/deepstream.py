@@ -1,13 +1,14 @@
-"""The two files that DeepStream wants beside a network: class names, and nvinfer's configuration.
+"""The files that DeepStream wants beside a network: class names, nvinfer's configuration and nvinferserver's.
 
-The configuration assumes the parser of DeepStream-Yolo since its version for DeepStream 7.1
-(https://github.com/marcoslucianops/DeepStream-Yolo), which reads rows of x1, y1, x2, y2, score, class. That of a
-segmentation network assumes the parser of DeepStream-Yolo-Seg (https://github.com/marcoslucianops/DeepStream-Yolo-Seg),
-whose rows have a mask behind these six. It names an engine that trtexec has built: nvinfer would build a quantized
-network in FP16. Of a float network nvinfer may build one, by DeepStream-Yolo's builder or its own.
-Keys: https://docs.nvidia.com/metropolis/deepstream/dev-guide/text/DS_plugin_gst-nvinfer.html
+nvinfer's configuration assumes the parser of DeepStream-Yolo since its version for DeepStream 7.1 or, of a segmentation
+network, of DeepStream-Yolo-Seg (https://github.com/marcoslucianops), whose rows are x1, y1, x2, y2, score, class and
+perhaps a mask. Those of an end-to-end file assume https://github.com/levipereira/nvdsinfer_yolo. nvinfer's names an
+engine that trtexec has built: nvinfer would build a quantized network in FP16. Of a float network nvinfer may build
+one, by DeepStream-Yolo's builder or its own.
+Keys: https://docs.nvidia.com/metropolis/deepstream/dev-guide/text/DS_plugin_gst-nvinfer.html, and nvinferserver's in
+https://github.com/NVIDIA/DeepStream/tree/main/includes (nvdsinferserver_*.proto).
 
-Nothing that someone else wrote is lost: the configuration's last line is a record, the hashes of the rest of it and of
+Nothing that someone else wrote is lost: a configuration's last line is a record, the hashes of the rest of it and of
 the labels that were written with it. A file that has its recorded hash is ours and is replaced; any other is refused,
 unless it says what it would say anyway.
 """
@@ -18,7 +19,7 @@ import hashlib
 import os
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from utils.core.errors import InputError, no_file
@@ -27,7 +28,7 @@ from utils.core.tasks import DISPLAY_CONF, DISPLAY_IOU, IMAGES
 from utils.core.text import plural
 from utils.onnx_graph.output_formats import NmsSettings
 
-LABELS, CONFIG = "labels.txt", "config_infer_primary_yoloV9.txt"
+LABELS, CONFIG, SERVER = "labels.txt", "config_infer_primary_yoloV9.txt", "config_inferserver_primary_yoloV9.txt"
 SCALE = repr(1 / 255)
 INT8, FP16 = 1, 2  # of nvinfer's network-mode
 DYNAMIC_BATCH = (1, 8, 16)  # min, opt and max of an engine for any batch size
@@ -46,11 +47,21 @@ QUANTIZED = "# 1: INT8. The ranges are in the ONNX file, so there is no calibrat
 FLOAT = """\
 # Of the engine, whatever the types in the ONNX file. 0: FP32, 2: FP16. 1 (INT8) needs a calibration file for this
 # network, which is not quantized."""
-TEMPLATE = """\
+COMPILED = "nvdsinfer_custom_impl_{0}/libnvdsinfer_custom_impl_{0}.so"
+INSTALLED = "/opt/nvidia/deepstream/deepstream/lib/libnvds_infer_yolo.so"
+PARSERS = {  # by whether the file is end-to-end, and whether it has masks: whose, the function, and the library
+    (False, False): ("DeepStream-Yolo, for DeepStream 7.1 or later", "NvDsInferParseYolo", COMPILED.format("Yolo")),
+    (False, True): ("DeepStream-Yolo-Seg", "NvDsInferParseYoloSeg", COMPILED.format("Yolo_seg")),
+    (True, False): ("nvdsinfer_yolo", "NvDsInferYoloNMS", INSTALLED),
+    (True, True): ("nvdsinfer_yolo", "NvDsInferYoloMask", INSTALLED),
+}
+ASSUMED = """\
 # {onnx} in DeepStream. Written by export_yoloV9.py; what it assumes:
-#   the {parser}, compiled in the folder named below
+#   the parser of {parser}, compiled to the library named below
 #   images letterboxed in the middle, as in training, RGB, {values}
-{nms_note}[property]
+{nms_note}"""
+TEMPLATE = """\
+[property]
 gpu-id=0
 {bytes_note}net-scale-factor={scale}
 model-color-format=0
@@ -65,14 +76,50 @@ num-detected-classes={classes}
 interval=0
 gie-unique-id=1
 process-mode=1
-{clustering}
+# 0: boxes, 3: instance segmentation
+network-type={kind}
+# 2: nvinfer's NMS, with the thresholds at the end; 4: no clustering: the file gives detections
+cluster-mode={cluster}
 maintain-aspect-ratio=1
 symmetric-padding=1
-{functions}
+{masks}func-name={function}
+custom-lib-path={library}
 
 [class-attrs-all]
 {overlap}pre-cluster-threshold={confidence}
 topk={topk}
+"""
+MASKS = "output-instance-mask=1\nsegmentation-threshold=0.5\nparse-bbox-instance-mask-"
+SERVED = """\
+#   the model {model} in the folder model_repository beside this file, which this writes, run in the same folder:
+#     python /path/to/yolov9/scripts/make_triton.py {file} --platform tensorrt_plan
+infer_config {{
+  unique_id: 1
+  max_batch_size: {batch}  {batch_note}
+  backend {{ triton {{
+    model_name: "{model}"
+    version: -1
+    model_repo {{ root: "model_repository" strict_model_config: true }}
+  }} }}
+  preprocess {{
+    network_format: IMAGE_FORMAT_RGB
+    tensor_order: TENSOR_ORDER_LINEAR
+    tensor_name: "{images}"
+    maintain_aspect_ratio: 1
+    symmetric_padding: 1
+    normalize {{ scale_factor: {scale} }}
+  }}
+  postprocess {{
+    labelfile_path: "{labels}"
+    detection {{
+      num_detected_classes: {classes}
+      custom_parse_bbox_func: "{function}"
+      simple_cluster {{ threshold: {confidence} }}
+    }}
+  }}
+  custom_lib {{ path: "{library}" }}
+}}
+input_control {{ process_mode: PROCESS_MODE_FULL_FRAME }}
 """
 BYTES = """\
 # The file takes the bytes of images (UINT8).
@@ -97,31 +144,6 @@ BYTES = """\
 # What nvinfer is told below of scale, colors, aspect ratio and padding has no effect on these tensors.
 input-tensor-from-meta=1
 """
-BOXES = {
-    "parser": "parser of DeepStream-Yolo, for DeepStream 7.1 or later",
-    "nms_note": "",
-    "clustering": "network-type=0\n# 2: nvinfer's NMS, with the thresholds at the end\ncluster-mode=2",
-    "functions": """\
-parse-bbox-func-name=NvDsInferParseYolo
-custom-lib-path=nvdsinfer_custom_impl_Yolo/libnvdsinfer_custom_impl_Yolo.so""",
-    "overlap": f"nms-iou-threshold={DISPLAY_IOU}\n",
-    "confidence": DISPLAY_CONF,
-    "topk": 300,
-}
-MASKS = {
-    "parser": "parser of DeepStream-Yolo-Seg",
-    "clustering": """\
-# 3: instance segmentation
-network-type=3
-# 4: no clustering: the file gives detections
-cluster-mode=4""",
-    "functions": """\
-output-instance-mask=1
-segmentation-threshold=0.5
-parse-bbox-instance-mask-func-name=NvDsInferParseYoloSeg
-custom-lib-path=nvdsinfer_custom_impl_Yolo_seg/libnvdsinfer_custom_impl_Yolo_seg.so""",
-    "overlap": "",
-}
 
 
 def label_lines(names: Mapping[int, str]) -> str:
@@ -137,7 +159,7 @@ def label_lines(names: Mapping[int, str]) -> str:
 
 
 def trtexec_command(onnx: str, engine: str, size: tuple[int, int], *, typing: str, dynamic: bool) -> str:
-    """The command that builds the engine which the configuration names; for the arguments see `infer_config`."""
+    """The command that builds the engine which the configuration names; for the arguments see `configs`."""
     height, width = size
     shapes = zip(("min", "opt", "max"), DYNAMIC_BATCH, strict=True) if dynamic else ()
     profile = [f"--{end}Shapes={IMAGES}:{batch}x3x{height}x{width}" for end, batch in shapes]
@@ -145,24 +167,25 @@ def trtexec_command(onnx: str, engine: str, size: tuple[int, int], *, typing: st
     return shlex.join(["trtexec", f"--onnx={onnx}", *flags, *profile, f"--saveEngine={engine}"])
 
 
-def infer_config(
+def configs(
     onnx: str | Path, size: tuple[int, int], batch: int, classes: int, *, typing: str, dynamic: bool,
-    engine: str = "", nms: NmsSettings | None = None, takes_bytes: bool = False,
-) -> str:  # fmt: skip
-    """Write nvinfer's configuration for a file, as a text.
+    engine: str = "", nms: NmsSettings | None = None, masks: bool = False, model: str = "", takes_bytes: bool = False,
+) -> list[str]:  # fmt: skip
+    """Write nvinfer's configuration for a file, and nvinferserver's for an end-to-end file of a dynamic batch.
 
     Args:
-        onnx: the file; the configuration is to lie beside it.
+        onnx: the file; the configurations are to lie beside it.
         size: height and width of the input, pixels.
         batch: images a batch.
         typing: weak or strong, of a quantized network; '' for a float one.
         dynamic: whether the file takes any batch.
         engine: built by trtexec, which the configuration names; '': nvinfer builds one, of a float network.
-        nms: in the file of a segmentation network; None for a detector.
-        takes_bytes: whether the file takes bytes, which another plugin then has to give.
+        nms: in the file; None where nvinfer does it.
+        masks: whether the file has masks.
+        model: of an end-to-end file its name in a Triton model repository; '' for another file.
+        takes_bytes: whether the file takes bytes, which another plugin than nvinfer then has to give.
     """
     name = Path(onnx).name
-    form: dict[str, object] = BOXES
     network = f"onnx-file={name}\n"
     if engine:
         command = trtexec_command(name, engine, size, typing=typing, dynamic=dynamic)
@@ -172,24 +195,30 @@ def infer_config(
         engine = f"model_b{batch}_gpu0_fp16.engine"
     else:  # nvinfer's own builder
         engine = f"{name}_b{batch}_gpu0_fp16.engine"
+    nms_note = ""
     if nms is not None:
-        kinds = {
-            "efficient": "NMS (TensorRT's plugin)",
-            "onnx": "NMS (ONNX's operator)",
-            "none": "Top-k, no NMS,",
-        }
+        kinds = {"efficient": "NMS (TensorRT's plugin)", "onnx": "NMS (ONNX's operator)", "none": "Top-k, no NMS,"}
         overlap = "" if nms.kind == "none" else f", overlap {nms.iou_thres:g}"
-        told = f"{kinds[nms.kind]} is in the ONNX file: confidence {nms.conf_thres:g}{overlap}, "
-        told += f"{plural(nms.topk, 'detection')}"
-        form = {**MASKS, "nms_note": f"#   {told}\n", "confidence": nms.conf_thres, "topk": nms.topk}
+        nms_note = f"#   {kinds[nms.kind]} is in the ONNX file: confidence {nms.conf_thres:g}{overlap}, "
+        nms_note += f"{plural(nms.topk, 'detection')}\n"
+    parser, function, library = PARSERS[bool(model), masks]
     any_batch = f"# {DYNAMIC_BATCH[0]} to {DYNAMIC_BATCH[-1]}: the number of streams is a good one"
-    return TEMPLATE.format(
-        **form, onnx=name, scale=SCALE, network=network, engine=engine, labels=LABELS, height=size[0], width=size[1],
-        batch=batch, classes=classes, mode=INT8 if typing else FP16, mode_note=QUANTIZED if typing else FLOAT,
-        batch_note=any_batch if dynamic else "# fixed in the ONNX file",
-        bytes_note=BYTES.format(batch=batch, height=size[0], width=size[1]) if takes_bytes else "",
-        values="bytes in 0..255" if takes_bytes else "scaled to 0..1",
-    )  # fmt: skip
+    values = {
+        "onnx": name, "parser": parser, "function": function, "library": library, "labels": LABELS, "network": network,
+        "engine": engine, "height": size[0], "width": size[1], "classes": classes, "scale": SCALE, "batch": batch,
+        "batch_note": any_batch if dynamic else "# fixed in the ONNX file", "nms_note": nms_note,
+        "mode": INT8 if typing else FP16, "mode_note": QUANTIZED if typing else FLOAT, "kind": 3 if masks else 0,
+        "masks": MASKS if masks else "parse-bbox-", "cluster": 2 if nms is None else 4,
+        "overlap": f"nms-iou-threshold={DISPLAY_IOU}\n" if nms is None else "",
+        "confidence": DISPLAY_CONF if nms is None else nms.conf_thres, "topk": 300 if nms is None else nms.topk,
+        "values": "bytes in 0..255" if takes_bytes else "scaled to 0..1",
+        "bytes_note": BYTES.format(batch=batch, height=size[0], width=size[1]) if takes_bytes else "",
+    }  # fmt: skip
+    texts = [(ASSUMED + TEMPLATE).format(**values)]
+    if model and dynamic:  # nvinferserver knows no masks of instances, and makes bytes by itself
+        values |= {"function": PARSERS[True, False][1], "scale": 1.0 if takes_bytes else SCALE}
+        texts.append((ASSUMED + SERVED).format(**values, model=model, images=IMAGES, file=shlex.quote(name)))
+    return texts
 
 
 RECORD = "# export_yoloV9.py wrote this file (sha256 {config}) and {name} (sha256 {labels})\n"
@@ -197,9 +226,9 @@ _PATTERN = re.compile(rb"# export_yoloV9\.py wrote this file \(sha256 (\w+)\) an
 ADVICE = "rename or remove it, or export into another folder with --output"
 
 
-def paths(onnx: Path) -> tuple[Path, Path]:
-    """Where the labels and the configuration of an exported file lie."""
-    return onnx.with_name(LABELS), onnx.with_name(CONFIG)
+def paths(onnx: Path) -> list[Path]:
+    """Where the labels and the configurations of an exported file lie."""
+    return [onnx.with_name(name) for name in (LABELS, CONFIG, SERVER)]
 
 
 def check_name(name: str, flag: str = "--output") -> None:
@@ -210,29 +239,29 @@ def check_name(name: str, flag: str = "--output") -> None:
 
 def check_config(onnx: Path) -> None:
     """Raise `InputError` if a configuration lies there that is not ours, or that was changed since we wrote it."""
-    _, config = paths(onnx)
-    if _there(config) and not _recorded(config):
-        raise InputError(f"{config} was not written by export_yoloV9.py, or has been changed since; {ADVICE}")
+    for config in paths(onnx)[1:]:
+        if _there(config) and not _recorded(config):
+            raise InputError(f"{config} was not written by export_yoloV9.py, or has been changed since; {ADVICE}")
 
 
 def check_labels(onnx: Path, text: str) -> None:
     """Raise `InputError` if labels lie there that are neither these nor those that lie there by our own record."""
-    labels, config = paths(onnx)
+    labels, *written = paths(onnx)
     if not _there(labels) or labels.read_bytes() == text.encode():
         return
-    if not _there(config) or _recorded(config) != _hash(labels.read_bytes()):
+    if _hash(labels.read_bytes()) not in [_recorded(config) for config in written if _there(config)]:
         raise InputError(
             f"{labels} holds other classes than this network, and was not written by export_yoloV9.py, or has been "
             f"changed since; {ADVICE}"
         )
 
 
-def write(onnx: Path, labels: str, config: str) -> tuple[Path, Path]:
-    """Write both files, each whole or not at all; `check_config` and `check_labels` have allowed it."""
-    written = paths(onnx)
-    record = RECORD.format(config=_hash(config.encode()), name=LABELS, labels=_hash(labels.encode()))
-    for path, text in zip(written, (labels, config + record), strict=True):
-        write_text(path, text)
+def write(onnx: Path, labels: str, texts: Sequence[str]) -> list[Path]:
+    """Write labels and configurations, each whole or not at all; `check_config` and `check_labels` have allowed it."""
+    written = paths(onnx)[: 1 + len(texts)]
+    write_text(written[0], labels)
+    for path, text in zip(written[1:], texts, strict=True):
+        write_text(path, text + RECORD.format(config=_hash(text.encode()), name=LABELS, labels=_hash(labels.encode())))
     return written
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import Literal
@@ -95,10 +94,6 @@ class ExportConfig:
             why = "FP16 scales came with 19" if typing == "strong" else "TensorRT 8.6 reads nothing newer"
             raise InputError(f"--typing {typing} takes --opset {suits[0]} to {suits[-1]}, not {opset}: {why}")
         return replace(self, typing=typing, opset=opset)
-
-    def with_size(self, size: Sequence[int]) -> ExportConfig:
-        """The same for another input: height and width in pixels."""
-        return replace(self, imgsz=(size[0], size[1]))
 
 
 def default_typing() -> Typing:

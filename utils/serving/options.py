@@ -14,10 +14,13 @@ from utils.core.options import (
     BatchSize,
     Fraction,
     ImageSize,
+    InputSize,
     Options,
     RunFolderOptions,
+    image_size,
     option,
     project_option,
+    size_option,
 )
 from utils.core.tasks import DISPLAY_CONF, DISPLAY_IOU
 
@@ -42,9 +45,10 @@ class ServingOptions(Options):
         None, "of an engine that is built later, or has no note: its profile, one or min opt max (default: 1 8 16)",
         metavar="N",
     )  # fmt: skip
-    imgsz: list[ImageSize] | None = option(
-        None, "the same of its image size (default: the file's own)", *IMAGE_SIZE_FLAGS, metavar="PX"
-    )
+    imgsz: list[ImageSize | tuple[ImageSize, ImageSize]] | None = option(
+        None, "the same of its image size, or height and width, as 384 640 or 384x640 (default: the file's own)",
+        *IMAGE_SIZE_FLAGS, metavar="PX", type=image_size,
+    )  # fmt: skip
     onnx: Path | None = option(None, "what an engine without a note was built from", metavar="FILE")
     max_batch_size: BatchSize | None = option(
         None, "images that the server puts together (default: what the engine takes; of an ONNX file 16)",
@@ -87,10 +91,7 @@ class TritonClientOptions(RunFolderOptions):
     source: str | None = option(None, "draw detections on this image, video or folder (required)", metavar="PATH")
     protocol: Literal["http", "grpc"] = option("http", "how the server is asked")
     url: str = option("", "default: localhost:8000; of grpc localhost:8001", metavar="HOST:PORT")
-    imgsz: ImageSize | None = option(
-        None, "longer side of the input, if its size is dynamic (default: the model's)", *IMAGE_SIZE_FLAGS,
-        metavar="PX",
-    )  # fmt: skip
+    imgsz: InputSize | None = size_option("the model's")
     conf_thres: Fraction = option(DISPLAY_CONF, "least score that is drawn", metavar="P")
     iou_thres: Fraction = option(DISPLAY_IOU, "of NMS here, behind raw predictions", metavar="P")
     max_det: Detections = option(300, "detections per image", metavar="N")

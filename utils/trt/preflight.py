@@ -21,7 +21,7 @@ from pydantic import Field
 from utils.core.errors import InputError
 from utils.core.files import read_onnx
 from utils.core.input_spec import DEFAULT_BATCH, FLOATS, InputSpec
-from utils.core.options import DeviceOptions, Options, option
+from utils.core.options import DeviceOptions, Options, height_width, one_size, option
 from utils.trt.tensorrt_api import BUILDER_OPTIONS, Api, Gpu
 
 if TYPE_CHECKING:
@@ -150,6 +150,20 @@ def min_opt_max(options: Options, name: str) -> Range | None:
     if values is not None and len(values) not in (1, 3):
         raise InputError(f"{options.flag(name)} takes one number, or three: min opt max")
     return None if values is None else (values[0], values[len(values) // 2], values[-1])
+
+
+def min_opt_max_sizes(options: Options, name: str = "imgsz") -> dict[str, Any]:
+    """`height` and `width` of a `BuildConfig` by the option `name`: as `min_opt_max`, or of one height and width.
+
+    Raises:
+        InputError: there are others.
+    """
+    given = getattr(options, name)
+    if given and list(map(type, given)) == [int, int]:
+        options = options.model_copy(update={name: [one_size(given)]})
+    sizes = min_opt_max(options, name)
+    height, width = zip(*map(height_width, sizes), strict=True) if sizes else (None, None)
+    return {"height": height, "width": width}
 
 
 # TensorProto's number of a type → torch's name

@@ -72,13 +72,12 @@ def known(tmp_path_factory):
     return samples, KnowingModel(samples, NAMES, 64)
 
 
-def engine_of(model, folder, api, *, batch=None, nms=None, form=FLOATS, build_batch=(1, 2, 4), **built):
+def engine_of(model, folder, api, *, batch=None, nms=None, form=FLOATS, build_batch=(1, 2, 4), width=64, **built):
     """An engine of the network that knows the images; of a dynamic size unless the batch is static."""
     file = export_answers(model, folder / "a.onnx", batch, None if batch is None else 64)
     content = take_bytes(onnx.load(file), form)
     onnx.save(content if nms is None else attach_nms(content, nms), file)
-    side = (64, 64, 64)
-    sizes = {} if batch else {"batch": build_batch, "height": side, "width": side}
+    sizes = {} if batch else {"batch": build_batch, "height": (64,) * 3, "width": (width,) * 3}
     return build(file, folder / "a.engine", BuildConfig(progress=False, **sizes, **built), api).path
 
 
@@ -87,6 +86,7 @@ def engine_of(model, folder, api, *, batch=None, nms=None, form=FLOATS, build_ba
     [
         {},
         {"batch": 4},
+        {"width": 96},
         {"build_batch": (2, 4, 4)},
         {"form": InputSpec("uint8")},
         {"form": InputSpec("uint8", "nhwc")},
@@ -109,7 +109,7 @@ def test_it_finds_what_val_trt_finds(options, conf, iou, known, tmp_path, monkey
     assert detector.names == dict(enumerate(NAMES))
     count = 0
     with TensorRTRunner(engine, "cpu", api=api) as runner:
-        artist = Artist(runner, imgsz=64, conf_thres=conf, iou_thres=iou)
+        artist = Artist(runner, imgsz=(64, options.get("width", 64)), conf_thres=conf, iou_thres=iou)
         for sample in samples:
             image = cv2.imread(str(sample.path))
             found, expected = detector(image), artist.find(image).numpy()

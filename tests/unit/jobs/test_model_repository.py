@@ -18,6 +18,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from utils.core.errors import InputError
 from utils.core.input_spec import InputSpec
+from utils.core.options import image_size
 from utils.jobs import model_repository
 from utils.jobs.model_repository import make
 from utils.onnx_graph.output_formats import NmsSettings, deepstream, end2end
@@ -115,6 +116,18 @@ def test_an_engine_that_is_built_later(tmp_path, caplog):
     plan.with_name("model.plan.json").write_text(json.dumps(note))
     with pytest.raises(InputError, match="profile"):
         model_repository.check_models(tmp_path / "repo")
+
+
+@pytest.mark.parametrize("given", ["96 64", "96x64"])
+def test_an_engine_of_a_rectangle_that_is_built_later(given, tmp_path, caplog):
+    model = onnx.load(write_boxes(tmp_path / "a.onnx"))
+    for axis, name in zip(model.graph.input[0].type.tensor_type.shape.dim[2:], "hw", strict=True):
+        axis.dim_param = name
+    onnx.save(model, tmp_path / "a.onnx")
+    with caplog.at_level("INFO"):
+        network = made(tmp_path / "a.onnx", tmp_path, platform=PLAN, imgsz=list(map(image_size, given.split())))
+    assert list(network["m_network"].input[0].dims) == [3, 96, 64]
+    assert caplog.messages[-1].endswith(f"--batch-size 1 8 16 --imgsz {given}")
 
 
 def test_an_engine_without_a_note_takes_what_its_onnx_file_says(tmp_path):

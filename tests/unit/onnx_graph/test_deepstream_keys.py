@@ -9,27 +9,32 @@ import shlex
 import nvinfer_keys
 import pytest
 from documentation import FENCE, ROOT, SPAN
+from google.protobuf import text_format
 
 from utils.onnx_graph import deepstream
 from utils.onnx_graph.output_formats import NmsSettings
 
 PAGE = (ROOT / "docs/deepstream.md").read_text(encoding="utf-8")
-FORMS = list(
-    itertools.product(("", "weak", "strong"), (False, True), (None, NmsSettings("onnx", 50)), (False, True))
-)  # typing, dynamic, masks, bytes
+TYPINGS, EITHER = ("", "weak", "strong"), (False, True)
+FORMS = [*itertools.product(TYPINGS, EITHER, (None, NmsSettings("onnx", 50)), EITHER, ("", "net"))]
 
 
-def config(typing="weak", dynamic=True, nms=None, takes_bytes=False, engine="") -> str:
-    return deepstream.infer_config(
-        "some/net.onnx", (64, 96), 3, 5, typing=typing, dynamic=dynamic, nms=nms, takes_bytes=takes_bytes,
-        engine=engine or "net.engine" * bool(typing),
+def configs(typing="weak", dynamic=True, nms=None, takes_bytes=False, model="", engine="", masks=None) -> list[str]:
+    return deepstream.configs(
+        "some/net.onnx", (64, 96), 3, 5, typing=typing, dynamic=dynamic, nms=nms, takes_bytes=takes_bytes, model=model,
+        engine=engine or "net.engine" * bool(typing), masks=nms is not None if masks is None else masks,
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("typing", "dynamic", "nms", "takes_bytes"), FORMS)
-def test_nvinfer_reads_and_takes_all_of_it(typing, dynamic, nms, takes_bytes):
-    text = config(typing, dynamic, nms, takes_bytes)
+def config(*words, **options) -> str:
+    return configs(*words, **options)[0]
+
+
+@pytest.mark.parametrize(("typing", "dynamic", "nms", "takes_bytes", "model"), FORMS)
+def test_deepstream_reads_and_takes_all_of_it(typing, dynamic, nms, takes_bytes, model):
+    text, *server = configs(typing, dynamic, nms, takes_bytes, model)
     assert nvinfer_keys.complaints(text) == []
+    assert len(list(map(nvinfer_keys.read_server, server))) == bool(model and dynamic)
     assert len(nvinfer_keys.entries(text)["property"]) >= 18
     assert set(nvinfer_keys.entries(text)) == {"property", "class-attrs-all"}
 
@@ -39,12 +44,17 @@ def test_values_are_those_of_the_network(typing):
     boxes = nvinfer_keys.entries(config(typing))["property"]
     masks, attributes = nvinfer_keys.entries(config(typing, nms=NmsSettings("efficient", 50, 0.6, 0.3))).values()
     for one in (boxes, masks):
-        assert (one["infer-dims"], one["batch-size"]) == ("3;64;96", "3")
-        assert one.get("onnx-file") == (None if typing else "net.onnx")
-        assert (one["num-detected-classes"], one["network-mode"]) == ("5", "1" if typing else "2")
+        assert {
+            "infer-dims": "3;64;96", "batch-size": "3", "num-detected-classes": "5", "labelfile-path": "labels.txt",
+            "network-mode": "1" if typing else "2", "net-scale-factor": str(1 / 255), "model-color-format": "0",
+        }.items() <= one.items()  # fmt: skip
+        assert (one.get("onnx-file"), one.get("int8-calib-file")) == (None if typing else "net.onnx", None)
+    assert (boxes["network-type"], boxes["parse-bbox-func-name"]) == ("0", "NvDsInferParseYolo")
     assert (masks["network-type"], masks["cluster-mode"], masks["segmentation-threshold"]) == ("3", "4", "0.5")
     assert masks["parse-bbox-instance-mask-func-name"] == "NvDsInferParseYoloSeg"
     assert (attributes["topk"], attributes["pre-cluster-threshold"]) == ("50", "0.3")
+    for kind, words in (("onnx", "NMS (ONNX"), ("none", "Top-k, no NMS")):
+        assert f"#   {words}" in config(typing, nms=NmsSettings(kind))
 
 
 @pytest.mark.parametrize(
@@ -64,11 +74,25 @@ def test_the_command_builds_the_engine_that_the_configuration_names(typing, flag
         assert middle == [*flags, *shapes * dynamic]
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"), [(NmsSettings("onnx"), "#   NMS (ONNX"), (NmsSettings("none"), "#   Top-k, no NMS")]
-)
-def test_a_file_without_nms_is_not_said_to_have_it(settings, words):
-    assert words in config(nms=settings)
+@pytest.mark.parametrize("masks", EITHER)
+def test_a_file_with_nms_inside_has_the_parsers_of_nvdsinfer_yolo(masks):
+    """nvinferserver makes bytes by itself."""
+    text, server = configs(nms=NmsSettings("onnx", 50, 0.6, 0.3), masks=masks, model="net", takes_bytes=masks)
+    values, attributes = nvinfer_keys.entries(text).values()
+    key, function = ("bbox-instance-mask", "NvDsInferYoloMask") if masks else ("bbox", "NvDsInferYoloNMS")
+    assert values[f"parse-{key}-func-name"] == function
+    assert (values["network-type"], values["cluster-mode"]) == ("3" if masks else "0", "4")
+    assert attributes == {"pre-cluster-threshold": "0.3", "topk": "50"}
+    found = nvinfer_keys.read_server(server)
+    assert float(found["scale_factor"]) == pytest.approx(1 if masks else 1 / 255)
+    assert {
+        "model_name": '"net"', "max_batch_size": "3", "num_detected_classes": "5", "threshold": "0.3",
+        "custom_parse_bbox_func": '"NvDsInferYoloNMS"', "path": f'"{values["custom-lib-path"]}"',
+        "labelfile_path": f'"{values["labelfile-path"]}"', "tensor_name": '"images"', "symmetric_padding": "1",
+    }.items() <= found.items()  # fmt: skip
+    for old, new in (("symmetric_padding", "symmetric-padding"), ("_LINEAR", "_NCHW"), ("threshold:", "threshold: a")):
+        with pytest.raises(text_format.ParseError):
+            nvinfer_keys.read_server(server.replace(old, new))
 
 
 @pytest.mark.parametrize("nms", [None, NmsSettings("onnx", 50)], ids=["boxes", "masks"])
@@ -85,7 +109,6 @@ def test_what_stands_in_front_of_a_file_for_bytes_has_all_that_it_needs(nms):
     [
         ("batch-size=3", "batchsize=3", "[property] batchsize is unknown"),
         ("batch-size=3", "batch-size=0", "batch-size does not take '0'"),
-        ("infer-dims=3;64;96", "input-dims=3;64;96;0", "input-dims is deprecated"),
         ("network-type=0", "network-type=3", "has no parser for masks"),
         ("maintain-aspect-ratio=1", "maintain-aspect-ratio=0", "symmetric-padding means nothing"),
         ("custom-lib-path=", "#custom-lib-path=", "functions are named, and no custom-lib-path"),
@@ -102,12 +125,7 @@ def test_the_checker_finds(old, new, complaint):
 def test_keys_that_the_page_names_are_there():
     spans = SPAN.findall(FENCE.sub("", PAGE))
     named = {key for span in spans for key in re.findall(r"^([a-z0-9]+(?:-[a-z0-9]+)+)(?:=.*)?$", span)}
-    known = {
-        *nvinfer_keys.PROPERTY,
-        *nvinfer_keys.CLASS_ATTRS,
-        *nvinfer_keys.PREPROCESS,
-        "display-mask",  # of deepstream-app
-    }
-    assert named <= known
+    known = {*nvinfer_keys.PROPERTY, *nvinfer_keys.CLASS_ATTRS, *nvinfer_keys.PREPROCESS}
+    assert named <= known | {"display-mask", "plugin-type"}  # two of deepstream-app
     assert {"onnx-file", "model-engine-file", "int8-calib-file", "strongly-typed"} <= named
-    assert deepstream.CONFIG in PAGE
+    assert {deepstream.CONFIG, deepstream.SERVER} <= {*SPAN.findall(PAGE)}

@@ -91,12 +91,12 @@ def allowed(onnx, labels):
 
 
 def test_labels_of_others_stay_unless_they_are_the_same(onnx):
-    labels, config = deepstream.paths(onnx)
+    labels, config, _ = deepstream.paths(onnx)
     labels.write_text("mine\n")
     allowed(onnx, "mine\n")
     with pytest.raises(InputError, match=r"labels\.txt holds other classes than this network, .*rename or remove it"):
         allowed(onnx, "cat\n")
-    deepstream.write(onnx, "cat\n", "x\n")
+    deepstream.write(onnx, "cat\n", ["x\n"])
     labels.write_text("changed\n")
     with pytest.raises(InputError, match="or has been changed since"):
         allowed(onnx, "cat2\n")
@@ -112,8 +112,10 @@ CHANGES = [
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_configuration_of_others_or_a_changed_one_stays(onnx, change):
-    _, config = deepstream.write(onnx, "cat\n", "[property]\nx=1\n")
+@pytest.mark.parametrize("which", [1, 2])
+def test_a_configuration_of_others_or_a_changed_one_stays(onnx, change, which):
+    config = deepstream.write(onnx, "cat\n", ["[property]\nx=1\n"] * 2)[which]
+    allowed(onnx, "cat2\n")
     config.write_text(change(config.read_text()))
     with pytest.raises(InputError, match=r"was not written by export_yoloV9\.py, or has been changed since; rename"):
         allowed(onnx, "cat\n")
