@@ -279,6 +279,7 @@ def test_documented_commands_do_what_their_rows_say(weights: dict[str, Path], tm
         f"{four}, det_masks [1, 100, 3136]",
         f"{four}, det_masks [1, 100, 25600]",
         f"{four}, det_masks [1, 100, 16, 16]",
+        f"{four.replace('[1,', '[batch,')}, det_masks [batch, 100, 25600]",
         "output [batch, 100, 262]",
         "output [1, 50, 262]",
     ]
