@@ -9,8 +9,13 @@ from typing import Any
 import pytest
 import torch
 from forms import lively
+from one_conv import write_onnx
 from qat_runs import write_small_set
 from random_networks import TINY, random_network, save_float, save_quantized
+
+from utils import upstream
+from utils.evaluation.data_yaml import load_data
+from utils.evaluation.images import find_images
 
 Q, S, C, E = ("qat.py quantize", "qat.py sensitive", "qat.py calibrate", "qat.py eval")
 X, DS, V, R = ("export_qat.py", "export_yoloV9.py", "val_trt.py", "reparameterization.py")
@@ -52,6 +57,24 @@ CASES = [  # program, arguments, what the line names
     (Q, f"{FEW} --recipe pattern.yaml", "model.77"),
     (Q, f"{FEW} --recipe all-float.yaml", "float"),
     (Q, f"{FEW} --hyp broken.yaml", "broken.yaml"),
+    (Q, f"{FEW} --hyp missing.yaml", "--hyp missing.yaml"),
+    (Q, f"{FEW} --imgsz 64 96 --hyp hyp.yaml", "--hyp"),
+    (Q, f"{FEW} --weights dual.pt", "python reparameterization.py --weights"),
+    (E, f"{FEW} --weights dual.pt", "python reparameterization.py --weights"),
+    (Q, f"{FEW} --data untrained.yaml", "no 'train:' entry"),
+    (Q, f"{FEW} --hyp lr0.yaml", "mosaic"),
+    (Q, f"{FEW} --data bare.yaml", "give --unlabelled"),
+    (Q, f"{FEW} --data bare.yaml --no-eval-origin --no-eval-ptq", "no image of 'val' has a label file"),
+    (Q, f"{FEW} --data bare.yaml --ptq-only --no-eval-ptq", "no image of 'val' has a label file"),
+    (E, f"{FEW} --data bare.yaml --unlabelled", "float.pt names none; give both: python val_trt.py"),
+    (E, f"{FEW} --weights int8.pt --data three.yaml", "detects 10 classes"),
+    *((E, f"{FEW} --data {kind}.yaml --save-json", kind) for kind in ("undecodable", "wrong-label", "no-image")),
+    (Q, f"{FEW} --calib-method max --percentile 99", "--calib-method percentile"),
+    (Q, f"{FEW} --supervision task --supervision-stride 2", "--supervision-stride"),
+    (Q, f"{FEW} --teacher missing.pt", "--teacher missing.pt"),
+    (Q, f"{FEW} --teacher classes.pt", "classes 11"),
+    (Q, f"{FEW} --teacher shape.pt --supervision layers", "shape.pt is a network of another shape"),
+    (Q, f"{FEW} --teacher shape.pt --supervision-stride 2", "shape.pt is a network of another shape"),
     (Q, "--resume missing-run", "missing-run"),
     (Q, f"{FEW} --project text.pt", "text.pt"),
     (S, f"{FEW} --granularity atom", "--granularity"),
@@ -72,10 +95,21 @@ CASES = [  # program, arguments, what the line names
     (X, "--weights float.pt --imgsz 64 64 64", "--imgsz"),
     (X, "--weights float.pt --topk-all 5", "--topk-all"),
     (X, "--weights float.pt --output float.pt", "--output"),
+    (X, "--weights int8.pt --half --typing weak", "--half"),
+    (X, "--weights int8.pt --typing strong --opset 17", "--opset"),
+    (X, "--weights float.pt --int8-weights", "--int8-weights"),
+    (X, "--weights float.pt --no-int8-rewrites --half", "--no-int8-rewrites"),
+    (X, "--weights float.pt --data three.yaml", "detects 10 classes"),
+    (X, "--weights float.pt --output file.engine", "file.engine"),
+    (X, "--weights float.pt --include onnx_end2end --sampling-ratio 0", "--sampling-ratio does nothing to a detector"),
+    (X, "--weights int8.pt --input-layout nhwc", "--input uint8"),
+    (X, "--verify float.onnx", "nothing to verify"),
     (X, "--verify missing.onnx", "missing.onnx"),
     (X, "--verify text.pt", "text.pt"),
     (DS, "--weights float.pt --dynamic --batch 4", "--batch"),
+    (DS, "--weights float.pt --nms onnx", "--nms does nothing to a detector"),
     (V, "--engine-file missing.onnx --data data.yaml", "missing.onnx"),
+    (V, "--engine-file text.onnx --data data.yaml", "ONNX Runtime"),
     (R, "--weights float.pt --save float.pt", "float.pt"),
     (R, "--weights text.pt", "text.pt"),
     (U, "val.py --weights int8.pt --data data.yaml --device cpu", "int8.pt"),
@@ -94,6 +128,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory, demo_data: Path) -> Path:
     data = write_small_set(folder / "set", demo_data, train=2, val=2).read_text()
     weights = save_float(folder / "float.pt", lively(random_network(TINY)))
     save_quantized(folder / "int8.pt", weights)
+    write_onnx(folder / "float.onnx")
+    sources, *_ = TINY["head"][-1]
+    dual = {**TINY, "head": [*TINY["head"][:-1], [[*sources, *sources], 1, "DualDDetect", ["nc"]]]}
+    torch.save({"model": upstream.build_model(dual), "ema": None}, folder / "dual.pt")
+    save_float(folder / "classes.pt", random_network({**TINY, "nc": 11}))
+    shutil.copy("data/demo/gelan-digits.pt", folder / "shape.pt")
+    (folder / "bare").mkdir()
+    for image in find_images(load_data(demo_data).paths("val"))[:2]:
+        shutil.copy(image, folder / "bare")
+    suffix, whole = Path(image).suffix, Path(image).read_bytes()
+    kinds = {"undecodable": whole[: len(whole) // 4], "wrong-label": whole, "no-image": b"none"}
+    for kind, content in kinds.items():
+        for place in ("images", "labels"):
+            (folder / kind / place).mkdir(parents=True)
+        (folder / kind / "images" / f"a{suffix}").write_bytes(content)
+        (folder / kind / "labels/a.txt").write_text(f"{99 if kind == 'wrong-label' else 0} 0.5 0.5 0.1 0.1")
     raw = weights.read_bytes()
     (folder / "cut.pt").write_bytes(raw[: len(raw) // 2])
     middle = len(raw) // 2
@@ -109,6 +159,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory, demo_data: Path) -> Path:
         "nameless": "path: .\ntrain: set\nval: set\n",
         "counts": data + "nc: 3\n",
         "nowhere": "train: nowhere\nval: nowhere\nnames: [a]\n",
+        "bare": f"path: {folder}\ntrain: bare\nval: bare\nnames: {list(map(str, range(10)))}\n",
+        "untrained": "\n".join(line for line in data.splitlines() if not line.startswith("train")),
+        **{kind: f"path: {folder / kind}\nval: images\nnames: {list(map(str, range(10)))}\n" for kind in kinds},
+        "lr0": "lr0: 0.01\n",
+        "hyp": Path("data/hyps/hyp.scratch-high.yaml").read_text(),
         "three": "\n".join([*(line for line in data.splitlines() if line.startswith(("path", "train", "val"))),
                             "names: [a, b, c]"]),
         "unknown-key": "finetune: {epocs: 3}\n",
@@ -134,4 +189,4 @@ def test_a_bad_input_is_named_in_one_line(
     (line,) = lines[-1:] if program == U else lines  # upstream says first what it runs
     assert line.startswith("error: ")
     assert named in line
-    assert not list((tmp_path / "here").glob("runs/*/*/weights/*.pt"))
+    assert not list((tmp_path / "here").glob("runs/*/*"))

@@ -13,7 +13,6 @@ from typing import Any
 
 import onnx
 import pytest
-import yaml
 from graph_signature import signature
 
 HERE = Path(__file__).parent
@@ -90,23 +89,3 @@ def test_a_report_is_a_page(run: Any, tmp_path: Path) -> None:
     text = next((tmp_path / "here/page").rglob("*.html")).read_text()
     for row in json.loads((tmp_path / "here/runs/qat/finished/report.json").read_text())["rows"]:
         assert row["stage"] in text
-
-
-@pytest.mark.parametrize(
-    ("section", "key", "value"),
-    [
-        ("finetune", "patience", 3),
-        ("finetune", "features", 0.5),
-        ("finetune", "weight_ranges", "learned"),
-        ("finetune", "lr", {0: 1e-6, 2: 1e-5}),
-        ("calibration", "scales", {"model.3": "mse"}),
-    ],
-)
-def test_a_recipe_that_asks_for_what_was_removed_says_so(section: str, key: str, value: Any, run: Any, tmp_path: Path):
-    path = tmp_path / "here/recipe.yaml"
-    recipe = yaml.safe_load(path.read_text())
-    recipe[section][key] = value
-    path.write_text(yaml.safe_dump(recipe))
-    done = run("qat.py", "quantize", "--weights", "float.pt", *FEW, "--recipe", "recipe.yaml", "--ptq-only")
-    assert done.returncode == 2
-    assert f"{section}.{key}" in done.stderr

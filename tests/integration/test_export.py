@@ -394,27 +394,3 @@ def test_export_with_breaches_shows_the_table(
     code, out, _ = program(capsys, "--weights", path, "--imgsz", SIDE)
     assert code == 0
     assert any(line.startswith("convolutions: /model.0/conv/Conv: its weight is not quantized") for line in out)
-
-
-def test_program_refuses_with_one_line(weights: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    quantized, floating = weights["quantized"], weights["float"]
-    (tmp_path / "val").mkdir()
-    data = tmp_path / "three.yaml"
-    data.write_text(f"path: {tmp_path}\nval: val\nnc: 3\nnames: [a, b, c]\n")
-    plain = tmp_path / "plain.onnx"
-    assert program(capsys, "--weights", floating, "--output", plain, "--imgsz", SIDE)[0] == 0
-    cases = {
-        "--half asks for FP16 and --typing weak": ["--weights", quantized, "--half", "--typing", "weak"],
-        "--typing strong takes --opset 19": ["--weights", quantized, "--typing", "strong", "--opset", 17],
-        "--int8-weights does nothing to a float network": ["--weights", floating, "--int8-weights"],
-        "--no-int8-rewrites does nothing to a float network": ["--weights", floating, "--no-int8-rewrites", "--half"],
-        "detects 10 classes": ["--weights", floating, "--data", data],
-        "not the name of an .onnx file": ["--weights", floating, "--output", tmp_path / "file.engine"],
-        "nothing to verify": ["--verify", plain],
-    }
-    for message, words in cases.items():
-        code, out, err = program(capsys, *words)
-        assert (code, len(err)) == (2, 1), (message, code, err)
-        assert err[0].startswith("error: "), err
-        assert message in err[0], err
-        assert not [line for line in out if "multiple of the stride" not in line]

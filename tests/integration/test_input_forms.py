@@ -138,15 +138,6 @@ def test_source_draws_with_each_form(weights, demo_data: Path, tmp_path: Path, p
     assert drawn[0] == drawn[1]
 
 
-def test_floats_have_one_layout(weights, tmp_path, program: Program):
-    path = tmp_path / "net.onnx"
-    words = ["--weights", weights["quantized"], "--output", path, "--input-layout", "nhwc"]
-    code, _, err = program(export_qat.main, *words)
-    assert (code, len(err)) == (2, 1)
-    assert "--input uint8" in err[0]
-    assert not path.exists()
-
-
 @pytest.mark.parametrize("kind", ["float", "quantized", "masks"])
 def test_deepstream_takes_bytes(kind, weights, tmp_path, program: Program):
     """The rows are the same; nvinfer is told that another plugin gives it the images."""

@@ -18,7 +18,7 @@ from forms import FLAGS, FLAGS_OF, LOW, SIDE, Program, documented_commands, imag
 from forms import run as run_file
 from mask_graph import pooled
 from onnx import numpy_helper
-from random_networks import TINY, random_network, save_float, save_quantized, tiny_with
+from random_networks import random_network, save_float, save_quantized, tiny_with
 
 import export_qat
 import export_yoloV9
@@ -40,13 +40,12 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A small segmentation network with random weights, float and quantized, and a detector."""
+    """A small segmentation network with random weights, float and quantized."""
     folder = tmp_path_factory.mktemp("mask_forms")
     floating = save_float(folder / "tiny.pt", lively(random_network(tiny_with("DSegment"))))
     return {
         "float": floating,
         "quantized": save_quantized(folder / "tiny-int8.pt", floating),
-        "detector": save_float(folder / "detector.pt", random_network(TINY)),
     }
 
 
@@ -153,23 +152,6 @@ def test_deepstream_takes_files_with_nms_inside(kind, batch, weights, tmp_path: 
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("main", "kind", "words", "message"),
-    [
-        (export_yoloV9.main, "detector", ["--nms", "onnx"], "--nms does nothing to a detector without --end2end"),
-        (export_qat.main, "detector", ["--include", "onnx_end2end", "--sampling-ratio", "0"],
-         "--sampling-ratio does nothing to a detector, and "),
-    ],
-)  # fmt: skip
-def test_one_line(main, kind: str, words: list, message: str, weights: dict[str, Path], tmp_path: Path, capsys):
-    line = ["--weights", str(weights[kind]), "--output", str(tmp_path / "net.onnx"), *map(str, words)]
-    code = main(line)
-    out, err = capsys.readouterr()
-    assert (code, out, err.count("\n")) == (2, "", 1), err
-    assert message in err
-    assert not list(tmp_path.iterdir())
 
 
 # --- the check --------------------------------------------------------------------------------------------------------

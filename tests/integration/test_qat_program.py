@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
@@ -32,7 +31,6 @@ from utils.jobs import evaluate
 from utils.jobs import quantize as quantize_job
 from utils.jobs.inputs import Augmentation
 from utils.reports.schema import Row
-from utils.upstream.checkout import CHECKOUT
 
 NAME = "gelan-digits"
 
@@ -317,73 +315,6 @@ def unlabelled(data: Path, folder: Path, *, val: bool = False) -> Path:
 class TestMistakes:
     """Each gives one line on stderr and exit code 2, and leaves nothing behind. More are in tests/golden."""
 
-    @pytest.fixture(scope="class")
-    def files(self, tmp_path_factory, data, demo_weights, finished) -> dict[str, Path]:
-        folder = tmp_path_factory.mktemp("files")
-        config = yaml.safe_load((Path(CHECKOUT) / "data/demo/gelan-digits.yaml").read_text())
-        sources, count, _, arguments = config["head"][-1]
-        config["head"][-1] = [[*sources, *sources], count, "DualDDetect", arguments]
-        torch.save({"model": upstream.build_model(config, 10).half(), "ema": None}, folder / "auxiliary.pt")
-        save_float(folder / "classes.pt", random_network({**TINY, "nc": 11}))
-        save_float(folder / "shape.pt", random_network(TINY))
-        content = yaml.safe_load(data.read_text())
-        (folder / "one.yaml").write_text(yaml.safe_dump(content | {"names": {0: "only"}}))
-        (folder / "untrained.yaml").write_text(yaml.safe_dump({k: v for k, v in content.items() if k != "train"}))
-        (folder / "hyp.yaml").write_text("lr0: 0.01\n")
-        names = ("auxiliary.pt", "classes.pt", "shape.pt", "one.yaml", "untrained.yaml", "hyp.yaml")
-        quantized = {"int8.pt": finished / f"weights/qat_best_{NAME}.pt", "bare.yaml": unlabelled(data, folder)}
-        return {name: folder / name for name in names} | quantized
-
-    @pytest.mark.parametrize(
-        ("words", "named"),
-        [
-            ("quantize --weights auxiliary.pt", "python reparameterization.py --weights"),
-            ("eval --weights auxiliary.pt", "python reparameterization.py --weights"),
-            ("quantize --weights int8.pt", "quantized checkpoint"),
-            ("eval --data one.yaml", "detects 10 classes"),
-            ("eval --weights int8.pt --data one.yaml", "detects 10 classes"),
-            ("quantize --data untrained.yaml", "no 'train:' entry"),
-            ("quantize --data bare.yaml", "give --unlabelled"),
-            ("eval --data bare.yaml --unlabelled", f"{NAME}.pt names none; give both: python val_trt.py"),
-            ("quantize --data bare.yaml --no-eval-origin --no-eval-ptq", "no image of 'val' has a label file"),
-            ("quantize --data bare.yaml --ptq-only --no-eval-ptq", "no image of 'val' has a label file"),
-            ("quantize --hyp nowhere.yaml", "--hyp nowhere.yaml"),
-            ("quantize --hyp hyp.yaml", "mosaic"),
-            ("quantize --calib-method max --percentile 99", "--calib-method percentile"),
-            ("quantize --supervision task --supervision-stride 2", "--supervision-stride does nothing"),
-            ("quantize --teacher nowhere.pt", "--teacher nowhere.pt"),
-            ("quantize --teacher classes.pt", "has classes 11, and the network to quantize 10"),
-            ("quantize --teacher shape.pt --supervision layers", "is a network of another shape"),
-            ("quantize --teacher shape.pt --supervision-stride 2", "is a network of another shape"),
-        ],
-    )
-    def test_one_line(self, words, named, files, data, demo_weights, tmp_path, capsys):
-        command, *given = [str(files.get(word, word)) for word in words.split()]
-        common = ["--weights", str(demo_weights), "--data", str(data), "--device", "cpu"]  # the later one counts
-        assert qat.main([command, *common, *given, "--project", str(tmp_path / "runs")]) == 2
-        error = capsys.readouterr().err.strip()
-        assert error.startswith("error: ")
-        assert "\n" not in error
-        assert named in error
-        assert not (tmp_path / "runs").exists()
-
-    @pytest.mark.parametrize("content", ["undecodable", "wrong label", "no image"])
-    def test_eval_of_a_bad_dataset_leaves_no_run_folder(self, content, demo_weights, demo_data, tmp_path):
-        image = Path(find_images(load_data(demo_data).paths("val"))[0])
-        (tmp_path / "images").mkdir()
-        (tmp_path / "labels").mkdir()
-        whole = image.read_bytes()
-        damaged = {"undecodable": whole[: len(whole) // 4], "wrong label": whole, "no image": b"none"}[content]
-        (tmp_path / "images" / f"a{image.suffix}").write_bytes(damaged)
-        label = 99 if content == "wrong label" else 0
-        (tmp_path / "labels/a.txt").write_text(f"{label} 0.5 0.5 0.1 0.1")
-        names = dict(load_data(demo_data).names)
-        (tmp_path / "data.yaml").write_text(yaml.safe_dump({"path": str(tmp_path), "val": "images", "names": names}))
-        words = ["--data", tmp_path / "data.yaml", "--imgsz", 96, "--workers", 0, "--device", "cpu", "--save-json"]
-        words += ["--project", tmp_path / "runs"]
-        assert qat.main([*map(str, ["eval", "--weights", demo_weights, *words])]) == 2
-        assert not list((tmp_path / "runs").glob("*"))
-
     def test_labels_are_asked_for_where_something_is_evaluated_or_augmented(
         self, small_weights, data, tmp_path, checkout, capsys
     ):
@@ -452,29 +383,3 @@ def test_images_without_labels_go_through_all_with_the_float_networks_detections
         rows = report_of(tmp_path / file.stem / "exp")["rows"]
         assert [row["ap"] for row in rows] == pytest.approx([report["rows"][0]["ap"], known], abs=tolerance)
     assert f"--data {bare}, as {own} says" in capsys.readouterr().out
-
-
-def test_a_full_disk_is_one_line_and_spares_what_is_there(
-    data, small_weights, tmp_path, capsys, scores, losses, monkeypatch
-):
-    scores(0.7, 0.6)
-    losses(5.0, 4.0, 3.0)
-    write = Path.write_bytes
-
-    def full(path: Path, content: bytes) -> int:
-        if "qat_ep_1" in path.name:
-            write(path, bytes(content)[:1000])
-            raise OSError(errno.ENOSPC, "No space left on device", str(path))
-        return write(path, content)
-
-    monkeypatch.setattr(Path, "write_bytes", full)
-    assert quantize(small_weights, data, tmp_path, "--epochs", "3") == 1
-    error = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
-    assert len(error) == 1
-    assert "qat_ep_1" in error[0]
-    assert checkpoints(tmp_path / "exp") == ["last.pt", f"ptq_ap_0.6000_{NAME}.pt", f"qat_ep_0_{NAME}.pt"]
-    monkeypatch.setattr(Path, "write_bytes", write)
-    scores(0.7, 0.63)  # float, once more
-    losses(3.0, 2.0)
-    assert qat.main(["quantize", "--resume", str(tmp_path / "exp")]) == 0
-    assert report_of(tmp_path / "exp")["rows"][2]["ap"] == 0.63

@@ -72,13 +72,6 @@ def test_the_checkpoint_keeps_the_size_and_later_programs_take_it(rectangle):
     assert [side.dim_value for side in shape][2:] == [*SIZE]
 
 
-def test_augmentation_of_a_rectangle_is_refused(start, demo_weights, rectangle, checkout):
-    words = ("--weights", demo_weights, "--data", rectangle[1], "--imgsz", 96, 160, "--device", "cpu")
-    done = start("qat.py", "quantize", *words, "--hyp", checkout / "data/hyps/hyp.scratch-high.yaml")
-    assert done.returncode == 2
-    assert "--hyp" in done.stderr.splitlines()[-1]
-
-
 @pytest.mark.parametrize("kind", [QuantizeOptions, CalibrateOptions, SensitiveOptions, EvalOptions])
 @pytest.mark.parametrize(
     ("given", "size"), [([96], 96), ([96, 160], SIZE), ([(96, 160)], SIZE), ([96, 96], 96), ([*SIZE], SIZE)]

@@ -61,16 +61,6 @@ def test_the_onnx_scores_as_the_network_it_was_made_from(run, demo_weights, some
     assert len(json.loads((tmp_path / "exp/digits_predictions.json").read_text())) > IMAGES
 
 
-def test_bad_input_is_one_line(run, some_images, tmp_path):
-    (tmp_path / "a.onnx").write_bytes(b"not an ONNX file")
-    words = ["--engine-file", tmp_path / "a.onnx", "--data", some_images, "--project", tmp_path]
-    _, err = run("val_trt.py", *words, code=2)
-    assert err.startswith("error: ONNX Runtime ")
-    assert len(err.splitlines()) == 1
-    _, err = run("val_trt.py", *words, "--debug", code=1)
-    assert "Traceback" in err
-
-
 def test_from_a_checkpoint_to_the_ap_of_its_engine(checkout, demo_weights, fork_server, some_images, tmp_path):
     """scripts/val_trt.sh, with a stand-in for TensorRT and the GPU."""
     weights, python = tmp_path / "w.pt", tmp_path / "python"

@@ -69,6 +69,11 @@ def test_a_signal_while_an_error_is_said_is_one_line_as_well(number, code, line,
     assert capsys.readouterr().err == line
 
 
+def test_debug_raises_the_error_with_its_traceback():
+    with pytest.raises(InputError, match="a file is wrong"):
+        run(InputError("a file is wrong"), "--debug")
+
+
 def test_a_command_says_nothing_of_where_the_checkout_lies(monkeypatch, tmp_path):
     root = Path(cli.__file__).parents[1]
     for program, shown in (("val_trt.py", "val_trt.py"), ("scripts/benchmark_trt.py", "scripts/benchmark_trt.py")):

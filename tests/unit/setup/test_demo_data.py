@@ -52,40 +52,24 @@ def segments_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def read_labels(path: Path) -> np.ndarray:
-    """Rows of class, x, y, w, h in pixels."""
-    return np.loadtxt(path, ndmin=2) * [1, 320, 320, 320, 320]
-
-
-def test_layout_and_counts(demo_set: Path) -> None:
-    for split, count in (("train", TRAIN), ("val", VAL)):
-        images = sorted((demo_set / "images" / split).iterdir())
-        labels = sorted((demo_set / "labels" / split).iterdir())
-        assert len(images) == len(labels) == count
-        assert [item.stem for item in images] == [item.stem for item in labels]
-        for image, label in zip(images, labels, strict=True):
-            assert cv2.imread(str(image)).shape == (320, 320, 3)
-            rows = read_labels(label)
-            assert 3 <= len(rows) <= 12
-            assert set(rows[:, 0]) <= set(range(10))
-            longer = rows[:, 3:].max(axis=1)
-            assert longer.min() >= 12
-            assert longer.max() <= 96
-            assert (rows[:, 1:3] - rows[:, 3:] / 2).min() >= 0
-            assert (rows[:, 1:3] + rows[:, 3:] / 2).max() <= 320
-    stems = [path.stem for path in demo_set.glob("images/*/*")]
-    assert len({int(stem) for stem in stems}) == TRAIN + VAL
-
-
-@pytest.mark.parametrize("split", ["train", "val"])
-def test_coco_annotations_say_the_same_as_the_labels(demo_set: Path, split: str) -> None:
+@pytest.mark.parametrize(("split", "count"), [("train", TRAIN), ("val", VAL)])
+def test_images_labels_and_annotations(demo_set: Path, split: str, count: int) -> None:
     coco = json.loads((demo_set / "annotations" / f"instances_{split}.json").read_text())
     assert [item["id"] for item in coco["categories"]] == list(range(10))
     assert [item["id"] for item in coco["annotations"]] == list(range(1, len(coco["annotations"]) + 1))
-    assert {item["file_name"] for item in coco["images"]} == {p.name for p in (demo_set / "images" / split).iterdir()}
+    files = {path.name for path in (demo_set / "images" / split).iterdir()}
+    assert {item["file_name"] for item in coco["images"]} == files
+    assert len(files) == len([*(demo_set / "labels" / split).iterdir()]) == count
+    assert len({path.stem for path in demo_set.glob("images/*/*")}) == TRAIN + VAL
     for image in coco["images"]:
         assert int(Path(image["file_name"]).stem) == image["id"]
-        rows = read_labels((demo_set / "labels" / split / image["file_name"]).with_suffix(".txt"))
+        assert cv2.imread(str(demo_set / "images" / split / image["file_name"])).shape == (320, 320, 3)
+        labels = (demo_set / "labels" / split / image["file_name"]).with_suffix(".txt")
+        rows = np.loadtxt(labels, ndmin=2) * [1, 320, 320, 320, 320]  # class, x, y, w, h in pixels
+        assert 3 <= len(rows) <= 12
+        assert 12 <= rows[:, 3:].max(axis=1).min() <= rows[:, 3:].max() <= 96
+        assert (rows[:, 1:3] - rows[:, 3:] / 2).min() >= 0
+        assert (rows[:, 1:3] + rows[:, 3:] / 2).max() <= 320
         found = [item for item in coco["annotations"] if item["image_id"] == image["id"]]
         boxes = np.array([item["bbox"] for item in found])
         assert [item["category_id"] for item in found] == rows[:, 0].tolist()
@@ -132,28 +116,28 @@ def filled(corners: np.ndarray) -> np.ndarray:
     return cv2.fillPoly(canvas, [(corners * np.float32(320)).astype(np.int32)], 1).astype(bool)
 
 
-def test_second_run_changes_nothing(demo_set: Path) -> None:
-    (demo_set / "labels" / "train.cache").write_bytes(b"upstream's cache")
-    before = {path: path.stat().st_mtime_ns for path in demo_set.rglob("*")}
-    done = run(demo_set)
-    assert done.returncode == 0
-    assert "already" in done.stdout
-    assert before == {path: path.stat().st_mtime_ns for path in demo_set.rglob("*")}
-    (demo_set / "labels" / "train.cache").unlink()
-
-
-@pytest.mark.parametrize("what", ["foreign", "another seed", "another task", "incomplete"])
-def test_a_folder_that_is_not_this_set_is_refused(demo_set: Path, tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize(
+    ("what", "options"),
+    [("the same", ()), ("foreign", ()), ("another seed", ("--seed", "3")), ("another task", ("--segments",)),
+     ("incomplete", ())],
+)  # fmt: skip
+def test_a_folder_is_used_again_or_refused_if_it_is_not_this_set(demo_set: Path, tmp_path: Path, what, options) -> None:
     folder = shutil.copytree(demo_set, tmp_path / "digits")
+    (folder / "labels" / "train.cache").write_bytes(b"upstream's cache")
     if what == "foreign":
         (folder / "data.yaml").unlink()
         (folder / "thesis.txt").write_text("x")
     elif what == "incomplete":
         next((folder / "images" / "val").iterdir()).unlink()
-    before = content(folder)
-    done = run(folder, *{"another seed": ["--seed", "3"], "another task": ["--segments"]}.get(what, []))
-    assert (done.returncode, done.stderr.startswith("error: "), done.stderr.count("\n")) == (2, True, 1)
-    assert content(folder) == before
+    elif what == "the same":
+        (folder / "data.yaml").write_text((demo_set / "data.yaml").read_text().replace(str(demo_set), str(folder)))
+    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
+    done = run(folder, *options)
+    if what == "the same":
+        assert (done.returncode, "already" in done.stdout) == (0, True), done.stderr
+    else:
+        assert (done.returncode, done.stderr.startswith("error: "), done.stderr.count("\n")) == (2, True, 1)
+    assert before == {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in before}
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
@@ -205,23 +189,6 @@ def test_small_shapes_have_polygons(drawing, drawn: list[str]) -> None:
     assert (filled(((polygon + 0.5) / 320).astype(np.float32)) == ink).all()
 
 
-def test_splits_share_no_digit_and_no_photograph(drawing) -> None:
-    train, val = drawing.read_sources("train"), drawing.read_sources("val")
-    assert len(train.scans) + len(val.scans) == 1797
-    assert {scan.tobytes() for scan in train.scans}.isdisjoint(scan.tobytes() for scan in val.scans)
-    assert set(train.labels) == set(val.labels) == set(range(10))
-    assert set(drawing.PHOTOGRAPHS["train"]).isdisjoint(drawing.PHOTOGRAPHS["val"])
-
-
-def test_the_digits_are_what_scikit_learn_loads(drawing) -> None:
-    from sklearn.datasets import load_digits
-
-    scans, labels = drawing.read_scans()
-    reference = load_digits()
-    np.testing.assert_array_equal(scans * 16, reference.images)
-    np.testing.assert_array_equal(labels, reference.target)
-
-
 @pytest.mark.parametrize("size", [(64, 96), (320, 320)])
 def test_training_sets_the_same_grid_pixels_as_evaluation(drawing, size: tuple[int, int]) -> None:
     """Upstream's segment/val.py takes the filled polygon to the grid by F.interpolate, and sets what is above 0.5."""
@@ -239,3 +206,16 @@ def test_training_sets_the_same_grid_pixels_as_evaluation(drawing, size: tuple[i
         )
         found = grid_mask(size, [corners.reshape(-1)], downsample_ratio=4)
         np.testing.assert_array_equal(found, reference[0, 0].numpy() > 0.5)
+
+
+def test_splits_share_no_digit_and_no_photograph_and_digits_are_scikit_learns(drawing) -> None:
+    from sklearn.datasets import load_digits
+
+    train, val = drawing.read_sources("train"), drawing.read_sources("val")
+    assert len(train.scans) + len(val.scans) == 1797
+    assert {scan.tobytes() for scan in train.scans}.isdisjoint(scan.tobytes() for scan in val.scans)
+    assert set(train.labels) == set(val.labels) == set(range(10))
+    assert set(drawing.PHOTOGRAPHS["train"]).isdisjoint(drawing.PHOTOGRAPHS["val"])
+    scans, labels = drawing.read_scans()
+    np.testing.assert_array_equal(scans * 16, load_digits().images)
+    np.testing.assert_array_equal(labels, load_digits().target)
