@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 import torch
+import torchvision
 from onnx import ModelProto, TensorProto, helper
 from torch import Tensor, nn
 
-from utils.core.device import import_torchvision
 from utils.core.errors import DependencyError
 from utils.core.files import read_onnx
 from utils.core.tasks import DETECT, SEGMENT, Prediction, Task, prediction_of, task_of_head
@@ -35,13 +35,11 @@ from utils.jobs.compare_tensors import (
     topk_anchors,
 )
 from utils.onnx_graph.output_formats import PLUGIN, NmsSettings
-from utils.onnx_graph.provenance import Provenance
+from utils.onnx_graph.qdq_view import Provenance
 from utils.onnx_graph.topk_anchors import ANCHORS
 from utils.onnx_graph.view import GraphView, drop_unused, input_spec, metadata_of
 from utils.runners.base import as_feed
 from utils.runners.onnxrt import open_session
-
-torchvision = import_torchvision()
 
 FREE_BATCH = 2  # images at a time where any number will do; every tensor of the network is kept for them
 

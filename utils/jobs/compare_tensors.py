@@ -15,20 +15,17 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import torch
+import torchvision
 from onnx import ModelProto, TensorProto, helper
 from torch import Tensor, nn
 
 from models.quantize.flow import export_mode
-from utils.core.device import import_torchvision
 from utils.core.tasks import Prediction, Task, prediction_of, task_of_head
 from utils.core.text import plural
 from utils.evaluation.masks import Masks
-from utils.onnx_graph.provenance import Provenance
-from utils.onnx_graph.qdq_view import QdqGraph
+from utils.onnx_graph.qdq_view import Provenance, QdqGraph
 from utils.onnx_graph.topk_anchors import ANCHORS
 from utils.onnx_graph.view import DEQUANTIZE, drop_unused
-
-torchvision = import_torchvision()
 
 BEST = 100  # anchors of an image whose boxes and masks are compared: those without an object have boxes of no meaning
 SMALLEST = 1e-12  # of a largest value that others are divided by

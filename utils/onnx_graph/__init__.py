@@ -1,10 +1,10 @@
 """Everything that is done to an ONNX graph.
 
 view.py                who produces a tensor, who consumes it, what is constant; and what passes edit a graph with
-qdq_view.py            what is quantized how, and what the recipe leaves in float
+qdq_view.py            what is quantized how, what the recipe leaves in float, and where quantizers come from, after
+                       passes that cut and widen tensors
 export.py              torch network → ONNX file: tracing, the passes, checks, metadata; export_config.py: how
 passes/                what becomes of the traced graph: a list of passes, each with its reason
-provenance.py          where a graph's quantizers come from, after passes that cut and widen tensors
 topk_anchors.py        boxes of the best anchors only
 output_formats.py      what stands behind the raw predictions: NMS, DeepStream's rows; mask_output.py: masks;
                        deepstream.py: what DeepStream wants beside a network

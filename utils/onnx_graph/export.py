@@ -33,8 +33,7 @@ from utils.onnx_graph.export_config import AXES, INPUT, OUTPUT, PROTOTYPES, Expo
 from utils.onnx_graph.output_formats import OutputFormat
 from utils.onnx_graph.passes import run_passes
 from utils.onnx_graph.passes.take_bytes import take_bytes
-from utils.onnx_graph.provenance import Provenance, provenance_of, without_provenance
-from utils.onnx_graph.qdq_view import FLOAT_MODULES
+from utils.onnx_graph.qdq_view import FLOAT_MODULES, Provenance, provenance_of, without_provenance
 from utils.onnx_graph.verify import GraphReport, verify
 from utils.onnx_graph.view import opset_of, set_metadata
 

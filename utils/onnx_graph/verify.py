@@ -5,15 +5,16 @@
     report = verify(read_onnx("model.onnx"))
     report.ok, report.findings, table(report)
 
-Each property is data, a row of `PROPERTIES`: a name, a sentence why, and a function that yields one entry for each
-thing that it looks at: the node's name, and what is wrong, or None if nothing is. To add one, write a function and a
-row, and mutate a good graph for it in the tests. Sources: "Explicit Quantization" in TensorRT's developer guide, and
-measurements. What the file's metadata say that the recipe leaves in float is not held against it.
+Each property is a function in `PROPERTIES`: its name is the property's, the first line of its docstring says why, and
+it yields one entry for each thing that it looks at: the node's name, and what is wrong, or None if nothing is. To add
+one, write it, and mutate a good graph for it in the tests. Sources: "Explicit Quantization" in TensorRT's developer
+guide, and measurements. What the file's metadata say that the recipe leaves in float is not held against it.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -87,10 +88,10 @@ def verify(model: ModelProto) -> GraphReport:
     if not graph.nodes(DEQUANTIZE):
         raise InputError("there is nothing to verify: the network is float, without QuantizeLinear or DequantizeLinear")
     findings, checked = [], {}
-    for rule in PROPERTIES:
-        entries = list(rule.check(graph))
-        checked[rule.name] = len(entries)
-        findings += [Finding(rule.name, node, message) for node, message in entries if message]
+    for name, check in PROPERTIES.items():
+        entries = list(check(graph))
+        checked[name] = len(entries)
+        findings += [Finding(name, node, message) for node, message in entries if message]
     counts = {
         "quantizers": quantizers,
         "dequantizers": len(graph.nodes(DEQUANTIZE)),
@@ -102,9 +103,15 @@ def verify(model: ModelProto) -> GraphReport:
 
 def table(report: GraphReport) -> str:
     """The report as text: one line a property, then the breaches."""
-    breaches = {rule.name: sum(finding.rule == rule.name for finding in report.findings) for rule in PROPERTIES}
+    breaches = Counter(finding.rule for finding in report.findings)
     rows = [
-        (rule.name, str(report.checked.get(rule.name, 0)), str(breaches[rule.name]), rule.why) for rule in PROPERTIES
+        (
+            name,
+            str(report.checked.get(name, 0)),
+            str(breaches[name]),
+            (check.__doc__ or "").partition("\n")[0].rstrip("."),
+        )
+        for name, check in PROPERTIES.items()
     ]
     lines = aligned(columns(("property", "checked", "breaches", "why"), left=("property", "why")), rows)
     for finding in report.findings[:SHOWN]:
@@ -114,16 +121,7 @@ def table(report: GraphReport) -> str:
     return "\n".join([*lines, report.summary()])
 
 
-Check = Iterator[tuple[str, str | None]]
-
-
-@dataclass(frozen=True)
-class Property:
-    """A property: `check` yields (node, message or None) for each thing that it looked at."""
-
-    name: str
-    why: str
-    check: Callable[[QdqGraph], Check]
+Check = Iterator[tuple[str, str | None]]  # node, message
 
 
 def _distinct(graph: QdqGraph) -> Iterator[NodeProto]:
@@ -136,7 +134,7 @@ def _distinct(graph: QdqGraph) -> Iterator[NodeProto]:
 
 
 def scales(graph: QdqGraph) -> Check:
-    """Each scale is stored in the file, positive and finite."""
+    """Every scale is positive and finite, or TensorRT refuses the file."""
     for node in _distinct(graph):
         scale = graph.view.array(node.input[1])
         if scale is None:
@@ -148,7 +146,7 @@ def scales(graph: QdqGraph) -> Check:
 
 
 def symmetric(graph: QdqGraph) -> Check:
-    """Each zero point is stored in the file, has the integer type of the quantizers, and is 0."""
+    """Every zero point is INT8 0: TensorRT knows no other."""
     for node in _distinct(graph):
         zero = graph.view.array(node.input[2]) if len(node.input) > 2 else None
         if zero is None or zero.dtype != np.int8:
@@ -158,7 +156,7 @@ def symmetric(graph: QdqGraph) -> Check:
 
 
 def granularity(graph: QdqGraph) -> Check:
-    """A weight has one scale for each output channel, on that axis, and an activation has one scale."""
+    """Weights have a scale an output channel, activations one: what INT8 kernels take."""
     for conv in graph.nodes(*WEIGHTED):
         node = graph.dequantizer(conv.input[1])
         if node is None:
@@ -181,7 +179,7 @@ def granularity(graph: QdqGraph) -> Check:
 
 
 def pairs(graph: QdqGraph) -> Check:
-    """Only DequantizeLinear of the same scale read a QuantizeLinear, and read nothing else but a constant.
+    """A QuantizeLinear feeds DequantizeLinear of the same scale, or values change.
 
     Of images as bytes the QuantizeLinear has 255 times the scale, since the bytes are not divided before; a network of
     others may take 0..255.
@@ -205,7 +203,7 @@ def pairs(graph: QdqGraph) -> Check:
 
 
 def one_quantizer(graph: QdqGraph) -> Check:
-    """One QuantizeLinear reads a tensor, and none reads what a DequantizeLinear has just computed."""
+    """One QuantizeLinear reads a tensor, of floats: a second one is a kernel too many."""
     tensors: dict[str, list[NodeProto]] = {}
     for node in graph.nodes(QUANTIZE):
         tensors.setdefault(node.input[0], []).append(node)
@@ -219,8 +217,8 @@ def one_quantizer(graph: QdqGraph) -> Check:
             yield nodes[0].name, None
 
 
-def convolution_inputs(graph: QdqGraph) -> Check:
-    """Input and weight of each convolution that the recipe does not leave in float are quantized."""
+def convolutions(graph: QdqGraph) -> Check:
+    """Input and weight of each convolution are quantized but where the recipe says, or it runs in float."""
     for node in graph.convolutions:
         if graph.is_float(node):
             continue
@@ -230,8 +228,8 @@ def convolution_inputs(graph: QdqGraph) -> Check:
         yield node.name, f"its {' and '.join(missing)} {verb} not quantized" if missing else None
 
 
-def before_activation(graph: QdqGraph) -> Check:
-    """No quantizer stands between a convolution and its activation, or inside the activation."""
+def activation(graph: QdqGraph) -> Check:
+    """Nothing stands between a convolution and its activation, or inside that: they fuse."""
     for node in graph.view.nodes:
         if node.op_type not in WEIGHTED and not graph.is_activation(node):
             continue
@@ -253,13 +251,13 @@ def _goes_on(graph: QdqGraph, node: NodeProto, reader: NodeProto) -> bool:
 
 
 def concat(graph: QdqGraph) -> Check:
-    """The inputs and the result of each Concat have one scale."""
+    """Inputs and result of a Concat have one scale, or they are requantized."""
     for node in graph.nodes("Concat"):
         yield from _same_scale(graph, node)
 
 
 def moving(graph: QdqGraph) -> Check:
-    """The inputs and results of any other node that only moves values have one scale."""
+    """What only moves values stands between equal scales: it runs in INT8 or vanishes."""
     for node in graph.view.nodes:
         if node.op_type != "Concat" and graph.is_moving(node) and not graph.is_of_bytes(node.input[0]):
             yield from _same_scale(graph, node)
@@ -287,7 +285,7 @@ def _same_scale(graph: QdqGraph, node: NodeProto) -> Check:
 
 
 def average_pool(graph: QdqGraph) -> Check:
-    """The input of an average pool is quantized if its result is, and the other way round."""
+    """An average over INT8 values gives INT8 values, or it runs in float."""
     for node in graph.nodes(*POOLS):
         before, after = graph.dequantizer(node.input[0]), graph.quantizers(node.output[0])
         if after and not before:
@@ -299,7 +297,7 @@ def average_pool(graph: QdqGraph) -> Check:
 
 
 def residual(graph: QdqGraph) -> Check:
-    """Each input of an Add is quantized, or is a convolution's own result that fuses into the Add."""
+    """The residual input of an Add is quantized, the other one a convolution's own result: both fuse."""
     for node in graph.nodes("Add"):
         inputs = graph.inputs(node)
         quantized = [name for name in inputs if graph.dequantizer(name)]
@@ -327,7 +325,7 @@ def _is_sum(graph: QdqGraph, tensor: str) -> bool:
 
 
 def types(graph: QdqGraph) -> Check:
-    """In a strongly typed file convolutions compute in float16; DFL's may decode in float32, as in older files."""
+    """Strongly typed: convolutions are FP16 (DFL's may be FP32), or TensorRT runs them in FP32."""
     if graph.typing != "strong":
         return
     for node in graph.nodes(*WEIGHTED):
@@ -339,7 +337,7 @@ def types(graph: QdqGraph) -> Check:
 
 
 def decoding(graph: QdqGraph) -> Check:
-    """DFL's convolution and the boxes and scores behind the last convolutions are not quantized."""
+    """Boxes and scores keep their precision: DFL and what follows is float."""
     for node in graph.nodes(*WEIGHTED):
         if node.output[0] in graph.decoders:
             quantized = graph.dequantizer(node.input[0]) or graph.dequantizer(node.input[1])
@@ -351,8 +349,8 @@ def decoding(graph: QdqGraph) -> Check:
             yield node.name, "it quantizes boxes or scores"
 
 
-def float_islands(graph: QdqGraph) -> Check:
-    """No operator between two quantized tensors computes in float, unless it fuses or the recipe says so."""
+def float_island(graph: QdqGraph) -> Check:
+    """No float operator that does not fuse stands between quantized ones: it costs two conversions."""
     quantized = graph.view.downstream([node.output[0] for node in graph.nodes(DEQUANTIZE)])
     needed = graph.view.upstream([node.input[0] for node in graph.activations]) - graph.decoding
     known = {*WEIGHTED, *POOLS, "Add", QUANTIZE, DEQUANTIZE, "Shape"}
@@ -373,23 +371,10 @@ def _behind_computation(graph: QdqGraph, node: NodeProto) -> bool:
     return source is not None and source.op_type in (*WEIGHTED, "Add")
 
 
-PROPERTIES: tuple[Property, ...] = (
-    Property("scales", "every scale is positive and finite, or TensorRT refuses the file", scales),
-    Property("symmetric", "every zero point is INT8 0: TensorRT knows no other", symmetric),
-    Property(
-        "granularity", "weights have a scale an output channel, activations one: what INT8 kernels take", granularity
-    ),
-    Property("pairs", "a QuantizeLinear feeds DequantizeLinear of the same scale, or values change", pairs),
-    Property("one quantizer", "two on one tensor are one kernel too many", one_quantizer),
-    Property(
-        "convolutions", "input and weight of each convolution are quantized, or it runs in float", convolution_inputs
-    ),
-    Property("activation", "nothing stands between a convolution and its activation: they fuse", before_activation),
-    Property("concat", "inputs and result of a Concat have one scale, or they are requantized", concat),
-    Property("moving", "what only moves values stands between equal scales: it runs in INT8 or vanishes", moving),
-    Property("average pool", "an average over INT8 values gives INT8 values, or it runs in float", average_pool),
-    Property("residual", "the residual input of an Add is quantized: convolution and Add fuse", residual),
-    Property("decoding", "boxes and scores keep their precision: DFL and what follows is float", decoding),
-    Property("types", "strongly typed: convolutions are FP16, or TensorRT runs them in FP32", types),
-    Property("float island", "no float operator between quantized ones: it costs two conversions", float_islands),
-)
+PROPERTIES: dict[str, Callable[[QdqGraph], Check]] = {
+    check.__name__.replace("_", " "): check
+    for check in (
+        scales, symmetric, granularity, pairs, one_quantizer, convolutions, activation, concat, moving, average_pool,
+        residual, decoding, types, float_island,
+    )
+}  # fmt: skip

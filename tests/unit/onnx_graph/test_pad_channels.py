@@ -10,7 +10,7 @@ from onnx import ModelProto, helper, numpy_helper
 from qdq_graph import SIZE
 
 from utils.onnx_graph.passes.align_channels import align_channels
-from utils.onnx_graph.provenance import number_quantizers, provenance_of, without_provenance
+from utils.onnx_graph.qdq_view import number_quantizers, provenance_of, without_provenance
 from utils.onnx_graph.verify import verify
 from utils.onnx_graph.view import GraphView, attribute, drop_unused
 

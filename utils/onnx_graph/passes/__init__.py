@@ -2,7 +2,7 @@
 
 Each is a pure function, ModelProto in and out, in a file of its name whose first line is the reason for it. None of
 them changes what the graph computes, except that `round_weights` settles how weights between two quantized values are
-rounded, and `to_half` computes in FP16. Beside them: `provenance.py` (`number_quantizers`); and for each file that is
+rounded, and `to_half` computes in FP16. Beside them: `qdq_view.py` (`number_quantizers`); and for each file that is
 written `output_formats.py` (NMS, DeepStream) and `take_bytes.py` (images as bytes).
 """
 
@@ -15,7 +15,6 @@ from onnx import ModelProto
 
 from utils.onnx_graph.export_config import ExportConfig
 from utils.onnx_graph.passes.align_channels import align_channels
-from utils.onnx_graph.passes.constants_to_initializers import constants_to_initializers
 from utils.onnx_graph.passes.convolve_pools import convolve_pools
 from utils.onnx_graph.passes.decode_boxes import decode_boxes
 from utils.onnx_graph.passes.dense_groups import dense_groups
@@ -24,7 +23,6 @@ from utils.onnx_graph.passes.merge_quantizers import merge_quantizers
 from utils.onnx_graph.passes.name_quantizers import name_quantizers
 from utils.onnx_graph.passes.remove_identities import remove_identities
 from utils.onnx_graph.passes.round_weights import round_weights
-from utils.onnx_graph.passes.scalar_scales import scalar_scales
 from utils.onnx_graph.passes.separate_first import separate_first
 from utils.onnx_graph.passes.separate_parts import separate_parts
 from utils.onnx_graph.passes.separate_predictions import separate_predictions
@@ -32,7 +30,7 @@ from utils.onnx_graph.passes.share_scales import share_scales
 from utils.onnx_graph.passes.simplify import simplify
 from utils.onnx_graph.passes.store_int8_weights import store_int8_weights
 from utils.onnx_graph.passes.to_half import to_half
-from utils.onnx_graph.provenance import number_quantizers
+from utils.onnx_graph.qdq_view import number_quantizers
 from utils.onnx_graph.view import drop_unused, pure
 
 remove_unused = pure(drop_unused)
@@ -48,15 +46,13 @@ class Pass:
 
 PASSES = (
     # what torch traces, in few nodes
-    Pass(constants_to_initializers),
     Pass(fold_constants),
     Pass(remove_identities),
     # one quantizer a tensor, one initializer a scale
-    Pass(scalar_scales),
+    Pass(share_scales),
     Pass(round_weights),
     Pass(number_quantizers),
     Pass(merge_quantizers),
-    Pass(share_scales),
     # the head
     Pass(separate_predictions),
     Pass(decode_boxes),

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import ModelProto, NodeProto, numpy_helper
 
-from utils.onnx_graph.provenance import ChannelLayout, annotate
-from utils.onnx_graph.qdq_view import INT8_VECTOR, PIECES, own_quantizers
+from utils.onnx_graph.qdq_view import INT8_VECTOR, PIECES, ChannelLayout, annotate, own_quantizers
 from utils.onnx_graph.view import (
     DEQUANTIZE,
     QUANTIZE,

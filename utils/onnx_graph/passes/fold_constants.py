@@ -1,4 +1,4 @@
-"""What depends on constants and known sizes only is computed: torch traces `chunk` to arithmetic on Shape."""
+"""What depends on constants and known sizes only is an initializer: torch traces `chunk` to arithmetic on Shape."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
-from utils.onnx_graph.view import GraphView, opset_of, pure, set_nodes, with_shapes
+from utils.onnx_graph.view import GraphView, attribute, opset_of, pure, set_nodes, with_shapes
 
 # Cheap operators without state; quantizers are not among them, so that weights keep theirs.
 FOLDABLE = frozenset({
@@ -19,7 +19,7 @@ FOLD_LIMIT = 1 << 22  # elements; larger results stay computed, so that the file
 
 @pure
 def fold_constants(model: ModelProto) -> None:
-    """Compute what depends on constants and on known dimensions only.
+    """Make initializers of Constant nodes, and of what depends on constants and on known dimensions only.
 
     Torch traces `chunk` and `view` to arithmetic on Shape. Known dimensions become numbers, so that a Slice has
     constant bounds; dimensions that are dynamic stay computed. Results above `FOLD_LIMIT` elements stay computed too.
@@ -53,6 +53,9 @@ def _folded(
     opset: int,
 ) -> np.ndarray | None:
     """The constant that a node computes, None if it cannot be known."""
+    if node.op_type == "Constant":
+        value = attribute(node, "value")
+        return None if value is None else numpy_helper.to_array(value)
     if node.op_type == "Shape" and not node.attribute:
         dims = shapes.get(node.input[0], [None])
         return None if None in dims else np.array(dims, np.int64)

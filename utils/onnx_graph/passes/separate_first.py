@@ -16,8 +16,7 @@ from onnx import ModelProto, NodeProto, helper
 
 from utils.onnx_graph.passes.convolve_pools import depthwise
 from utils.onnx_graph.passes.separate_parts import Cut, compute_parts, numbered, quantized_convolution, replace_nodes
-from utils.onnx_graph.provenance import annotate
-from utils.onnx_graph.qdq_view import INT8_VECTOR, QdqGraph
+from utils.onnx_graph.qdq_view import INT8_VECTOR, QdqGraph, annotate
 from utils.onnx_graph.view import QUANTIZE, copied, drop_unused
 
 ONE = np.array([[0, 0, 0], [0, 1, 0], [0, 0, 0]], np.float32)

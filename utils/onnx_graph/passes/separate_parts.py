@@ -16,8 +16,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, numpy_helper
 
 from utils.onnx_graph.passes.merge_quantizers import merge_quantizers
-from utils.onnx_graph.provenance import annotate
-from utils.onnx_graph.qdq_view import QdqGraph, own_quantizers
+from utils.onnx_graph.qdq_view import QdqGraph, annotate, own_quantizers
 from utils.onnx_graph.view import (
     QDQ,
     GraphView,

@@ -6,7 +6,7 @@ from onnx import ModelProto
 
 from utils.core.errors import DependencyError, QatError
 from utils.core.text import plural
-from utils.onnx_graph.provenance import without_provenance
+from utils.onnx_graph.qdq_view import without_provenance
 from utils.onnx_graph.view import QUANTIZE
 
 
