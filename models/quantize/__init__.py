@@ -9,8 +9,7 @@ reports, are in `utils/jobs/`.
     placement.py       plan(model, recipe) → Plan;  apply(model, plan);  describe(plan)
     modules.py         the quantized stand-ins that apply() puts in
     backend.py         the door to quantizers: ours, and the only importer of NVIDIA's two libraries
-    quantizer.py       ours: amax, a switch, a scale that training can put in
-    fake_quantize.py   the arithmetic of rounding, and its gradients
+    fake_quantize.py   our quantizer: amax, a switch, a scale that training can put in; its rounding and gradients
     fused_cuda.py      the same for training on CUDA in one pass each way, also with SiLU in front
     fused_kernels.py   its kernels, in Triton
     calibration.py     statistics once, then max | percentile | mse from the same pass; ranges, for reports

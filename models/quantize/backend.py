@@ -1,7 +1,7 @@
 """The one door to quantizers: modules that round a tensor to INT8 and back ("fake quantization").
 
-The default, `torch`, is a small module of our own (`quantizer.py`) on torch's operators. NVIDIA's pytorch-quantization
-is there for users whose own code works on its modules: its `TensorQuantizer` holds amax and the switches, and the
+The default, `torch`, is a small module of our own (`fake_quantize.py`) on torch's operators. pytorch-quantization is
+there for users whose own code works on NVIDIA's modules: its `TensorQuantizer` holds amax and the switches, and the
 arithmetic is that of `fake_quantize.py` too, so that checkpoints and results are the same bit for bit.
 """
 
@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.quantize.fake_quantize import representable
-from models.quantize.quantizer import TensorQuantizer, rounded_by
+from models.quantize.fake_quantize import TensorQuantizer, representable, rounded_by
 from models.quantize.recipe import QUANTIZERS
 from utils.core.errors import DependencyError, InputError
 

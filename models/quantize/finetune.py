@@ -46,9 +46,8 @@ from models.quantize.distillation import (
     tensors_of,
     top_layers,
 )
-from models.quantize.fake_quantize import INT8, float16_scale
+from models.quantize.fake_quantize import INT8, float16_scale, put_scale
 from models.quantize.modules import QuantConv2d
-from models.quantize.quantizer import put_scale
 from models.quantize.recipe import Finetune
 from models.quantize.step_graph import StepGraph
 from utils.core import distributed

@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from models.quantize.fake_quantize import silu_rounded_by, takes_silu
 from models.quantize.flow import OPERATIONS, Step, exporting, parse
-from models.quantize.quantizer import silu_rounded_by, takes_silu
 
 
 class QuantPoint:
@@ -30,20 +30,23 @@ class QuantPoint:
     def __init__(self, quantizer: nn.Module, redundant: bool = False) -> None:
         self.quantizer = quantizer
         self.redundant = redundant
+        self.on = True
         self.keep = False  # for QAT: keep what is rounded next
         self.kept: Tensor | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Round a tensor of any shape to quantized values and back; a redundant one comes back as it is."""
+        """Round a tensor of any shape to quantized values and back; switched off it comes back as it is."""
         if self.keep:
             self.kept = x
-        if self.redundant and not exporting():
-            return x
-        return self.quantizer(x)
+        return self.rounded(x) if self.on else x
+
+    def rounded(self, x: Tensor) -> Tensor:
+        """Round a tensor; a redundant one comes back as it is."""
+        return x if self.redundant and not exporting() else self.quantizer(x)
 
     def takes_silu(self, x: Tensor) -> bool:
         """Whether `after_silu` may be used: in training on a GPU, unless SiLU itself is kept."""
-        return not (self.redundant or self.keep) and takes_silu(self.quantizer, x)
+        return self.on and not (self.redundant or self.keep) and takes_silu(self.quantizer, x)
 
     def after_silu(self, x: Tensor) -> Tensor:
         """What this point makes of SiLU of `x`, in one pass over memory."""

@@ -12,12 +12,12 @@ quantizer costs no more than rounding it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from models.quantize import backend
 from models.quantize.modules import QuantPoint
@@ -111,17 +111,16 @@ class Layerwise:
         self._inner = [self._inside(index) for index in range(len(self._layers))]
 
     def __enter__(self) -> Layerwise:
-        self._on = self.everything
         self._stack = ExitStack()
         self._stack.enter_context(disable_tf32())
         for name in filter(self._switches.__contains__, self._result):
-            self._switches[name].turn(False)
+            self._switches[name].point.on = False
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._set(self.everything, range(len(self._layers)))
         for name in filter(self._switches.__contains__, self._result):
-            self._switches[name].turn(True)
+            self._switches[name].point.on = True
         self._stack.close()
 
     def run(
@@ -180,7 +179,7 @@ class Layerwise:
         return [before if source == -1 else results[source] for source in layer.f]
 
     def _rounded(self, name: str, value: Any, state: State) -> Any:
-        return self._switches[name].point(value) if name in state.tensors and name in self._switches else value
+        return self._switches[name].point.rounded(value) if name in state.tensors and name in self._switches else value
 
     def _inside(self, index: int) -> State:
         """The quantizers that act while a layer runs."""
@@ -191,26 +190,18 @@ class Layerwise:
 
     def _set(self, state: State, layers: Iterable[int]) -> None:
         for index in layers:
-            inner = self._inner[index]
-            for name in inner.tensors:
-                if (name in state.tensors) != (name in self._on.tensors):
-                    self._switches[name].turn(name in state.tensors)
-            for path in inner.weights:
-                if (path in state.weights) != (path in self._on.weights):
-                    backend.enable(self.model.get_submodule(path).weight_quantizer, path in state.weights)
-            self._on = State(
-                (self._on.tensors - inner.tensors) | (inner.tensors & state.tensors),
-                (self._on.weights - inner.weights) | (inner.weights & state.weights),
-            )
+            for name in self._inner[index].tensors:
+                self._switches[name].point.on = name in state.tensors
+            for path in self._inner[index].weights:
+                backend.enable(self.model.get_submodule(path).weight_quantizer, path in state.weights)
 
 
 @dataclass(frozen=True)
 class _Switch:
-    """The point of one tensor: `turn` puts it in or takes it out; `at` are the paths of the modules that it acts in."""
+    """The point of one tensor, which is the switch; `at` are the paths of the modules that it acts in."""
 
     point: QuantPoint
     at: tuple[str, ...]
-    turn: Callable[[bool], None]
 
 
 def _switches(model: Any) -> dict[str, _Switch]:
@@ -218,40 +209,13 @@ def _switches(model: Any) -> dict[str, _Switch]:
     plan: Plan = model.quantization_plan
     found = {}
     for tensor in plan.tensors:
-        if not tensor.owner:
-            found[tensor.name] = _input_switch(model, plan.image_consumers)
-            continue
-        owner = model.get_submodule(tensor.owner)
+        paths = (tensor.owner,) if tensor.owner else plan.image_consumers
+        owner = model.get_submodule(paths[0])
         if tensor.variable:
             point = owner.points[tensor.variable]
-            found[tensor.name] = _Switch(point, (tensor.owner,), _entry(owner.points, tensor.variable, point))
         else:
-            point = owner.output_point
-            found[tensor.name] = _Switch(point, (tensor.owner,), _attributes([owner], "output_point", point))
+            point = owner.output_point if tensor.owner else owner.input_point  # one for all that read the image
+        found[tensor.name] = _Switch(point, paths)
     for path in plan.fallback:
-        found[fallback_input(path)] = _input_switch(model, (path,))
+        found[fallback_input(path)] = _Switch(model.get_submodule(path).input_point, (path,))
     return found
-
-
-def _input_switch(model: Any, paths: tuple[str, ...]) -> _Switch:
-    consumers: list[Any] = [model.get_submodule(path) for path in paths]
-    point: QuantPoint = consumers[0].input_point  # placement.apply gives one to each of them
-    return _Switch(point, paths, _attributes(consumers, "input_point", point))
-
-
-def _attributes(owners: list[nn.Module], name: str, point: QuantPoint) -> Callable[[bool], None]:
-    def turn(on: bool) -> None:
-        for owner in owners:
-            setattr(owner, name, point if on else None)
-
-    return turn
-
-
-def _entry(points: dict[str, QuantPoint], name: str, point: QuantPoint) -> Callable[[bool], None]:
-    def turn(on: bool) -> None:
-        if on:
-            points[name] = point
-        else:
-            points.pop(name, None)
-
-    return turn

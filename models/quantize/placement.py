@@ -157,8 +157,9 @@ def apply(model: nn.Module, plan: Plan, library: str = "torch") -> None:
         point = modules.QuantPoint(scales[scale_key(tensor.scale)], tensor.redundant)
         if tensor.owner:
             _place(model, tensor, point)
+    image = modules.QuantPoint(scales[scale_key(IMAGES)]) if plan.image_consumers else None
     for path in plan.image_consumers:
-        model.get_submodule(path).input_point = modules.QuantPoint(scales[scale_key(IMAGES)])
+        model.get_submodule(path).input_point = image
     for path in plan.fallback:
         name = scale_key(f"{path}.input")
         scales[name] = backend.create(library=library)

@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 from models.quantize import backend
-from models.quantize.fake_quantize import float16_scale
-from models.quantize.quantizer import put_scale
+from models.quantize.fake_quantize import float16_scale, put_scale
 from models.quantize.recipe import QUANTIZERS
 
 pytestmark = pytest.mark.parametrize("library", QUANTIZERS)

@@ -16,9 +16,14 @@ from rounding_gradients import case, compare
 from torch import nn
 
 from models.quantize import fused_cuda
-from models.quantize.fake_quantize import _TrainedFakeQuantize, float16_scale, trained_fake_quantize
+from models.quantize.fake_quantize import (
+    TensorQuantizer,
+    _TrainedFakeQuantize,
+    float16_scale,
+    put_scale,
+    trained_fake_quantize,
+)
 from models.quantize.modules import ConvBlock, QuantPoint
-from models.quantize.quantizer import TensorQuantizer, put_scale
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
