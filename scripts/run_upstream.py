@@ -10,8 +10,8 @@ With --fast before the program's name, maps are in channels-last layout, upstrea
 deterministic algorithms, and cuDNN measures which of its algorithms is fastest.
 
 Upstream's programs stop on torch >= 2.6 (their checkpoints), NumPy >= 2.4 (np.trapz) and setuptools >= 82
-(pkg_resources); utils/upstream/shims.py supplies what is gone. Checkpoints are loaded without running code of theirs,
-and label caches are neither read nor written (SECURITY.md).
+(pkg_resources); utils/upstream/checkout.py supplies what is gone. Checkpoints are loaded without running code of
+theirs, and label caches are neither read nor written (SECURITY.md).
 """
 
 from __future__ import annotations
@@ -56,17 +56,16 @@ def main() -> int:
     try:
         need("torch")
         from utils import upstream
-        from utils.upstream import shims
-        from utils.upstream.checkout import import_upstream
+        from utils.upstream import checkout
 
-        import_upstream()
+        checkout.import_upstream()
         logging.getLogger("yolov5").setLevel(logging.INFO)
-        shims.load_safely_by_default(upstream.read_checkpoint)
+        checkout.load_safely_by_default(upstream.read_checkpoint)
         if fast:
-            shims.prefer_speed()
+            checkout.prefer_speed()
         if script.parent.name == "panoptic":
             with contextlib.suppress(ImportError):  # the program says what is missing
-                shims.without_label_caches(importlib.import_module("utils.panoptic.dataloaders"))
+                checkout.without_label_caches(importlib.import_module("utils.panoptic.dataloaders"))
         sys.argv = [str(script), *map(_known, options)]
         runpy.run_path(str(script), run_name="__main__")
     except KeyboardInterrupt:

@@ -16,7 +16,7 @@ import reparameterization
 from models import reparam
 from utils import upstream
 from utils.core.errors import CheckpointError, QatError
-from utils.upstream import shims
+from utils.upstream import checkout
 from utils.upstream.network import _read_network
 
 NAMES = ("t", "s", "m", "c", "e")
@@ -148,7 +148,7 @@ def test_upstreams_own_loader_takes_the_file(small: dict[str, Path], monkeypatch
     from models.yolo import DetectionModel
 
     monkeypatch.setattr(torch, "load", torch.load)
-    shims.load_safely_by_default(upstream.read_checkpoint)
+    checkout.load_safely_by_default(upstream.read_checkpoint)
     model = attempt_load(str(small["converted"]), device=torch.device("cpu"))
     with torch.no_grad():
         expected = upstream.load_float(small["training"], auxiliary=True).model(X)[0][1]

@@ -1,14 +1,11 @@
-"""The device that networks run on, in which precision it multiplies, and torchvision without torch's compiler."""
+"""The device that networks run on, and in which precision it multiplies."""
 
 from __future__ import annotations
 
-import importlib
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from utils.core.errors import InputError
 
@@ -95,31 +92,3 @@ def disable_tf32() -> Iterator[None]:
     finally:
         for setting, value in zip(settings, before, strict=True):
             setting.allow_tf32 = value
-
-
-def import_torchvision() -> Any:
-    """torchvision, imported without torch's compiler.
-
-    At its top torchvision takes one function from `torch._dynamo.utils`, for `roi_align` alone, and that import takes
-    three seconds at the start of every program. Here the function imports the compiler when it is called.
-    """
-    compiler = "torch._dynamo.utils"
-
-    class LateCompiler(ModuleType):
-        def is_compile_supported(self, device: Any) -> bool:
-            return bool(importlib.import_module(compiler).is_compile_supported(device))
-
-        def __getattr__(self, name: str) -> Any:  # what another version of torchvision takes is imported at once
-            if name.startswith("__"):  # `inspect` looks at all modules while torchvision registers its operators
-                raise AttributeError(name)
-            sys.modules.pop(compiler, None)
-            return getattr(importlib.import_module(compiler), name)
-
-    importlib.import_module("torch")  # itself, before something stands for a part of it
-    if "torchvision" in sys.modules or "torch._dynamo" in sys.modules:
-        return importlib.import_module("torchvision")
-    sys.modules[compiler] = late = LateCompiler(compiler)
-    torchvision = importlib.import_module("torchvision")
-    if sys.modules.get(compiler) is late:
-        del sys.modules[compiler]
-    return torchvision

@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 import torch
+import torchvision
 from torch.utils.data import default_collate
 
-from utils.core.device import import_torchvision, sent
+from utils.core.device import sent
 from utils.evaluation.gt_masks import PackedMasks
 from utils.evaluation.letterbox import boxes_to_image
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-torchvision = import_torchvision()
 
 
 @dataclass(frozen=True, eq=False)

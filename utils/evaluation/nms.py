@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
+import torchvision
 
-from utils.core.device import import_torchvision
 from utils.core.tasks import DETECTIONS, DISPLAY_IOU
 from utils.evaluation.batch import RaggedBatch
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from utils.core.tasks import Prediction
 
-torchvision = import_torchvision()
 
 MAX_CANDIDATES = 30_000  # per image, the best ones
 FIRST_CANDIDATES = 4  # times max_det: how many take part at first

@@ -3,14 +3,12 @@
 Nothing else in this project imports upstream's modules. They are imported when they are first needed, from the checkout
 that this folder was copied into.
 
-checkout.py      imports upstream from the checkout
-dataset.py       its reader of datasets, which augments training images
+checkout.py      imports upstream from the checkout, with what it needs on a current stack; its dataset of known images
 description.py   its model descriptions (YAML), checked before upstream evaluates their strings
 network.py       its networks and checkpoints: load, build, fuse
-shims.py         what it needs on a current stack, without edits of its files
 """
 
-from utils.upstream.dataset import make_dataset
+from utils.upstream.checkout import make_dataset
 from utils.upstream.network import (
     FloatCheckpoint,
     build_model,

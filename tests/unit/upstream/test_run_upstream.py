@@ -34,7 +34,7 @@ def test_the_rank_reaches_a_parser_of_upstreams_kind(program, words):
 def test_fast_is_channels_last_without_deterministic_algorithms(monkeypatch):
     import torch
 
-    from utils.upstream import shims
+    from utils.upstream import checkout
 
     class Network(torch.nn.Module):
         def forward(self, x: torch.Tensor, augment: bool = False) -> tuple[torch.Tensor, bool]:
@@ -49,7 +49,7 @@ def test_fast_is_channels_last_without_deterministic_algorithms(monkeypatch):
         package, _, name = module.__name__.partition(".")
         monkeypatch.setattr(importlib.import_module(package), name, module, raising=False)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
-    shims.prefer_speed()
+    checkout.prefer_speed()
     general.init_seeds(3, deterministic=True)
     assert asked == [(3, False)]
     assert torch.backends.cudnn.benchmark

@@ -12,8 +12,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 WITHOUT = (
-    "from unittest import mock\nfrom utils.upstream import shims\n"
-    "with mock.patch('importlib.util.find_spec', return_value=None):\n    shims.install()\n"
+    "from unittest import mock\nfrom utils.upstream import checkout\n"
+    "with mock.patch('importlib.util.find_spec', return_value=None):\n    checkout.install()\n"
 )
 
 
@@ -46,9 +46,9 @@ def test_what_upstream_asks_of_both(tmp_path):
 
 
 def test_trapz_is_there_and_integrates(monkeypatch):
-    from utils.upstream import shims
+    from utils.upstream import checkout
 
     # pytest itself asks for more than the stand-in has, where other tests extend sys.path
     monkeypatch.setitem(sys.modules, "pkg_resources", types.ModuleType("pkg_resources"))
-    shims.install()
+    checkout.install()
     assert np.trapz([0.0, 1.0, 1.0], [0.0, 1.0, 3.0]) == pytest.approx(2.5)
