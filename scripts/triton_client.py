@@ -16,11 +16,9 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 
 import logging
 from collections.abc import Sequence
-from glob import escape
 
 from utils.cli import run_program
 from utils.core.errors import InputError
-from utils.core.files import refuse_overwrite_in
 from utils.jobs.open import need
 from utils.serving.options import TritonClientOptions
 
@@ -32,10 +30,9 @@ def main(options: TritonClientOptions) -> None:
     if options.source is None:
         raise InputError("give --source, an image, a video or a folder to draw detections on")
     need("torch", "tritonclient", "grpc", *["geventhttpclient"] * (options.protocol == "http"))
-    from utils.evaluation.images import find_sources, target_names
+    from utils.evaluation.images import find_sources
 
     files = find_sources([options.source])
-    refuse_overwrite_in(options.project, options.name, options.exist_ok, map(escape, target_names(files)), files)
     from utils.core.run_folder import new_run
     from utils.jobs.visualize import Artist, show
     from utils.serving.runner import TritonRunner

@@ -16,12 +16,11 @@ from triton_stand_in import serving
 from utils.core.errors import InputError, QatError
 from utils.core.input_spec import InputSpec
 from utils.evaluation.input_plan import InputPlan
-from utils.jobs.model_repository import make
+from utils.jobs.model_repository import CONFIG, make, read_config
 from utils.jobs.visualize import Artist
 from utils.onnx_graph.output_formats import NmsSettings, end2end
 from utils.runners.onnxrt import OnnxRuntimeRunner
 from utils.serving.options import ServingOptions
-from utils.serving.repository import CONFIG, read_config
 from utils.serving.runner import TritonRunner
 
 NMS = NmsSettings("onnx", 100)

@@ -152,7 +152,6 @@ CASES = [  # program, arguments, what the line names
     (V, f"{DRAW} --data runs/exp/report.json --project runs --workers 0", "runs/exp/report.json"),
     (M, "report.html", "report.html"),
     (M, "runs/a runs/a/report-merged.json", "runs/a/report-merged.json"),
-    (C, "m --source runs/triton/mine --name mine --exist-ok", "--name"),
 ]  # fmt: skip
 
 
@@ -161,10 +160,10 @@ def folder(tmp_path_factory):
     """The files that the arguments name."""
     folder = tmp_path_factory.mktemp("files")
     model = KnowingModel(write_set(folder, 2, SQUARE), ("cat", "dog", "owl"), 64)
-    for name in ("empty", "folder.onnx", "runs/exp/weights", "runs/triton/mine", "bad/images", "bad/labels"):
+    for name in ("empty", "folder.onnx", "runs/exp/weights", "bad/images", "bad/labels"):
         (folder / name).mkdir(parents=True)
     image = (folder / "images/val/000000000001.png").read_bytes()
-    for name in ("a.png", "bad/images/a.png", "runs/triton/mine/a.png"):
+    for name in ("a.png", "bad/images/a.png"):
         (folder / name).write_bytes(image)
     (folder / "bad/labels/a.txt").write_text("3 0.5 0.5 0.1 0.1\n")
     for name in ("a.pt", "c.pt", "qat.pt", "a.engine", "mine.onnx", "link.pt", "link.yaml", "labels.txt", "a.yaml",
