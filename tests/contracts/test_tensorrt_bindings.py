@@ -48,10 +48,10 @@ STAND_IN = {"Builder": "_Builder", "INetworkDefinition": "_Network", "ILayer": "
             "Runtime": "_Runtime", "ICudaEngine": "_Engine", "EngineInspector": "_Inspector",
             "IExecutionContext": "_Context", "Refitter": "_Refitter",
             "OnnxParserRefitter": "_OnnxParserRefitter"}  # fmt: skip
-ANSWERS = {  # weakly typed, strongly typed, how files are exported by default, the last opset
-    "8.6": (True, False, "weak", 17), "10.0": (True, True, "weak", None), "10.3": (True, True, "weak", None),
-    "10.9": (True, True, "weak", None), "10.12": (True, True, "strong", None), "10.16": (True, True, "strong", None),
-    "11.0": (False, True, "strong", None), "11.4": (False, True, "strong", None),
+ANSWERS = {  # weakly typed, strongly typed, how files are exported by default
+    "8.6": (True, False, "weak"), "10.0": (True, True, "weak"), "10.3": (True, True, "weak"),
+    "10.9": (True, True, "weak"), "10.12": (True, True, "strong"), "10.16": (True, True, "strong"),
+    "11.0": (False, True, "strong"), "11.4": (False, True, "strong"),
 }  # fmt: skip
 
 
@@ -146,7 +146,7 @@ def module_of(real, version, name="tensorrt"):
 
 def test_what_is_asked_of_a_version_is_answered(real, version):
     api = Api(module_of(real, version))
-    assert (api.weakly_typed, api.strongly_typed, api.typing, api.max_opset) == ANSWERS[version]
+    assert (api.weakly_typed, api.strongly_typed, api.typing) == ANSWERS[version]
     assert api.ahead_of_time == ()
     assert (api.progress_monitor is not None) == (version != "8.6")
 

@@ -13,7 +13,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -21,10 +20,6 @@ from torch import Tensor
 from utils.core.errors import InputError, QatError
 from utils.core.input_spec import InputSpec
 from utils.core.tasks import Task, task_of_outputs
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 
 @dataclass(frozen=True)

@@ -89,12 +89,12 @@ def prepare(
 def planned(entry: Entry, batch: int, size: tuple[int, int] | None, config: BuildConfig) -> tuple[Path, BuildConfig]:
     """The engine that is built of an ONNX file for a batch size and, where the size is dynamic, a size; and how."""
     name = "-".join([entry.name, f"b{batch}", *(["x".join(map(str, size))] if size else [])])
-    wanted = replace(config, batch=(batch,) * 3, precision="fp16" if entry.baseline else "best")
+    changes: dict[str, Any] = {"batch": (batch,) * 3, "precision": "fp16" if entry.baseline else "best"}
     if entry.build > 1:
-        wanted = replace(wanted, timing_cache="")
+        changes["timing_cache"] = ""
     if size is not None:
-        wanted = replace(wanted, height=(size[0],) * 3, width=(size[1],) * 3)
-    return entry.file.with_name(f"{name}.engine"), wanted
+        changes |= {"height": (size[0],) * 3, "width": (size[1],) * 3}
+    return entry.file.with_name(f"{name}.engine"), config.model_copy(update=changes)
 
 
 def check_entries(entries: Sequence[Entry]) -> None:
@@ -330,23 +330,12 @@ def compared(rows: Sequence[BenchmarkRow]) -> list[BenchmarkRow]:
         of_pytorch, kind = row.runtime in (PYTORCH, COMPILED), (row.nms, row.masks, row.contexts)
         eager = [one.figures for one in rows if one.runtime == PYTORCH and one.precision == "FP32"
                  and one.masks == row.masks and (one.model == row.model or not of_pytorch) and one.figures]  # fmt: skip
-        bases = [(one.precision, one.figures) for one in rows
+        bases = [one.figures for one in rows
                  if one.baseline and one.figures and (one.nms, one.masks, one.contexts) == kind]  # fmt: skip
         if row.figures and eager:
             row = replace(row, speedup=row.figures.qps / eager[0].qps)
         if row.figures and bases and not row.baseline and not of_pytorch:
-            base_precision, base = bases[0]
-            times = row.figures.parts
-            row = replace(row, gain=row.figures.qps / base.qps - 1)
-            if row.runtime == TENSORRT and (row.precision, base_precision, row.contexts) == ("INT8", "FP16", 1):
-                int8, fp16 = times["compute"].median, base.parts["compute"].median
-                if int8 >= fp16:
-                    note = (
-                        f"{row.title}: INT8 is not faster than FP16 here, {int8:.3f} ms against {fp16:.3f} ms "
-                        f"({fp16 / int8:.2f}x). Small networks and small batches are bound by starting kernels and by "
-                        "memory, not by arithmetic; scripts/inspect_engine.py shows which layers take the time."
-                    )
-                    row = replace(row, notes=(*row.notes, note))
+            row = replace(row, gain=row.figures.qps / bases[0].qps - 1)
         results.append(row)
     return results
 

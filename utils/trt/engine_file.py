@@ -15,9 +15,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from utils.core.errors import InputError, no_file
 from utils.core.files import file_hash, write_text
-from utils.core.text import short_repr
 from utils.trt.preflight import BuildConfig, Decision, OnnxFile
 from utils.trt.tensorrt_api import BUILDER_OPTIONS, Api, Gpu, Log
 
@@ -115,15 +116,11 @@ class EngineNote:
         if not path.is_file():
             return cls()
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            note = cls(**{**content, "warnings": tuple(content.get("warnings", ()))})
-            for name, default in vars(cls()).items():
-                value = getattr(note, name)
-                if not isinstance(value, (int, float) if isinstance(default, float) else type(default)):
-                    raise TypeError(f"{name} is {short_repr(value)}")
-            return note
-        except (ValueError, TypeError, AttributeError, RecursionError) as error:
-            raise InputError(f"{path} is damaged: {error}; delete it, or build the engine again") from error
+            return TypeAdapter(cls).validate_json(path.read_bytes())
+        except ValidationError as error:
+            first = error.errors()[0]
+            reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
+            raise InputError(f"{path} is damaged: {reason}; delete it, or build the engine again") from error
 
 
 def note_path(engine: Path) -> Path:

@@ -19,6 +19,8 @@ from pathlib import Path
 from shutil import which
 from typing import TYPE_CHECKING, Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from utils.core.errors import DependencyError, InputError, QatError
 from utils.core.files import atomic_path, read_text, refuse_overwrite, write_text
 from utils.core.text import Column, aligned
@@ -285,19 +287,11 @@ def layers_from_json(text: str) -> list[Layer]:
     Raises:
         InputError: they are described differently.
     """
-
-    def tensors(side: Sequence[Mapping[str, Any]]) -> tuple[LayerTensor, ...]:
-        return tuple(LayerTensor(**{**tensor, "shape": tuple(tensor["shape"])}) for tensor in side)
-
-    layers = []
     try:
-        for entry in json.loads(text):
-            fields = {key: value for key, value in entry.items() if key != "share"}
-            fields |= {side: tensors(entry[side]) for side in ("inputs", "outputs")}
-            layers.append(Layer(**fields))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise InputError(f"these are no layers as inspect_engine.py writes them: {error!r}") from error
-    return layers
+        return TypeAdapter(list[Layer]).validate_json(text)
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"]
+        raise InputError(f"these are no layers as inspect_engine.py writes them: {reason}") from error
 
 
 def report_lines(summary: LayerSummary, title: str, precision: str = "") -> list[str]:

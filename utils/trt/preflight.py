@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from utils.core.errors import InputError
 from utils.core.files import read_onnx
@@ -32,64 +32,6 @@ Minutes = Annotated[float, Field(gt=0, le=10_080)]  # a week at most
 Precision = Literal["best", "fp16", "fp32"]
 Range = tuple[int, int, int]  # min, opt, max
 SOURCES_OFF = "TRT_TACTIC_SOURCES_OFF"
-
-
-@dataclass(frozen=True)
-class BuildConfig:
-    """How an engine is built.
-
-    Attributes:
-        batch: images, min, opt and max; for a file of dynamic batch (default: `input_spec.DEFAULT_BATCH`).
-        height, width: pixels, min, opt and max; for a file of dynamic size.
-        precision: `best`: INT8 where the file has Q/DQ, else FP16; `fp16`, `fp32`: for float files. A strongly typed
-            network has the precision of its file.
-        workspace: bytes of GPU memory that kernels may use; None: three quarters of what is free.
-        timing_cache: file of measured kernels; None: beside the engine, by GPU and version; '' for none.
-        tactic_sources_off, and the fields of `BUILDER_OPTIONS`: see `BuildOptions`; empty, None, False: TensorRT's own.
-        targets: architectures to build for without such a GPU, such as SM89 (TensorRT-RTX).
-        tune: minutes for trying options that are None here and keeping the fastest engine; None: build one engine.
-        allow_fp32: build a file with an FP32 float part where TensorRT cannot choose FP16 by itself.
-        progress: show a progress bar.
-    """
-
-    batch: Range | None = None
-    height: Range | None = None
-    width: Range | None = None
-    precision: Precision = "best"
-    workspace: int | None = None
-    timing_cache: str | Path | None = None
-    tactic_sources_off: tuple[str, ...] = ()
-    optimization_level: int | None = None
-    max_aux_streams: int | None = None
-    timing_iterations: int | None = None
-    tiling_level: str | None = None
-    max_tactics: int | None = None
-    version_compatible: bool = False
-    hardware_compatible: str | None = None
-    strip_weights: bool = False
-    targets: tuple[str, ...] = ()
-    tune: float | None = None
-    allow_fp32: bool = False
-    progress: bool = True
-
-    @property
-    def sources_off(self) -> tuple[str, ...]:
-        """The tactic sources that are not to be used: `tactic_sources_off`, or those of the environment variable."""
-        return self.tactic_sources_off or tuple(os.environ.get(SOURCES_OFF, "").replace(",", " ").split())
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """What was asked for instead of the defaults, as JSON holds it: names of fields and their values."""
-        values = {name: getattr(self, name) for name in BUILDER_OPTIONS}
-        values = {name: value for name, value in values.items() if value is not None and value is not False}
-        off = sorted(name.upper() for name in self.sources_off)
-        return {**values, **({"tactic_sources_off": off} if off else {})}
-
-    def __post_init__(self) -> None:
-        for name in ("batch", "height", "width"):
-            values = getattr(self, name)
-            if values is not None and not 0 < values[0] <= values[1] <= values[2]:
-                raise InputError(f"{name} {values}: expected min <= opt <= max, all positive")
 
 
 class BuildOptions(DeviceOptions):
@@ -133,11 +75,57 @@ class BuildOptions(DeviceOptions):
 
     def build_config(self, **others: Any) -> BuildConfig:
         """How engines are built; `others` are further fields."""
-        shared = {name: getattr(self, name) for name in BUILD_OPTIONS}
-        return BuildConfig(**{**shared, "tactic_sources_off": tuple(self.tactic_sources_off)}, **others)
+        return BuildConfig(**{name: getattr(self, name) for name in BUILD_OPTIONS}, **others)
 
 
 BUILD_OPTIONS = tuple(name for name in BuildOptions.model_fields if name not in DeviceOptions.model_fields)
+
+
+class BuildConfig(BuildOptions):
+    """How an engine is built: beside what changes how fast it is, what it is built for.
+
+    Attributes:
+        batch: images, min, opt and max; for a file of dynamic batch (default: `input_spec.DEFAULT_BATCH`).
+        height, width: pixels, min, opt and max; for a file of dynamic size.
+        precision: `best`: INT8 where the file has Q/DQ, else FP16; `fp16`, `fp32`: for float files. A strongly typed
+            network has the precision of its file.
+        workspace: bytes of GPU memory that kernels may use; None: three quarters of what is free.
+        timing_cache: file of measured kernels; None: beside the engine, by GPU and version; '' for none.
+        targets: architectures to build for without such a GPU, such as SM89 (TensorRT-RTX).
+        allow_fp32: build a file with an FP32 float part where TensorRT cannot choose FP16 by itself.
+        progress: show a progress bar.
+    """
+
+    batch: Range | None = None
+    height: Range | None = None
+    width: Range | None = None
+    precision: Precision = "best"
+    workspace: int | None = None
+    timing_cache: str | Path | None = None
+    targets: tuple[str, ...] = ()
+    allow_fp32: bool = False
+    progress: bool = True
+
+    @property
+    def sources_off(self) -> tuple[str, ...]:
+        """The tactic sources that are not to be used: `tactic_sources_off`, or those of the environment variable."""
+        return tuple(self.tactic_sources_off or os.environ.get(SOURCES_OFF, "").replace(",", " ").split())
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What was asked for instead of the defaults, as JSON holds it: names of fields and their values."""
+        values = {name: getattr(self, name) for name in BUILDER_OPTIONS}
+        values = {name: value for name, value in values.items() if value is not None and value is not False}
+        off = sorted(name.upper() for name in self.sources_off)
+        return {**values, **({"tactic_sources_off": off} if off else {})}
+
+    @model_validator(mode="after")
+    def _ranges_ascend(self) -> BuildConfig:
+        for name in ("batch", "height", "width"):
+            values = getattr(self, name)
+            if values is not None and not 0 < values[0] <= values[1] <= values[2]:
+                raise InputError(f"{name} {values}: expected min <= opt <= max, all positive")
+        return self
 
 
 def min_opt_max(options: Options, name: str) -> Range | None:
@@ -172,6 +160,7 @@ ONNX_TYPES = {
     16: "bfloat16",
 }  # fmt: skip
 FLOAT16 = 10
+MAX_OPSET = 17  # of the parser before strong typing; those that know that read all that torch exports
 DATA_DEPENDENT = ("NonMaxSuppression", "NonZero")
 
 
@@ -339,9 +328,9 @@ def choose_typing(file: OnnxFile, api: Api | Trtexec, config: BuildConfig) -> Li
         InputError: it cannot; the message says how to export the file instead.
     """
     by_opset = file.metadata.get("form") == "deepstream"  # of export_yoloV9.py, where --opset decides on the typing
-    if api.max_opset is not None and file.opset > api.max_opset:
+    if file.opset > MAX_OPSET and not api.strongly_typed:
         raise InputError(
-            f"{file.path} has opset {file.opset}, and {api.name} reads up to {api.max_opset}; "
+            f"{file.path} has opset {file.opset}, and {api.name} reads up to {MAX_OPSET}; "
             f"export it with {'' if by_opset else '--typing weak '}--opset 17"
         )
     if file.quantized and config.precision != "best":

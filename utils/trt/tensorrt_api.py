@@ -134,14 +134,6 @@ class Api:
             return ()
         return tuple(name for name in dir(capability) if re.fullmatch(r"SM\d+", name))
 
-    @cached_property
-    def max_opset(self) -> int | None:
-        """The last ONNX operator set that the parser reads; None where no file of ours exceeds it.
-
-        The parser of 8.6 ends at 17; those that know strong typing read all that torch exports.
-        """
-        return None if self.strongly_typed else 17
-
     def lacks(self, option: BuilderOption, value: Any) -> str:
         """What it has not of an option with this value, such as 'IBuilderConfig.max_num_tactics'; '' if it has all."""
         if isinstance(option.setting, str):

@@ -72,11 +72,6 @@ class Trtexec:
         """Whether it builds a network in the types that the ONNX file has."""
         return self.knows("--stronglyTyped") or not self.weakly_typed
 
-    @property
-    def max_opset(self) -> int | None:
-        """The last ONNX operator set that is read: 17 before strong typing, None where no file of ours exceeds it."""
-        return None if self.strongly_typed else 17
-
     def lacks(self, option: BuilderOption, value: Any) -> str:
         """What its help does not list of an option with this value, such as '--maxTactics'; '' if it lists all."""
         words = [flag.partition("=")[0] for flag in option.arguments(value)]

@@ -74,7 +74,7 @@ def tune(onnx: Path, engine: Path, config: BuildConfig, api: Api) -> BuildResult
         raise InputError("--tune has nothing to try; leave out --optimization-level or --max-aux-streams")
     decide(OnnxFile.read(onnx), api, tensorrt_api.gpu(), config)  # refuses what a build would refuse
     cache = cache_path(engine, config, api.name, tensorrt_api.gpu())
-    base = replace(config, tune=None, progress=False, timing_cache="" if cache is None else str(cache))
+    base = config.model_copy(update={"tune": None, "progress": False, "timing_cache": str(cache or "")})
     deadline = time.monotonic() + 60 * (config.tune or 0.0)
     engine.parent.mkdir(parents=True, exist_ok=True)
     candidates: list[_Candidate] = []
@@ -104,7 +104,7 @@ def tune(onnx: Path, engine: Path, config: BuildConfig, api: Api) -> BuildResult
         for level in levels:
             group = []
             for number in streams:
-                options = replace(base, optimization_level=level, max_aux_streams=number)
+                options = base.model_copy(update={"optimization_level": level, "max_aux_streams": number})
                 longest = max(candidate.seconds for candidate in candidates[1:])
                 if options != base and time.monotonic() + longest < deadline:
                     group.append(attempt(options, deadline))

@@ -38,12 +38,9 @@ def test_speed_against_the_baseline_of_the_same_kind():
     ]
     found = compared(rows)
     assert [one.gain for one in found] == [None, pytest.approx(0.6), None, pytest.approx(-1 / 6)]
-    assert [len(one.notes) for one in found] == [0, 0, 0, 1]
-    assert "6.000 ms against 5.000 ms (0.83x)" in found[3].notes[0]
     assert benchmark_report.benchmark_table(found)[1][1] == (
         "int8", "INT8", "without", "8", "2.500 ms", "2.500 ms", "400.0", "3,200", "+60.0%",
     )  # fmt: skip
-    assert compared([row("before", baseline=True), row("after", ms=5.0)])[1].notes == ()  # nothing of FP16
 
 
 @pytest.mark.parametrize(

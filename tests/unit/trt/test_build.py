@@ -22,7 +22,7 @@ FP32, FP16 = TensorProto.FLOAT, TensorProto.FLOAT16
 
 
 def config(**changes):
-    return dataclasses.replace(QUIET, **changes)
+    return BuildConfig(progress=False, **changes)
 
 
 @pytest.fixture
@@ -200,10 +200,10 @@ def test_portable_engines_and_tiling(file, tmp_path, monkeypatch):
 
 def test_tactic_sources_switched_off(file, tmp_path, monkeypatch):
     api = stand_in(monkeypatch)
-    build(file, tmp_path / "a.engine", config(tactic_sources_off=("CUBLAS", "cublas_lt", "CUDNN")))
+    build(file, tmp_path / "a.engine", config(tactic_sources_off=["CUBLAS", "cublas_lt", "CUDNN"]))
     assert last(api, "tactic_sources") == 0b11000
     with pytest.raises(InputError, match="CUBLASS"):
-        build(file, tmp_path / "a.engine", config(tactic_sources_off=("CUBLASS",)))
+        build(file, tmp_path / "a.engine", config(tactic_sources_off=["CUBLASS"]))
     monkeypatch.setenv("TRT_TACTIC_SOURCES_OFF", "CUBLAS,CUDNN")
     build(file, tmp_path / "a.engine", QUIET)
     assert last(api, "tactic_sources") == 0b11010

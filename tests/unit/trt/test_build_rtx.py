@@ -34,7 +34,7 @@ def config(**changes):
 
 def test_what_the_module_can_do(rtx):
     assert rtx.name.startswith("TensorRT-RTX 1.")
-    assert (rtx.weakly_typed, rtx.strongly_typed, rtx.max_opset) == (False, True, None)
+    assert (rtx.weakly_typed, rtx.strongly_typed) == (False, True)
     assert {"SM75", "SM89", "SM120"} <= set(rtx.ahead_of_time)
     assert rtx.torch_type(rtx.module.DataType.HALF) == "float16"
 

@@ -73,7 +73,7 @@ def test_flags_of_the_version(install, tmp_path, version, quantized, half, flags
     dtype = TensorProto.FLOAT16 if half else TensorProto.FLOAT
     file = write_onnx(tmp_path / "a.onnx", quantized=quantized, dtype=dtype, opset=19 if half else 17)
     config = BuildConfig(batch=(1, 4, 8), workspace=2 << 30, timing_cache=str(tmp_path / "t"),
-                         tactic_sources_off=("cudnn",), timing_iterations=4)  # fmt: skip
+                         tactic_sources_off=["cudnn"], timing_iterations=4)  # fmt: skip
     note = trtexec.build_with_trtexec(file, tmp_path / "a.engine", config, program)
     words = set(asked())
     assert flags <= words

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from types import SimpleNamespace
 
 import pytest
@@ -89,14 +88,14 @@ def test_within_the_noise_nothing_changes(bench, caplog):
     caplog.set_level("INFO")
     count = iter(range(100))
     onnx, engine = bench(lambda n, level: {-1: 100 + 6 * (next(count) % 2)}.get(n, 96))
-    note = tuned(onnx, engine, dataclasses.replace(CONFIG, optimization_level=3))
+    note = tuned(onnx, engine, CONFIG.model_copy(update={"optimization_level": 3}))
     assert note.options == {"optimization_level": 3}
     assert "level 3: 0.0% less time than as asked for; the noise is 5.9%" in caplog.text
 
 
 def test_a_build_that_fails_is_a_row_and_only_what_fits_the_time_begins(bench):
     onnx, engine = bench(lambda n, level: 100 - n)
-    level = dataclasses.replace(CONFIG, optimization_level=2, tune=1)
+    level = CONFIG.model_copy(update={"optimization_level": 2, "tune": 1})
     asked = {"optimization_level": 2}
     builds = Builds(seconds=12, failing=[{**asked, "max_aux_streams": 2}])
     note = tuned(onnx, engine, level, builds)
@@ -133,13 +132,13 @@ def test_an_engine_that_cannot_be_timed_is_no_candidate(bench, monkeypatch):
         return real(self)
 
     monkeypatch.setattr(Execution, "graph", short_of_memory)
-    note = tuned(onnx, engine, dataclasses.replace(CONFIG, optimization_level=2))
+    note = tuned(onnx, engine, CONFIG.model_copy(update={"optimization_level": 2}))
     assert note.options["max_aux_streams"] == 3
     assert "CUDA out of memory" in {one["error"] for one in note.tuning["candidates"]}
 
 
 def test_engines_of_dynamic_shape_are_timed_at_the_opt_shape(bench):
     onnx, engine = bench(lambda n, level: 100, ("batch", 3, 32, 32))
-    tuned(onnx, engine, dataclasses.replace(CONFIG, batch=(1, 4, 8), optimization_level=2))
+    tuned(onnx, engine, CONFIG.model_copy(update={"batch": (1, 4, 8), "optimization_level": 2}))
     shapes = {item for name, item in tensorrt_api.load_tensorrt().module.calls if name == "execute"}
     assert shapes == {((4, 3, 32, 32),)}
