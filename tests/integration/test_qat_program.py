@@ -339,7 +339,7 @@ def test_images_without_labels_go_through_all_with_the_float_networks_detections
         return tmp_path / folder / "exp"
 
     (file,) = run("eval", "found", "--data", bare, "--save-json").glob("*_predictions.json")
-    assert capsys.readouterr().out.splitlines()[-1].startswith("next: mend")  # with an AP of 0 there is nothing to do
+    assert capsys.readouterr().out.splitlines()[-1].startswith("next: correct")  # AP of 0
     shutil.copytree(tmp_path / "bare/bare", tmp_path / "images")  # with labels that say what is detected
     (tmp_path / "labels").mkdir()
     for found in json.loads(file.read_text()):
@@ -377,6 +377,8 @@ def test_images_without_labels_go_through_all_with_the_float_networks_detections
     torch.save({"model": upstream.load_float(demo_weights).model, "opt": {"data": str(bare)}}, own)
     export = shlex.split(capsys.readouterr().out.rpartition("next: python export_qat.py ")[2])
     assert export_qat.main([*export, "--typing", "weak", "--device", "cpu", "--output", str(onnx)]) == 0
+    following = shlex.split(capsys.readouterr().out.rpartition("next: python val_trt.py ")[2].partition("\n")[0])
+    assert following == [str(onnx), "--data", str(bare), "--unlabelled", "--reference", str(demo_weights)]
     for file, tolerance in ((weights, 1e-9), (onnx, 0.02)):
         command = (file, "--reference", own, "--unlabelled", *words[2:], "--project", tmp_path / file.stem)
         assert val_trt.main([*map(str, command)]) == 0

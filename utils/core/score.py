@@ -74,6 +74,11 @@ class SplitCounts(StrictModel):
     jpegs_with_bytes_behind_their_end: int
     first: dict[str, str]
 
+    @property
+    def lacks_labels(self) -> bool:
+        """Whether so many images have no label file, beside others that have one, that files may be missing."""
+        return self.images > self.without_a_label_file >= MISSING * self.images
+
     def __str__(self) -> str:
         """One line: the first five counts always, the others where there is something to say."""
         counts = [(name, value) for name, value in self if isinstance(value, int)]
@@ -83,6 +88,7 @@ class SplitCounts(StrictModel):
         )  # fmt: skip
 
 
+MISSING = 0.1  # share of images without a label file that is said; COCO's is 0.01
 AGREEMENT = "the float network's detections as labels"  # what AP is measured with where the dataset has none
 REPLICATES = 200  # a standard error is known to one part in sqrt(2 * REPLICATES), 5 %
 DIGITS = 7  # of an AP, after the point; a table shows four

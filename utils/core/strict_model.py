@@ -49,6 +49,9 @@ def validate(model: type[Model], content: Any, source: str | Path, error: type[I
         raise error(f"{source}: {first_problem(model, problem)}") from problem
 
 
+BRANCHES = ("float", "int", "constrained-int", "str", "bool")  # of a union, as Pydantic names them
+
+
 def first_problem(model: type[BaseModel], problem: ValidationError) -> str:
     """The first error of a validation as one line: key, value, what is expected."""
     first = problem.errors(include_url=False)[0]
@@ -57,7 +60,7 @@ def first_problem(model: type[BaseModel], problem: ValidationError) -> str:
         field = holder.model_fields.get(str(part))
         if isinstance(part, int):
             key += f"[{part}]"
-        elif field or not ("[" in part or part in ("float", "int", "str", "bool")):  # which are branches of a union
+        elif field or not ("[" in part or part in BRANCHES):
             key += f".{part}" if key else part
         holder = (field and _model_in(field.annotation)) or holder
     if kind == "extra_forbidden":

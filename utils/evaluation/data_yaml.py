@@ -129,7 +129,14 @@ class DataConfig:
             part = read_images(chosen, self.nc, name=name, progress=progress)
             part.left_out += [f"{file}: {Path(file).suffix} is not read; convert it to PNG or JPEG" for file in others]
             if limit is None or not any(read == split for read, _ in self.parts):
-                logger.info("%s", part.counts(self.root))
+                counts = part.counts(self.root)
+                logger.info("%s", counts)
+                if counts.lacks_labels and split != "train":  # whose labels nothing reads
+                    logger.warning(
+                        "%s: %d of %s have no label file (first: %s) and count as backgrounds; AP is too low if they "
+                        "show objects", split, counts.without_a_label_file, plural(counts.images, "image"),
+                        counts.first["without_a_label_file"],
+                    )  # fmt: skip
                 for line in part.left_out[:5] if len(part.left_out) > 1 else ():
                     logger.info("  %s", line.replace(f"{self.root}{os.sep}", ""))
             if wrong := self.strict_labels and [*part.bad_lines, *part.clipped_lines]:

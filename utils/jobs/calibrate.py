@@ -140,7 +140,9 @@ def run(options: CalibrateOptions) -> Sweep:
         # last: where it lies, all is written
         write_text(folder / "calibration.json", json.dumps(content, indent=2) + "\n")
     table, page = terminal_table(report), folder / PAGE_NAME
-    logger.info("\n%s\n\n%s\n\n%s\n%s\nreport: %s", table, "\n".join(report.notes), *verdict(report), page)
+    sentence, command = verdict(report)
+    notes = "\n".join(report.notes)
+    logger.info("\n%s\n\n%s\n\n%s\nreport: %s\nnext: %s", table, notes, sentence, page, command)
     return found
 
 

@@ -28,7 +28,7 @@ from utils.evaluation.input_plan import InputPlan
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.evaluation.results import EvalResult, Reference
 from utils.jobs.evaluate_file import make_row, warn_of_a_cut_curve
-from utils.jobs.inputs import Inputs, check_classes, from_training
+from utils.jobs.inputs import Inputs, check_classes, fitting_size, from_training
 from utils.jobs.options import EvalOptions
 from utils.jobs.visualize import collect_samples
 from utils.reports.schema import Report, Row, Sample
@@ -136,9 +136,10 @@ def run(options: EvalOptions) -> Report:
         model, stage = upstream.call_fused(upstream.fuse(source.model)), "float"
     options = from_training(options, source)
     config = EvalConfig(
-        imgsz=options.imgsz, batch_size=options.batch_size, conf_thres=options.conf_thres, iou_thres=options.iou_thres,
-        workers=options.workers, save_json=options.save_json, upsample_masks=options.upsample_masks,
-        groups=options.groups, unlabelled=options.unlabelled,
+        imgsz=fitting_size(options.imgsz or 640, source.stride), batch_size=options.batch_size,
+        conf_thres=options.conf_thres, iou_thres=options.iou_thres, workers=options.workers,
+        save_json=options.save_json, upsample_masks=options.upsample_masks, groups=options.groups,
+        unlabelled=options.unlabelled,
     )  # fmt: skip
     data = load_data(options.data or "", options.strict_labels)
     data.paths("val")
@@ -167,10 +168,11 @@ def run(options: EvalOptions) -> Report:
         path = folder / "report.json"
         report.save(path)
     wrong = result.score.decides < LOW_AP or [*source.names.values()] != [*data.names.values()]
+    wrong = wrong or any(counts.lacks_labels for counts in report.splits)
     quantize = ["python", "qat.py", "quantize", "--weights", options.weights, "--data", str(options.data)]
     command = (
-        [*quantize, "--imgsz", size_text(options.imgsz or 640)] if stage == "float" else export_command(options.weights)
+        [*quantize, "--imgsz", size_text(config.imgsz or 640)] if stage == "float" else export_command(options.weights)
     )
-    step = "mend what is warned of, and evaluate again" if wrong and stage == "float" else shlex.join(command)
+    step = "correct what the warnings name, then evaluate again" if wrong and stage == "float" else shlex.join(command)
     logger.info("\n%s\nreport: %s\nnext: %s", terminal_table(report), path, step)
     return report

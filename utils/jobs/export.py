@@ -38,7 +38,8 @@ def engine_commands(network: Network, _config: ExportConfig, results: Sequence[E
     here = not torch.cuda.is_available()
     for path in (str(result.path) for result in results):
         if here:
-            yield f"next: {shlex.join(['python', 'val_trt.py', path, '--data', network.data or 'DATA.yaml'])}"
+            labels = ["--unlabelled", "--reference", network.labels_of] if network.labels_of else []
+            yield f"next: {shlex.join(['python', 'val_trt.py', path, '--data', network.data or 'DATA.yaml', *labels])}"
         yield f"{'then, on the machine with the GPU' if here else 'next'}: {shlex.join([script, path])}"
 
 

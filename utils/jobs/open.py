@@ -89,6 +89,7 @@ class Network:
         kind: 'float'; 'ptq': calibrated; 'qat': finetuned, too.
         imgsz: side, or (height, width), that it was calibrated or trained at, in pixels; None where it is not known.
         data: the dataset's YAML that it was calibrated or trained with; None where it is not known.
+        labels_of: the float network whose detections are labels, of one that was quantized with `--unlabelled`.
     """
 
     model: nn.Module
@@ -100,6 +101,7 @@ class Network:
     task: Task = DETECT
     imgsz: int | tuple[int, int] | None = None
     data: str | None = None
+    labels_of: str | None = None
 
     @property
     def quantized(self) -> bool:
@@ -132,7 +134,7 @@ def load_network(weights: str | Path, device: torch.device) -> Network:
         task = task_of_head(quantized.model.model[-1])
         model = quantized.model.to(device)
         return Network(model, quantized.names, quantized.stride, _head(model), quantized.recipe, kind, task,
-                       quantized.imgsz, quantized.data)  # fmt: skip
+                       quantized.imgsz, quantized.data, quantized.extra.get("labels_of"))  # fmt: skip
     source = upstream.load_float(weights, auxiliary=True)
     head = _head(source.model)
     if head == TRAINING_HEAD:

@@ -273,6 +273,7 @@ class Session:
         """Write the student, with `extra` beside what every checkpoint of the run says; the state then names it."""
         source = self.inputs.source
         origin = {"float_weights": self.options.weights, "float_sha256": self.state.weights_hash}
+        origin |= {"labels_of": self.options.weights} if self.options.unlabelled else {}
         checkpoint.save(
             self.weights / name, student, recipe=self.recipe, names=source.names, nc=source.nc,
             stride=source.stride, yaml=source.yaml, extra={**extra, **origin, "imgsz": self.inputs.imgsz,

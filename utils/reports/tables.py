@@ -9,6 +9,7 @@ import re
 import shlex
 import string
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
 from utils.core.files import distinct_names
@@ -23,6 +24,13 @@ DASH = "-"
 WIDTH = 80  # of the terminal
 LONGEST_NAME = 24  # of a row
 LITTLE = 0.002  # AP that INT8 may lose without advice against it, as the default of `qat.py sensitive --target-drop`
+# Options of qat.py's commands that the command which follows gets, too.
+OF_A_RUN = ("--seed", "--batch-size", "--workers", "--device")
+CALIBRATION = ("--recipe", "--calib-images", "--calib-method", "--percentile")
+OF_QAT = (
+    "--hyp", "--teacher", "--quantizer", "--epochs", "--iters", "--lr", "--train", "--supervision",
+    "--supervision-stride",
+)  # fmt: skip
 
 
 def fraction(value: float | None) -> str:
@@ -173,6 +181,14 @@ def export_command(weights: str) -> list[str]:
     return ["python", "export_qat.py", "--weights", weights, "--include", "onnx", "--simplify", "--dynamic", "batch"]
 
 
+def given(report: Report, flags: Sequence[str]) -> list[str]:
+    """Those of `flags`, with their values, that a report's only `qat.py` command has, for the command that follows."""
+    commands = {line for line in report.command.splitlines() if "qat.py " in line}
+    words = shlex.split(commands.pop()) if len(commands) == 1 else []
+    pairs = [word.split("=", 1) if "=" in word else [word, *words[at + 1 : at + 2]] for at, word in enumerate(words)]
+    return [word for pair in pairs if pair[0] in flags for word in pair]
+
+
 def verdict(report: Report) -> tuple[str, str]:
     """What the last INT8 row that compares with float says, in a sentence; and the command that comes next, or ''."""
     int8 = [row for row in report.rows if row.stage.lower() != "float" and not row.stage.endswith(("FP16", "FP32"))]
@@ -199,7 +215,8 @@ def verdict(report: Report) -> tuple[str, str]:
     suffix = Path(row.file).suffix.lower()
     floats = [one.file for one in report.rows if one.stage.lower() == "float" and one.file.endswith(".pt")]
     of_float = ["--weights", *floats[-1:], "--data", report.data, "--imgsz", size]
-    of_float += ["--unlabelled"] * (AGREEMENT in row.ap_with)
+    of_float += ["--unlabelled"] * (AGREEMENT in row.ap_with) + given(report, OF_A_RUN)
+    own = given(report, CALIBRATION)
     step, command = {
         ".pt": ("export", export_command(row.file)),
         ".onnx": ("build the engine of", ["scripts/generate_trt_engine.sh", row.file, size]),
@@ -213,10 +230,14 @@ def verdict(report: Report) -> tuple[str, str]:
             todo = f"{networks[-1].stage} does not lose as much, so compare {row.file} with {networks[-1].file}"
             command = ["python", "export_qat.py", "--verify", row.file] if suffix == ".onnx" else []
         elif suffix != ".yaml" and not report.history:
-            todo, command = "let QAT regain it", ["python", "qat.py", "quantize", *of_float]
+            own += given(report, OF_QAT)
+            todo, command = "let QAT regain it", ["python", "qat.py", "quantize", *of_float, *own]
+        elif "auto" in own:  # for which sensitive needs the method by name
+            todo, command = "look for a better calibration", ["python", "qat.py", "calibrate", *of_float]
+            command += given(report, CALIBRATION[:2])
         else:
             todo, command = "keep the layers that lose it in float", ["python", "qat.py", "sensitive", *of_float]
-            command += ["--recipe", row.file] if suffix == ".yaml" else []
+            command += ["--recipe", row.file] if suffix == ".yaml" else own
     if "qat.py" in command and not (floats and report.data):
         command = []  # a report of a file alone does not know the float checkpoint
     return f"{sentence}: {todo}.", shlex.join(command)

@@ -140,7 +140,8 @@ def test_what_a_split_holds_is_one_line_with_first_names(tmp_path, caplog):
     (counts,) = data.counts()
     assert (counts.images, counts.objects, counts.backgrounds) == (9, sum(objects), 3 + objects.count(0))
     assert (counts.without_a_label_file, counts.left_out) == (2, 1)
-    assert caplog.messages == [str(counts)]
+    missing = "val: 2 of 9 images have no label file (first: labels/val/000000000004.txt) and count as backgrounds; AP"
+    assert caplog.messages == [str(counts), f"{missing} is too low if they show objects"]
     for text in (f"objects {sum(objects)}", "(first: labels/val/000000000004.txt)", "(first: images/val/b.gif: "):
         assert text in str(counts)
 

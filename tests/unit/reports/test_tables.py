@@ -8,7 +8,7 @@ import pytest
 from report_examples import NASTY, make_row, resampled
 
 from utils.core.text import code, columns, markdown_table
-from utils.reports.schema import Report
+from utils.reports.schema import Epoch, Report
 from utils.reports.tables import labels, terminal_table, verdict
 
 
@@ -132,6 +132,22 @@ def test_a_verdict_and_the_next_command(rows, words, command):
     assert re.search(words, sentence)
     assert following.startswith(command)
     assert bool(following) == bool(command)
+
+
+@pytest.mark.parametrize(
+    ("words", "epochs", "following"),
+    [
+        ("--qat never --recipe r.yaml --seed=3 --epochs 4", 0, "quantize {} --seed 3 --recipe r.yaml --epochs 4"),
+        ("--calib-images 40 --name x --hyp h.yaml --batch-size 4", 1, "sensitive {} --batch-size 4 --calib-images 40"),
+        ("--calib-method auto --calib-images 40", 1, "calibrate {} --calib-images 40"),
+    ],
+)
+def test_the_next_command_has_the_options_of_the_one_before(words, epochs, following):
+    rows = [make_row(file="f.pt", ap_resampled=resampled(0.74, 0.75, 0.73)),
+            make_row("QAT", file="q.pt", ap=0.7112, ap_resampled=resampled(*LOSS))]  # fmt: skip
+    history = [Epoch(epoch=0)] * epochs
+    report = Report(command=f"python qat.py quantize {words}", data="d.yaml", rows=rows, history=history)
+    assert verdict(report)[1] == "python qat.py " + following.format("--weights f.pt --data d.yaml --imgsz 640")
 
 
 def test_masks_that_lose_more_than_boxes_decide_and_a_missing_float_row_is_said(segmented):

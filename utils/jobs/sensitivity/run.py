@@ -93,7 +93,8 @@ def run(options: SensitiveOptions) -> dict[str, Any]:
         report.save_summary(summary, folder)
         measured = report.to_report(summary, inputs, folder)
         write_all(measured, folder)
-    logger.info("\n%s\n\n%s\n%s\nreport: %s", "\n".join(measured.notes), *verdict(measured), folder / PAGE_NAME)
+    text, (sentence, command) = "\n".join(measured.notes), verdict(measured)
+    logger.info("\n%s\n\n%s\nreport: %s\nnext: %s", text, sentence, folder / PAGE_NAME, command)
     return summary
 
 
