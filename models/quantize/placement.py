@@ -167,7 +167,7 @@ def apply(model: nn.Module, plan: Plan, library: str = "torch") -> None:
     model.activation_quantizers = scales
     model.quantization_plan = plan
     for path, name in plan.unknown.items():
-        logger.warning("%s is a %s, which has no row in rules.py: only its convolutions are quantized", path, name)
+        logger.warning("%s is a %s, without a row in models/quantize/rules.py: only convolutions are INT8", path, name)
 
 
 def check(plan: Plan, recipe: Recipe) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import documentation
 import pytest
 from documentation import LINK, PAGES, PYTHON_PROGRAMS, ROOT, SHELL_PROGRAMS, anchors, commands, problems, python_flags
 
@@ -50,6 +51,14 @@ def test_the_pages_commands_are_seen():
     assert {"qat.py", "export_qat.py", "val_trt.py", "reparameterization.py", "scripts/quickstart.sh"} <= seen
     assert seen & {*PYTHON_PROGRAMS} > {"qat.py"}
     assert seen & {*SHELL_PROGRAMS} > {"scripts/quickstart.sh"}
+
+
+def test_files_that_the_code_names_are_there():
+    """Messages say which file to touch."""
+    code = [path for part in ("*.py", "models/**/*.py", "utils/**/*.py", "scripts/*.py") for path in ROOT.glob(part)]
+    named = {file for path in code for file in documentation.FILE.findall(path.read_text(encoding="utf-8"))}
+    assert {file for file in named if not (ROOT / file).exists()} == {"utils/general.py"}  # upstream's
+    assert {"models/quantize/rules.py", "utils/upstream/network.py", "utils/upstream/description.py"} <= named
 
 
 def bash(line: str) -> str:

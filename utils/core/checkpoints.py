@@ -116,7 +116,7 @@ def read_torch_file(
         raise NotAllowed(
             f"{where} holds {error}, which is no data and no module class of YOLOv9 or torch.nn; it was not loaded. "
             "Save the network without fusing or wrapping it, as upstream's train.py does; a class of a fork has to be "
-            "listed first (UPSTREAM_MODULES in utils/upstream/network.py, see CONTRIBUTING.md)"
+            "listed first (UPSTREAM_MODULES or TORCH_MODULES in utils/upstream/network.py, see CONTRIBUTING.md)"
         ) from error
     except (CheckpointError, MemoryError):
         raise

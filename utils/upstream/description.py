@@ -65,7 +65,9 @@ def check_description(description: Any) -> dict[str, Any]:
             raise _wrong(where, row, "[from, number, module, arguments]")
         sources, count, name, arguments = row
         if type(name) is not str or name not in MODULES:
-            raise _wrong(where, name, f"one of upstream's modules, {', '.join(MODULES)}")
+            raise _wrong(
+                where, name, f"one of upstream's, {', '.join(MODULES)} (MODULES in utils/upstream/description.py)"
+            )
         _check_numbers([sources, count], where)
         _check_numbers(arguments, f"{where} ({name})", WORDS)
     known = (*REQUIRED, *NUMBERS, "activation")
