@@ -78,7 +78,7 @@ def export_deepstream(options: DeepStreamOptions) -> None:
         )
     check_files(weights=options.weights)
     need("torch", "onnx", *["onnxruntime"] * (options.check > 0), *["onnxslim"] * options.simplify)
-    from utils.core.input_spec import InputSpec
+    from utils.core.input_spec import InputSpec, channels_of
     from utils.jobs.export import export_checkpoint
     from utils.onnx_graph import deepstream, output_formats
     from utils.onnx_graph.export_config import ExportConfig
@@ -104,17 +104,20 @@ def export_deepstream(options: DeepStreamOptions) -> None:
 
     def write_config(network: Network, config: ExportConfig, results: Sequence[ExportResult]) -> Iterator[str]:
         path, typing = results[0].path, config.typing if network.quantized else ""
+        channels = channels_of(network.model)
         engine = options.engine or (path.with_suffix(".engine").name if typing else "")
         masks = bool(network.task.prototypes)
         texts = deepstream.configs(
             path, config.imgsz, batch, len(network.names), typing=typing, dynamic=options.dynamic, engine=engine,
             nms=nms if masks or options.end2end else None, masks=masks, takes_bytes=options.input == "uint8",
-            model=ServingOptions(file=path).model_name if options.end2end else "",
+            model=ServingOptions(file=path).model_name if options.end2end else "", channels=channels,
         )  # fmt: skip
         yield from map(str, deepstream.write(path, deepstream.label_lines(network.names), texts))
         todo = "a pipeline, such as those of the overlay's docs/deepstream.md"
         if engine:
-            todo = deepstream.trtexec_command(path.name, engine, config.imgsz, typing=typing, dynamic=options.dynamic)
+            todo = deepstream.trtexec_command(
+                path.name, engine, config.imgsz, typing=typing, dynamic=options.dynamic, channels=channels
+            )
             todo = todo if path.parent == Path() else f"cd {shlex.quote(str(path.parent))} && {todo}"
         yield f"next: {todo}"
 

@@ -103,7 +103,8 @@ public:
             shape.d[0] = engine_->getProfileShape(input_.c_str(), 0, nvinfer1::OptProfileSelector::kMIN).d[0];
         }
         context_->setInputShape(input_.c_str(), shape);
-        nhwc_ = shape.d[3] == 3;
+        nhwc_ = shape.d[3] == 3 || shape.d[3] == 1;
+        grey_ = shape.d[nhwc_ ? 3 : 1] == 1;
         size_ = nhwc_ ? cv::Size(shape.d[2], shape.d[1]) : cv::Size(shape.d[3], shape.d[2]);
         for (auto& [name, tensor] : tensors_) {
             const nvinfer1::Dims dims = context_->getTensorShape(name.c_str());
@@ -154,7 +155,7 @@ private:
     std::map<std::string, Tensor> tensors_;
     std::string input_;
     cv::Size size_;
-    bool nhwc_ = false;
+    bool nhwc_ = false, grey_ = false;
 
     // "names" in the metadata of ENGINE.json is JSON in a string: {\"0\": \"person\", ...}
     void read_names(const fs::path& path) {
@@ -167,10 +168,11 @@ private:
             names[std::stoi((*match)[1])] = (*match)[2];
     }
 
-    void infer(const cv::Mat& pixels) {
+    void infer(cv::Mat pixels) {
         Tensor& input = tensors_.at(input_);
+        if (grey_) cv::cvtColor(pixels, pixels, cv::COLOR_RGB2GRAY);
         const cv::Mat blob = nhwc_ ? pixels : cv::dnn::blobFromImage(pixels, 1, {}, {}, false, false, CV_8U);
-        cv::Mat one(1, 3 * int(pixels.total()), CV_8U, blob.data);
+        cv::Mat one(1, pixels.channels() * int(pixels.total()), CV_8U, blob.data);
         one.convertTo(one, input.host.type(), input.host.type() == CV_8U ? 1 : 1 / 255.0);
         cv::repeat(one, 1, input.shape[0], input.host);  // the same for each image of a static batch
         check(cudaMemcpyAsync(input.device, input.host.data, input.bytes(), cudaMemcpyHostToDevice, stream_));

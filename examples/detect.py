@@ -70,7 +70,7 @@ class Detector:
             smallest, best, _ = engine.get_tensor_profile_shape(self._input, 0)
             shape = (smallest[0], *best[1:])
         context.set_input_shape(self._input, shape)
-        self._nhwc = shape[3] == 3
+        self._nhwc, self._grey = shape[3] in (1, 3), 1 in (shape[1], shape[3])
         self.size = (shape[1], shape[2]) if self._nhwc else (shape[2], shape[3])
         self._host, self._device = {}, {}  # memory of each tensor
         for name in tensors:
@@ -98,6 +98,7 @@ class Detector:
     def infer(self, pixels: np.ndarray) -> dict[str, np.ndarray]:
         """Run the engine on a letterboxed image, uint8 RGB `[H, W, 3]`; outputs by name, without the batch's axis."""
         feed, kinds = self._host[self._input], cudart.cudaMemcpyKind
+        pixels = cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY)[..., None] if self._grey else pixels
         feed[:] = pixels if self._nhwc else pixels.transpose(2, 0, 1)  # the same for each image of a static batch
         if feed.dtype != np.uint8:
             feed /= 255

@@ -7,9 +7,8 @@ of upstream's six which training layers these are, read off its two model YAMLs 
 
 from __future__ import annotations
 
-import contextlib
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 from utils import upstream
 from utils.core.errors import CheckpointError, InputError, QatError
 from utils.core.files import save_torch
+from utils.core.input_spec import channels_of
 from utils.core.tasks import predicted
 from utils.core.text import plural
 
@@ -287,29 +287,18 @@ def largest_difference(training: nn.Module, deployed: nn.Module, device: torch.d
     Raises:
         QatError: by more than float arithmetic explains.
     """
-    image = torch.rand(1, 3, CHECK_SIDE, CHECK_SIDE, generator=torch.Generator().manual_seed(0)).to(device)
+    shape = 1, channels_of(deployed), CHECK_SIDE, CHECK_SIDE
+    image = torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(device)
     results = []
     for model in (training, deployed):
-        with torch.no_grad(), _head_as_it_was(model):
-            result = model.to(device)(image)
+        with torch.no_grad():  # of copies: a head remembers the anchors of the last image's size
+            result = copy.deepcopy(model).to(device)(image)
         branches = isinstance(result[0], (list, tuple))  # both, of a detector; a segment head returns the second one's
         results.append(predicted(result[0][1] if branches else result))
     difference = max(float((one - other).abs().max()) for one, other in zip(*results, strict=True))
     if not difference <= TOLERANCE:
         raise QatError(f"the converted network's output differs by {difference:g} from the training network's")
     return difference
-
-
-@contextlib.contextmanager
-def _head_as_it_was(model: Any) -> Iterator[None]:
-    """The head keeps the anchors of the last size that it saw; they would be saved with it."""
-    head = model.model[-1]
-    before = dict(head.__dict__)
-    try:
-        yield
-    finally:
-        head.__dict__.clear()
-        head.__dict__.update(before)
 
 
 def is_rounded_by_half(model: nn.Module, where: str | Path) -> bool:

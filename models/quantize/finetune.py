@@ -52,6 +52,7 @@ from models.quantize.recipe import Finetune
 from models.quantize.step_graph import StepGraph
 from utils.core import distributed
 from utils.core.device import disable_tf32
+from utils.core.input_spec import channels_of, with_channels
 
 # Class names whose weights are constants of the architecture: upstream's DFL holds the bin numbers 0..15 in one.
 CONSTANT_MODULES = frozenset({"DFL"})
@@ -105,7 +106,7 @@ def held_out_loss(
             counts = [int(count) for (count,) in distributed.all_numbers([len(images)])]
             part = torch.zeros(sum(counts), 2, dtype=torch.float64, device=device)
             if len(images):
-                x = as_input(images, device)
+                x = as_input(images, device, channels_of(student))
                 terms = task_terms(student(x), teacher(x), classes, by_image=True)
                 part[sum(counts[:rank]) :][: len(images)] = torch.stack(terms, 1).double()
             parts.append(part)
@@ -281,7 +282,7 @@ class Finetuner:
             for batch in batches:
                 for group in self.optimizer.param_groups:
                     group["lr"] = rate(count) * group["factor"]
-                total += self._step(as_input(batch, self.device))
+                total += self._step(as_input(batch, self.device, channels_of(self.student)))
                 count += 1
                 if not self._amp or count % SYNCHRONIZED == 0:
                     mean = _finite(total) / count
@@ -360,10 +361,10 @@ def _finite(loss: Tensor | float, name: str = "the supervision loss") -> float:
     return max(value, 0.0)  # rounding takes it a hair below zero where student and teacher agree
 
 
-def as_input(images: Tensor, device: torch.device) -> Tensor:
-    """Images as the network takes them: float32 `[B, 3, H, W]` in 0..1 on `device`."""
+def as_input(images: Tensor, device: torch.device, channels: int = 3) -> Tensor:
+    """Images as the network takes them: float32 `[B, channels, H, W]` in 0..1 on `device`; of bytes 1 makes grey."""
     moved = images.to(device, non_blocking=True)
-    return moved if moved.is_floating_point() else moved.float() / 255
+    return moved if moved.is_floating_point() else with_channels(moved, channels).float() / 255
 
 
 def share_parameters(parameters: Sequence[nn.Parameter]) -> None:

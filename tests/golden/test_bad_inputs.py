@@ -92,6 +92,7 @@ CASES = [  # program, arguments, what the line names
     (X, "--weights float.pt --include tflite", "--include"),
     (X, "--weights int8.pt --typing weak --opset 19", "--opset"),
     (X, "--weights float.pt --opset 7", "--opset"),
+    (X, "--weights float.pt --input-layout nhwc", "--input uint8"),
     (X, "--weights float.pt --imgsz 64 64 64", "--imgsz"),
     (X, "--weights float.pt --topk-all 5", "--topk-all"),
     (X, "--weights float.pt --output float.pt", "--output"),

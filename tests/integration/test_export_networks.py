@@ -16,7 +16,7 @@ from models.quantize import checkpoint, placement
 from models.quantize.flow import export_mode
 from models.quantize.recipe import Recipe
 from utils.jobs.compare_tensors import compare_tensors
-from utils.jobs.open import Network, load_network
+from utils.jobs.open import load_network
 from utils.onnx_graph.export_config import ExportConfig
 from utils.onnx_graph.verify import verify
 
@@ -54,16 +54,25 @@ def test_a_network_with_another_activation(activation: str, options: dict, tmp_p
     assert_close(run(result.path, random_images()), predict(network, random_images()), pixels, score)
 
 
-def test_a_head_that_was_cut_down_to_fewer_levels(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """The layers of the coarse levels are still there, and nothing reads them; the file is checked beside PyTorch."""
-    layers = [*TINY["head"][:-1], [[3, 4], 1, "DDetect", ["nc"]]]
-    floating = save_float(tmp_path / "cut.pt", random_network({**TINY, "head": layers}))
-    weights = save_quantized(tmp_path / "int8.pt", floating)
+@pytest.mark.parametrize(
+    ("strides", "channels"),
+    [((8, 16), 3), ((8, 16, 32), 1), ((4, 8, 16, 32), 3), ((8, 16, 32, 64), 1), ((4, 8, 16, 32, 64), 3)],
+)
+def test_other_levels_and_one_channel(strides: tuple, channels: int, tmp_path: Path, capsys: pytest.CaptureFixture):
+    """Of coarse levels without a head the layers are still there, and nothing reads them; checked beside PyTorch."""
+    levels = [{4: 1, 8: 3, 16: 4, 32: 6, 64: 7}[stride] for stride in strides]
+    layers = [*TINY["head"][:2], [-1, 1, "ADown", [16]], [levels, 1, "DDetect", ["nc"]]]
+    floating = save_float(tmp_path / "levels.pt", random_network({**TINY, "head": layers, "ch": channels}))
+    weights = save_quantized(tmp_path / "int8.pt", floating, imgsz=128)
     plan = checkpoint.load_quantized(weights).model.quantization_plan
-    assert plan.float_convolutions["model.5.cv1.conv"] == "nothing leads from it to the head"
-    code, out, err = program(capsys, "--weights", weights, "--output", tmp_path / "a.onnx", "--device", "cpu")
-    assert (code, err) == (0, [])
-    assert out[-1] == "matches PyTorch (rounding only)"
+    unread = [path for path, reason in plan.float_convolutions.items() if reason == "nothing leads from it to the head"]
+    assert {path[:7] for path in unread} == {f"model.{layer}" for layer in range(levels[-1] + 1, 8)}
+    for file, typing in ((weights, "weak"), (weights, "strong"), (floating, "weak")):
+        words = ("--weights", file, "--output", tmp_path / "a.onnx", "--imgsz", 128, "--typing", typing)
+        code, out, err = program(capsys, *words, "--device", "cpu")
+        assert (code, err, out[-1]) == (0, [], "matches PyTorch (rounding only)")
+        shape = onnx.load(tmp_path / "a.onnx").graph.input[0].type.tensor_type.shape.dim
+        assert [size.dim_value for size in shape] == [1, channels, 128, 128]
 
 
 @pytest.mark.parametrize("recipe", [Recipe(add="residual"), Recipe(float=("model.17",))], ids=["residual", "float"])
@@ -160,22 +169,11 @@ def test_layers_that_compute_the_same(name: str, simplify: bool, tmp_path: Path)
     model = onnx.load(result.path)
     assert [node.op_type for node in model.graph.node].count(kind) == left
     agreement = compare_tensors(network.model, model, random_images(), result.quantizers)
-    assert agreement.tensors == len(result.quantizers) < placed_calls(network)
-    assert agreement.steps <= 1
-    assert agreement.fraction < 1e-3
-
-
-def placed_calls(network: Network) -> int:
-    """How often an activation quantizer of a network is called while it is exported."""
-    count = 0
-
-    def called(*_: object) -> None:
-        nonlocal count
-        count += 1
-
-    hooks = [one.register_forward_hook(called) for one in network.model.activation_quantizers.values()]
+    calls: list[int] = []
+    for quantizer in network.model.activation_quantizers.values():
+        quantizer.register_forward_hook(lambda *_: calls.append(1))
     with torch.no_grad(), export_mode():
         network.model(random_images())
-    for hook in hooks:
-        hook.remove()
-    return count
+    assert agreement.tensors == len(result.quantizers) < len(calls)
+    assert agreement.steps <= 1
+    assert agreement.fraction < 1e-3

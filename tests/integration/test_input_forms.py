@@ -39,7 +39,7 @@ FORMS = {"float": [], "uint8": ["--input", "uint8"], "nhwc": ["--input", "uint8"
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A small network: float, quantized; and one with masks, quantized."""
+    """A small network: float, quantized; one with masks, quantized; one of one channel."""
     folder = tmp_path_factory.mktemp("weights")
     floating = save_float(folder / "tiny.pt", lively(random_network(TINY)))
     masks = save_float(folder / "tiny-seg.pt", lively(random_network(tiny_with("Segment"))))
@@ -47,6 +47,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "float": floating,
         "quantized": save_quantized(folder / "tiny-int8.pt", floating),
         "masks": save_quantized(folder / "masks.pt", masks),
+        "grey": save_float(folder / "grey.pt", lively(random_network({**TINY, "ch": 1}))),
     }
 
 
@@ -138,7 +139,7 @@ def test_source_draws_with_each_form(weights, demo_data: Path, tmp_path: Path, p
     assert drawn[0] == drawn[1]
 
 
-@pytest.mark.parametrize("kind", ["float", "quantized", "masks"])
+@pytest.mark.parametrize("kind", ["float", "quantized", "masks", "grey"])
 def test_deepstream_takes_bytes(kind, weights, tmp_path, program: Program):
     """The rows are the same; nvinfer is told that another plugin gives it the images."""
     pixels, rows = (images(1) * 255).round().byte(), []
@@ -152,7 +153,7 @@ def test_deepstream_takes_bytes(kind, weights, tmp_path, program: Program):
         config = configparser.ConfigParser(comment_prefixes="#", interpolation=None)
         config.read_string((folder / "config_infer_primary_yoloV9.txt").read_text())
         assert config["property"].get("input-tensor-from-meta") == ("1" if words else None)
-        assert config["property"]["infer-dims"] == f"3;{SIDE};{SIDE}"
+        assert config["property"]["infer-dims"] == f"{1 if kind == 'grey' else 3};{SIDE};{SIDE}"
     np.testing.assert_allclose(rows[1], rows[0], atol=2e-3)
 
 

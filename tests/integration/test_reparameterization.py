@@ -95,11 +95,13 @@ def small(tmp_path_factory: pytest.TempPathFactory, upstream_yaml: Callable[[str
     }
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "channels"), [*((name, 3) for name in NAMES), ("t", 1)])
 def test_converted_network_computes_the_main_branch(
-    name: str, upstream_yaml: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, channels: int, upstream_yaml: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    training = random_network(upstream_yaml(f"yolov9-{name}"), nc=3, seed=4)
+    files = (upstream_yaml(f"{family}-{name}") for family in ("yolov9", "gelan"))
+    description, deployed = ({**yaml.safe_load(file.read_text()), "ch": channels} for file in files)
+    training = random_network(description, nc=3, seed=4)
     for number in (one for one in training.buffers() if not one.is_floating_point()):
         number += 100_001  # batches that were seen, which half precision could not hold
     weights, target = save_float(tmp_path / "best.pt", training), tmp_path / "deployed.pt"
@@ -110,13 +112,13 @@ def test_converted_network_computes_the_main_branch(
     assert out.endswith("from the training network's output: 0\n")
     found = upstream.load_float(target)
     with torch.no_grad():
-        (auxiliary, expected), _ = training.float()(X)
-        result, _ = found.model(X)
+        (auxiliary, expected), _ = training.float()(X[:, :channels])
+        result, _ = found.model(X[:, :channels])
     torch.testing.assert_close(result, expected, atol=1e-5, rtol=0)
     assert (auxiliary - expected).abs().max() > 1
     assert found.names == {index: f"class {index}" for index in range(3)}
     assert {value.dtype for value in _read_network(target)[0].parameters()} == {torch.float16}
-    own = random_network(upstream_yaml(f"gelan-{name}"), nc=3).state_dict()
+    own = random_network(deployed, nc=3).state_dict()
     assert {key: value.shape for key, value in found.model.state_dict().items()} == {
         key: value.shape for key, value in own.items()
     }

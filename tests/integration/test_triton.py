@@ -19,10 +19,10 @@ from utils.serving.options import ServingOptions
 from utils.serving.runner import TritonRunner
 
 
-@pytest.mark.parametrize("head", ["DDetect", "DSegment"])
-def test_exported_files_are_served_as_they_are_run_here(head: str, tmp_path: Path, program: Program):
+@pytest.mark.parametrize(("head", "channels"), [("DDetect", 3), ("DDetect", 1), ("DSegment", 3)])
+def test_exported_files_are_served_as_they_are_run_here(head: str, channels: int, tmp_path: Path, program: Program):
     layers = TINY if head == "DDetect" else tiny_with(head)
-    weights = save_float(tmp_path / "tiny.pt", lively(random_network(layers)))
+    weights = save_float(tmp_path / "tiny.pt", lively(random_network({**layers, "ch": channels})))
     words = ["--weights", weights, "--output", tmp_path / "net.onnx", "--imgsz", SIDE, 96, "--dynamic", "batch",
              "--nms", "onnx"]  # fmt: skip
     masks = ["--mask-resolution", 0] * (head == "DSegment")
@@ -41,7 +41,7 @@ def test_exported_files_are_served_as_they_are_run_here(head: str, tmp_path: Pat
                 TritonRunner(name, "http", server.http) as asked,
                 OnnxRuntimeRunner(tmp_path / file, threads=1) as runner,
             ):
-                assert asked.inputs[0].dtype == "uint8"
+                assert (asked.inputs[0].dtype, asked.input_spec.channels) == ("uint8", channels)
                 assert asked.task is runner.task
                 found, expected = (Artist(one, **nms).find(image) for one in (asked, runner))
                 assert torch.equal(found, expected)

@@ -180,6 +180,8 @@ class KnowingModel(nn.Module):
 def indices(images: Tensor) -> Tensor:
     """Which samples these are, `[B]`, by operators that can be exported."""
     middle = images[:, :, images.shape[2] // 2, images.shape[3] // 2].float()
+    if images.shape[1] == 1:  # the first sixteen colours differ in blue, which is 0.114 of their grey
+        return torch.round((middle[:, 0] * 255 - 5) / (16 * 0.114)).long().clamp(min=0)
     red, green, blue = torch.floor_divide(torch.round(middle * 255) - 5, 16).unbind(1)
     return (red * 256 + green * 16 + blue).long().clamp(min=0)
 
@@ -205,11 +207,12 @@ def export_answers(
     size: int | None = None,
     half: bool = False,
     names: dict[int, str] | None = None,
+    channels: int = 3,
 ) -> Path:
     """Write the answers as an ONNX detector; `batch` and `size` are fixed where they are given."""
     table = AnswerTable(model)
     side = size or model.imgsz
-    images = torch.full((batch or 2, 3, side, side), 5 / 255, dtype=torch.float16 if half else torch.float32)
+    images = torch.full((batch or 2, channels, side, side), 5 / 255, dtype=torch.float16 if half else torch.float32)
     axes = {0: "batch"} if batch is None else {}
     axes |= {2: "height", 3: "width"} if size is None else {}
     with warnings.catch_warnings():

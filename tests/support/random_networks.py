@@ -16,6 +16,7 @@ from models.quantize import checkpoint, placement
 from models.quantize.calibration import calibrate
 from models.quantize.recipe import Recipe
 from utils import upstream
+from utils.core.input_spec import channels_of
 from utils.onnx_graph.qdq_view import QdqGraph
 
 __all__ = ["TINY", "convolutions_in", "narrow", "random_network", "save_float", "save_quantized", "tiny_with"]
@@ -98,7 +99,7 @@ def save_quantized(path: Path, weights: Path, recipe: Recipe | None = None, imgs
     placement.apply(model, placement.plan(model, recipe))
     torch.manual_seed(1)
     settings = recipe.replace(calibration_method="max").calibration
-    calibrate(model, [torch.rand(2, 3, imgsz, imgsz)], settings)
+    calibrate(model, [torch.rand(2, channels_of(model), imgsz, imgsz)], settings)
     checkpoint.save(
         path, model, recipe=recipe, names=source.names, nc=source.nc, stride=source.stride, yaml=source.yaml,
         extra={"imgsz": imgsz},

@@ -3,6 +3,7 @@
     float   FP32 or FP16, RGB in 0..1
     uint8   RGB as images have it, 0..255: Cast and Mul 1/255 are in the graph
 
+A network of one channel takes grey images in place of RGB. Its first convolution says so, and a file's input.
 `utils/onnx_graph/passes/take_bytes.py` gives a file its form, `as_feed` of `utils/runners/base.py` makes its input.
 """
 
@@ -10,9 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from utils.core.errors import InputError, removed
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Kind = Literal["float", "uint8"]
 Axes = Literal["nchw", "nhwc"]
@@ -20,6 +24,8 @@ Size = TypeVar("Size")
 DEFAULT_BATCH = (1, 8, 16)  # images at a time, at least, mostly and at most: of a file that takes any number
 LARGEST_SIDE, LARGEST_BATCH = 8192, 4096  # pixels (a batch of one takes 0.8 GB as float32) and images
 KIND_KEY, LAYOUT_KEY = "input_form", "input_layout"  # of a file's metadata
+COLOURS = (1, 3)  # channels of grey and of RGB images
+GREY_WEIGHTS = (9798, 19235, 3735)  # of red, green and blue, in 2^15ths: those of cv2.cvtColor, 0.299, 0.587 and 0.114
 
 
 @dataclass(frozen=True)
@@ -29,10 +35,12 @@ class InputSpec:
     Attributes:
         kind: of values.
         layout: order of the axes; nhwc for uint8 only.
+        channels: 3, or 1 for grey images.
     """
 
     kind: Kind = "float"
     layout: Axes = "nchw"
+    channels: int = 3
 
     @classmethod
     def of_file(cls, entries: Mapping[str, str], dtype: str, shape: Sequence[int | None] = ()) -> InputSpec:
@@ -46,7 +54,7 @@ class InputSpec:
         Raises:
             InputError: the metadata say what is not so, or the file takes INT8 images, as 1.0 exported them.
         """
-        last = len(shape) == 4 and shape[3] == 3 and shape[1] != 3
+        last = len(shape) == 4 and shape[3] in COLOURS and shape[1] not in COLOURS
         kind = entries.get(KIND_KEY) or ("uint8" if dtype == "uint8" else "float")
         layout = entries.get(LAYOUT_KEY) or ("nhwc" if last and kind == "uint8" else "nchw")
         if "int8" in (kind, dtype):
@@ -58,11 +66,12 @@ class InputSpec:
             )
         if (kind == "uint8") != (dtype == "uint8"):
             raise InputError(f"the file's metadata say that its input is {kind}, and it is {dtype}")
-        return cls(cast(Kind, kind), cast(Axes, layout))
+        channels = shape[3 if layout == "nhwc" else 1] if len(shape) == 4 else None
+        return cls(cast(Kind, kind), cast(Axes, layout), channels or 3)
 
     def metadata(self) -> dict[str, str]:
         """What a file says."""
-        return {KIND_KEY: self.kind, LAYOUT_KEY: self.layout}
+        return {KIND_KEY: self.kind, LAYOUT_KEY: self.layout, "channels": str(self.channels)}
 
     def nchw(self, shape: Sequence[Size]) -> tuple[Size, Size, Size, Size]:
         """A shape of this layout, as batch, channels, height and width."""
@@ -77,10 +86,31 @@ class InputSpec:
 
     def __str__(self) -> str:
         """What values it takes, for messages."""
-        return "FP32 or FP16 in 0..1" if self.kind == "float" else "the bytes of RGB images"
+        images = "the bytes of RGB images" if self.channels == 3 else "the bytes of grey images"
+        return "FP32 or FP16 in 0..1" if self.kind == "float" else images
 
 
 FLOATS = InputSpec()
+
+
+def channels_of(model: Any) -> int:
+    """Channels of the images that a torch network takes, which are those that its first convolution reads.
+
+    Raises:
+        InputError: they are neither RGB nor grey images.
+    """
+    channels: int = next((module.in_channels for module in model.modules() if hasattr(module, "in_channels")), 3)
+    if channels not in COLOURS:
+        raise InputError(f"the network takes images of {channels} channels; expected 3 (RGB) or 1 (grey)")
+    return channels
+
+
+def with_channels(images: Tensor, channels: int) -> Tensor:
+    """Uint8 RGB `[B, 3, H, W]` as cv2.cvtColor's grey `[B, 1, H, W]` for one channel; what has them stays as it is."""
+    if images.shape[1] == channels:
+        return images
+    parts = [plane * weight for plane, weight in zip(images.int().unbind(1), GREY_WEIGHTS, strict=True)]
+    return (sum(parts, start=1 << 14) >> 15).to(images.dtype)[:, None]
 
 
 def size_in(entries: Mapping[str, Any]) -> int | tuple[int, int] | None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from utils.core.errors import InputError
+from utils.core.input_spec import COLOURS
 from utils.core.tasks import DETECTIONS
 from utils.evaluation.gt_masks import USUAL_STRIDE
 
@@ -145,12 +146,12 @@ def image_input(runner: Runner) -> TensorSpec:
     """The network's only input.
 
     Raises:
-        InputError: it has several, or one that is no batch of colour images.
+        InputError: it has several, or one that is no batch of images.
     """
     spec = runner.inputs[0]
-    if len(runner.inputs) != 1 or len(spec.shape) != 4 or runner.input_spec.nchw(spec.shape)[1] not in (3, None):
+    if len(runner.inputs) != 1 or len(spec.shape) != 4 or runner.input_spec.nchw(spec.shape)[1] not in (*COLOURS, None):
         found = ", ".join(map(str, runner.inputs))
-        raise InputError(f"the network takes {found}; expected one input [batch, 3, height, width]")
+        raise InputError(f"the network takes {found}; expected one input [batch, 3 or 1, height, width]")
     if spec.dtype not in ("float32", "float16", "uint8"):
         raise InputError(f"the network takes {spec}; expected float32, float16 or uint8")
     return spec
@@ -214,7 +215,7 @@ def mask_stride(runner: Runner, imgsz: tuple[int, int], *, upsampled: bool = Fal
     height, width = shape[2:]
     if height is None or width is None:
         spec = image_input(runner)
-        shape = runner.input_spec.own((batch_range(runner)[0], 3, *imgsz))
+        shape = runner.input_spec.own((batch_range(runner)[0], runner.input_spec.channels, *imgsz))
         black = torch.full(shape, 0, dtype=getattr(torch, spec.dtype))
         height, width = runner.infer({spec.name: black})[name].shape[2:]
     strides = {side / max(cells, 1) for side, cells in zip(imgsz, (height, width), strict=True)}

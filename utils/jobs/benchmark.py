@@ -17,7 +17,7 @@ from torch import Tensor, cuda
 from models.quantize import checkpoint
 from utils import upstream
 from utils.core.errors import InputError
-from utils.core.input_spec import KIND_KEY, InputSpec
+from utils.core.input_spec import COLOURS, KIND_KEY, InputSpec, channels_of
 from utils.core.options import height_width
 from utils.core.tasks import DETECT, IMAGES, task_of_head
 from utils.runners import onnxrt
@@ -152,7 +152,7 @@ def _size_of(entry: Entry) -> tuple[int, int] | None:
     for _, _, largest in note.profile.values():
         form = InputSpec.of_file(note.metadata, note.metadata.get(KIND_KEY, "float"), largest)
         _, channels, height, width = form.nchw(largest)
-        return (height, width) if channels == 3 else None
+        return (height, width) if channels in COLOURS else None
     try:
         height, width = json.loads(note.metadata.get("imgsz", ""))
         return int(height), int(width)
@@ -286,7 +286,7 @@ def open_checkpoint(
         for runtime in (PYTORCH, COMPILED) if compiled else (PYTORCH,):
             row = BenchmarkRow(file.stem, shape[0], False, precision, masks=masks, runtime=runtime)
             try:
-                images = torch.zeros(shape[0], 3, *shape[1:], dtype=dtype, device=device)
+                images = torch.zeros(shape[0], channels_of(model), *shape[1:], dtype=dtype, device=device)
                 execution = TorchExecution(network, images, runtime == COMPILED)
                 if graphs and device.type == "cuda":
                     execution.graph()

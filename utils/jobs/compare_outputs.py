@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from utils.core.errors import DependencyError
 from utils.core.files import read_onnx
+from utils.core.input_spec import with_channels
 from utils.core.tasks import DETECT, SEGMENT, Prediction, Task, prediction_of, task_of_head
 from utils.evaluation.data_yaml import DataConfig
 from utils.evaluation.masks import between
@@ -406,19 +407,19 @@ class BehindPlugin:
         return {**outputs, self._output: torch.from_numpy(masks)}
 
 
-def check_images(count: int, size: tuple[int, int], data: DataConfig | None) -> Tensor:
-    """`[count, 3, height, width]` in 0..1: a dataset's images, or without one soft coloured patches and noise."""
+def check_images(count: int, size: tuple[int, int], data: DataConfig | None, channels: int = 3) -> Tensor:
+    """`[count, channels, height, width]` in 0..1: a dataset's images, or without one soft patches and noise."""
     if data is not None:
         from utils.evaluation.dataset import make_loader
 
         split = "val" if "val" in data.splits else "train"
         images = next(iter(make_loader(data, split, imgsz=size, batch_size=count, workers=0, limit=count))).images
         if len(images):
-            return images.float() / 255
+            return with_channels(images, channels).float() / 255
     random = torch.Generator().manual_seed(0)
-    patches = torch.rand(count, 3, 12, 12, generator=random)
+    patches = torch.rand(count, channels, 12, 12, generator=random)
     soft = torch.nn.functional.interpolate(patches, size=size, mode="bilinear")
-    return soft * 0.9 + torch.rand(count, 3, *size, generator=random) * 0.1
+    return soft * 0.9 + torch.rand(count, channels, *size, generator=random) * 0.1
 
 
 def pixels(images: Tensor) -> Tensor:

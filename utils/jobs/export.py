@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError
 from utils.core.device import select_device
 from utils.core.errors import InputError, QatError
 from utils.core.files import refuse_overwrite
+from utils.core.input_spec import channels_of
 from utils.core.options import height_width, size_text
 from utils.evaluation.data_yaml import load_data
 from utils.jobs import compare_outputs
@@ -104,7 +105,7 @@ def export_checkpoint(
     files = output_files(weights, output, forms, config, network.quantized)
     refuse_overwrite(files, [weights, data])
     check_network(network, list(files))
-    images = check_images(check, config.imgsz, dataset) if check else None
+    images = check_images(check, config.imgsz, dataset, channels_of(network.model)) if check else None
     before = {path: path.read_bytes() for path in files if path.is_file()}
     problems = []
     results = export_forms(network.model, config, files, network.metadata())

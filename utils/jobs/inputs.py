@@ -21,6 +21,7 @@ from utils import upstream
 from utils.core.device import select_device
 from utils.core.errors import DataError, InputError
 from utils.core.files import EXPECTED, read_yaml
+from utils.core.input_spec import channels_of
 from utils.core.options import height_width, one_size, size_text
 from utils.core.strict_model import StrictModel, validate
 from utils.core.tasks import masks_of_head, task_of_head
@@ -170,9 +171,9 @@ class Inputs(Generic[Kind]):
 
         seed_everything(self.options.seed)
         loader = self.training_loader(augment=False, keep=None, first=self.recipe.calibration.images)
-        quiet = not logger.isEnabledFor(logging.INFO)
+        quiet, channels = not logger.isEnabledFor(logging.INFO), channels_of(self.source.model)
         batches = tqdm(image_batches(loader), "calibration", len(loader), unit="batch", disable=quiet)
-        return (as_input(batch, self.device) for batch in batches)
+        return (as_input(batch, self.device, channels) for batch in batches)
 
     def training_loader(self, **different: Any) -> DataLoader[Any]:
         """The training images that are not held out, in an order that the seed decides, augmented with `--hyp`."""
@@ -261,7 +262,7 @@ def load_teacher(
     teacher = upstream.load_float(weights)
     ours, theirs = (
         {"classes": one.nc, "strides": [int(stride) for stride in head.stride], "bins": int(head.reg_max),
-         "masks": masks_of_head(head)}
+         "masks": masks_of_head(head), "channels": channels_of(one.model)}
         for one, head in ((student, student.model.model[-1]), (teacher, teacher.model.model[-1]))
     )  # fmt: skip
     for name, value in ours.items():

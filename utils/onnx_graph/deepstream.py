@@ -58,16 +58,16 @@ PARSERS = {  # by whether the file is end-to-end, and whether it has masks: whos
 ASSUMED = """\
 # {onnx} in DeepStream. Written by export_yoloV9.py; what it assumes:
 #   the parser of {parser}, compiled to the library named below
-#   images letterboxed in the middle, as in training, RGB, {values}
+#   images letterboxed in the middle, as in training, {colors}, {values}
 {nms_note}"""
 TEMPLATE = """\
 [property]
 gpu-id=0
 {bytes_note}net-scale-factor={scale}
-model-color-format=0
+model-color-format={color_format}
 {network}model-engine-file={engine}
 labelfile-path={labels}
-infer-dims=3;{height};{width}
+infer-dims={channels};{height};{width}
 {batch_note}
 batch-size={batch}
 {mode_note}
@@ -102,7 +102,7 @@ infer_config {{
     model_repo {{ root: "model_repository" strict_model_config: true }}
   }} }}
   preprocess {{
-    network_format: IMAGE_FORMAT_RGB
+    network_format: IMAGE_FORMAT_{colors}
     tensor_order: TENSOR_ORDER_LINEAR
     tensor_name: "{images}"
     maintain_aspect_ratio: 1
@@ -132,9 +132,9 @@ BYTES = """\
 #   scaling-pool-memory-type=0
 #   custom-lib-path=/path/to/your/library.so
 #   custom-tensor-preparation-function=YourTensorPreparation
-#   network-input-shape={batch};3;{height};{width}
+#   network-input-shape={batch};{channels};{height};{width}
 #   network-input-order=0
-#   network-color-format=0
+#   network-color-format={color_format}
 #   tensor-data-type=1
 #   tensor-name=images
 #   maintain-aspect-ratio=1
@@ -158,11 +158,13 @@ def label_lines(names: Mapping[int, str]) -> str:
     return "".join(f"{names[index]}\n" for index in sorted(names))
 
 
-def trtexec_command(onnx: str, engine: str, size: tuple[int, int], *, typing: str, dynamic: bool) -> str:
+def trtexec_command(
+    onnx: str, engine: str, size: tuple[int, int], *, typing: str, dynamic: bool, channels: int = 3
+) -> str:  # fmt: skip
     """The command that builds the engine which the configuration names; for the arguments see `configs`."""
     height, width = size
     shapes = zip(("min", "opt", "max"), DYNAMIC_BATCH, strict=True) if dynamic else ()
-    profile = [f"--{end}Shapes={IMAGES}:{batch}x3x{height}x{width}" for end, batch in shapes]
+    profile = [f"--{end}Shapes={IMAGES}:{batch}x{channels}x{height}x{width}" for end, batch in shapes]
     flags, _ = TRTEXEC_FLAGS[typing]
     return shlex.join(["trtexec", f"--onnx={onnx}", *flags, *profile, f"--saveEngine={engine}"])
 
@@ -170,6 +172,7 @@ def trtexec_command(onnx: str, engine: str, size: tuple[int, int], *, typing: st
 def configs(
     onnx: str | Path, size: tuple[int, int], batch: int, classes: int, *, typing: str, dynamic: bool,
     engine: str = "", nms: NmsSettings | None = None, masks: bool = False, model: str = "", takes_bytes: bool = False,
+    channels: int = 3,
 ) -> list[str]:  # fmt: skip
     """Write nvinfer's configuration for a file, and nvinferserver's for an end-to-end file of a dynamic batch.
 
@@ -184,11 +187,12 @@ def configs(
         masks: whether the file has masks.
         model: of an end-to-end file its name in a Triton model repository; '' for another file.
         takes_bytes: whether the file takes bytes, which another plugin than nvinfer then has to give.
+        channels: 3, or 1 of a network that takes grey images.
     """
     name = Path(onnx).name
     network = f"onnx-file={name}\n"
     if engine:
-        command = trtexec_command(name, engine, size, typing=typing, dynamic=dynamic)
+        command = trtexec_command(name, engine, size, typing=typing, dynamic=dynamic, channels=channels)
         network = PREBUILT.format(which=TRTEXEC_FLAGS[typing][1], trtexec=command)
     elif nms is None:  # the file name under which DeepStream-Yolo's builder saves an engine
         network += "engine-create-func-name=NvDsInferYoloCudaEngineGet\n"
@@ -203,16 +207,19 @@ def configs(
         nms_note += f"{plural(nms.topk, 'detection')}\n"
     parser, function, library = PARSERS[bool(model), masks]
     any_batch = f"# {DYNAMIC_BATCH[0]} to {DYNAMIC_BATCH[-1]}: the number of streams is a good one"
+    shape = {"batch": batch, "channels": channels, "height": size[0], "width": size[1]}
+    shape["color_format"] = 2 if channels == 1 else 0  # nvinfer's numbers for grey and for RGB
     values = {
-        "onnx": name, "parser": parser, "function": function, "library": library, "labels": LABELS, "network": network,
-        "engine": engine, "height": size[0], "width": size[1], "classes": classes, "scale": SCALE, "batch": batch,
+        **shape, "colors": "GRAY" if channels == 1 else "RGB", "onnx": name,
+        "parser": parser, "function": function, "library": library, "labels": LABELS, "network": network,
+        "engine": engine, "classes": classes, "scale": SCALE,
         "batch_note": any_batch if dynamic else "# fixed in the ONNX file", "nms_note": nms_note,
         "mode": INT8 if typing else FP16, "mode_note": QUANTIZED if typing else FLOAT, "kind": 3 if masks else 0,
         "masks": MASKS if masks else "parse-bbox-", "cluster": 2 if nms is None else 4,
         "overlap": f"nms-iou-threshold={DISPLAY_IOU}\n" if nms is None else "",
         "confidence": DISPLAY_CONF if nms is None else nms.conf_thres, "topk": 300 if nms is None else nms.topk,
         "values": "bytes in 0..255" if takes_bytes else "scaled to 0..1",
-        "bytes_note": BYTES.format(batch=batch, height=size[0], width=size[1]) if takes_bytes else "",
+        "bytes_note": BYTES.format(**shape) if takes_bytes else "",
     }  # fmt: skip
     texts = [(ASSUMED + TEMPLATE).format(**values)]
     if model and dynamic:  # nvinferserver knows no masks of instances, and makes bytes by itself

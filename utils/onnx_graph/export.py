@@ -15,7 +15,7 @@ import json
 import logging
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from torch import nn
 
 from utils.core.errors import InputError, QatError
 from utils.core.files import atomic_path
-from utils.core.input_spec import InputSpec
+from utils.core.input_spec import InputSpec, channels_of
 from utils.core.logging import log_level
 from utils.core.tasks import predicted
 from utils.onnx_graph.export_config import AXES, INPUT, OUTPUT, PROTOTYPES, ExportConfig
@@ -90,7 +90,8 @@ def export_forms(
         **properties, **named, "imgsz": json.dumps(list(config.imgsz)), "batch": str(config.batch_size),
         "dynamic": config.dynamic, "typing": config.typing, "opset": str(config.opset),
     }  # fmt: skip
-    return [_write(graph, form, path, entries, quantizers, config.input) for path, form in files.items()]
+    wanted = replace(config.input, channels=channels_of(model))
+    return [_write(graph, form, path, entries, quantizers, wanted) for path, form in files.items()]
 
 
 def _write(
@@ -131,7 +132,7 @@ def trace(model: nn.Module, config: ExportConfig) -> ModelProto:
         QatError: torch cannot export the network.
     """
     device = next(model.parameters()).device
-    images = torch.zeros(config.batch_size, 3, *config.imgsz, device=device)
+    images = torch.zeros(config.batch_size, channels_of(model), *config.imgsz, device=device)
     buffer = io.BytesIO()
     with _exportable(model, config), torch.no_grad(), _quiet(), _unmerged():
         results = predicted(model(images))  # the head computes its anchors for this size: constants in the trace

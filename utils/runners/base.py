@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from utils.core.errors import InputError, QatError
-from utils.core.input_spec import InputSpec
+from utils.core.input_spec import InputSpec, with_channels
 from utils.core.tasks import Task, task_of_outputs
 
 
@@ -179,8 +179,9 @@ def as_feed(images: Tensor, form: InputSpec, dtype: str) -> Tensor:
         dtype: of the network's input, torch's name for it.
 
     Returns:
-        `[B, 3, H, W]`, of a network that takes them so `[B, H, W, 3]`; bytes are not copied.
+        `[B, channels, H, W]`, of a network that takes them so `[B, H, W, channels]`; bytes of RGB are not copied.
     """
+    images = with_channels(images, form.channels)
     if form.kind == "uint8":
         return images.permute(0, 2, 3, 1) if form.layout == "nhwc" else images
     return images.to(getattr(torch, dtype)).div_(255)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from utils.core.device import device_name, disable_tf32
 from utils.core.errors import InputError
+from utils.core.input_spec import channels_of
 from utils.core.tasks import IMAGES, Layout, masks_of_head, task_of_head
 from utils.core.text import plural
 from utils.runners.base import Runner, TensorSpec
@@ -54,7 +55,7 @@ class TorchRunner(Runner):
         rows = Layout(len(names), nm).rows if isinstance(names, dict) else None
         shapes = ((None, rows, None), (None, nm, None, None))
         super().__init__(
-            inputs=[TensorSpec(IMAGES, (None, 3, None, None), dtype)],
+            inputs=[TensorSpec(IMAGES, (None, channels_of(model), None, None), dtype)],
             outputs=[TensorSpec(name, shape, dtype) for name, shape in zip(self._task.outputs, shapes, strict=False)],
             metadata=metadata,
             device=device,

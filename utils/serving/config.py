@@ -92,7 +92,7 @@ class ServedFile:
             raise InputError(f"{self.path}: {self.unfit}")
         if len(self.inputs) != 1 or len(self.inputs[0].shape) != 4:
             inputs = ", ".join(map(str, self.inputs))
-            raise InputError(f"{self.path} takes {inputs}; expected one input [batch, 3, height, width]")
+            raise InputError(f"{self.path} takes {inputs}; expected one input [batch, channels, height, width]")
         names = {spec.name for spec in self.outputs}
         if not self.has_nms and not set(self.task.outputs) <= names:
             expected = f"{' and '.join(self.task.outputs)}, or {', '.join(DETECTIONS)}, as export_qat.py writes them"

@@ -258,7 +258,9 @@ class OnnxFile:
             InputError: there is not exactly one such input.
         """
         if len(self.inputs) != 1 or any(len(shape) != 4 for shape in self.inputs.values()):
-            raise InputError(f"{self.path} takes {dict(self.inputs)}; expected one input [batch, 3, height, width]")
+            raise InputError(
+                f"{self.path} takes {dict(self.inputs)}; expected one input [batch, channels, height, width]"
+            )
         ((name, shape),) = self.inputs.items()
         return name, self.input_spec.nchw(shape)
 

@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from utils.core.errors import CheckpointError, InputError
 from utils.core.files import read_yaml
-from utils.core.input_spec import size_in
+from utils.core.input_spec import channels_of, size_in
 from utils.core.tasks import predicted
 from utils.core.text import plural, short_repr
 from utils.upstream.checkout import import_upstream
@@ -178,18 +178,12 @@ def _check_computes(path: str | Path, model: Any) -> None:
     """Run the network on a small image, and compare the result with what it says of itself: strides, classes, masks."""
     import torch
 
-    head = model.model[-1]
-    before = dict(vars(head))  # it remembers the anchors of the last image's size
-    side = 2 * network_stride(model)
+    model = deepcopy(model)  # its head remembers the anchors of the last image's size
+    head, side = model.model[-1], 2 * network_stride(model)
     maps: list[torch.Tensor] = []
-    handle = head.register_forward_pre_hook(lambda _, inputs: maps.extend(inputs[0]))
-    try:
-        with torch.no_grad():
-            outputs = predicted(model(torch.zeros(1, 3, side, side)))
-    finally:
-        handle.remove()
-        vars(head).clear()
-        vars(head).update(before)
+    head.register_forward_pre_hook(lambda _, inputs: maps.extend(inputs[0]))
+    with torch.no_grad():
+        outputs = predicted(model(torch.zeros(1, channels_of(model), side, side)))
     masks = head.nm if type(head).__name__ in WITH_MASKS else 0
     if outputs[0].shape[1] != 4 + head.nc + masks:
         raise CheckpointError(f"{path} gives {outputs[0].shape[1]} rows, expected {4 + head.nc + masks}; {AGAIN}")
@@ -198,9 +192,7 @@ def _check_computes(path: str | Path, model: Any) -> None:
     strides = [side / one.shape[-1] for one in maps[: len(model.stride)]]
     for stride in (model.stride, head.stride):
         if stride.tolist() != strides:
-            raise CheckpointError(
-                f"{path} says that its strides are {stride.tolist()}, and they are {strides}; {AGAIN}"
-            )
+            raise CheckpointError(f"{path} says strides {stride.tolist()}, and they are {strides}; {AGAIN}")
 
 
 def network_stride(model: Any) -> int:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import pytest
+from torch import nn
 
 from utils.core.errors import InputError
-from utils.core.input_spec import FLOATS, InputSpec
+from utils.core.input_spec import FLOATS, InputSpec, channels_of
 
 
 @pytest.mark.parametrize(
     ("form", "dtype"),
-    [(FLOATS, "float32"), (FLOATS, "float16"), (InputSpec("uint8"), "uint8"), (InputSpec("uint8", "nhwc"), "uint8")],
+    [(FLOATS, "float32"), (FLOATS, "float16"), (InputSpec("uint8"), "uint8"), (InputSpec("uint8", "nhwc", 1), "uint8")],
 )
 def test_a_file_says_its_form(form, dtype):
-    assert InputSpec.of_file(form.metadata(), dtype, form.own((1, 3, 64, 96))) == form
+    assert InputSpec.of_file(form.metadata(), dtype, form.own((1, form.channels, 64, 96))) == form
+    assert form.metadata()["channels"] == str(form.channels)
 
 
 @pytest.mark.parametrize(
@@ -23,6 +25,8 @@ def test_a_file_says_its_form(form, dtype):
         ("uint8", (1, 3, 64, 96), InputSpec("uint8")),
         ("uint8", (None, None, None, 3), InputSpec("uint8", "nhwc")),
         ("uint8", (None, 3, 64, 3), InputSpec("uint8")),
+        ("float16", (None, 1, None, None), InputSpec(channels=1)),
+        ("uint8", (1, 64, 96, 1), InputSpec("uint8", "nhwc", 1)),
         ("int64", (1, 10), FLOATS),  # no images: refused where images are wanted
     ],
 )
@@ -53,3 +57,10 @@ def test_shapes_in_either_order():
     assert bytes_last.own((8, 3, 64, 96)) == (8, 64, 96, 3)
     assert bytes_last.nchw((8, 64, 96, 3)) == (8, 3, 64, 96)
     assert FLOATS.own((8, 3, 64, 96)) == FLOATS.nchw((8, 3, 64, 96)) == (8, 3, 64, 96)
+
+
+def test_channels_are_those_of_the_first_convolution():
+    networks = [nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(channels, 8, 1), nn.Conv2d(8, 3, 1)) for channels in (1, 3, 4)]
+    assert [channels_of(network) for network in networks[:2]] == [1, 3]
+    with pytest.raises(InputError, match="4 channels"):
+        channels_of(networks[2])

@@ -138,7 +138,7 @@ def test_other_names_and_bytes_as_input(square):
     "inputs",
     [
         [TensorSpec("pixels", (1, 3, 64, 64), "float32")] * 2,
-        [TensorSpec("pixels", (1, 1, 64, 64), "float32")],
+        [TensorSpec("pixels", (1, 4, 64, 64), "float32")],
         [TensorSpec("pixels", (1, 3, 64, 64), "int64")],
     ],
 )

@@ -74,61 +74,47 @@ def known(tmp_path_factory):
 
 def engine_of(model, folder, api, *, batch=None, nms=None, form=FLOATS, build_batch=(1, 2, 4), width=64, **built):
     """An engine of the network that knows the images; of a dynamic size unless the batch is static."""
-    file = export_answers(model, folder / "a.onnx", batch, None if batch is None else 64)
+    file = export_answers(model, folder / "a.onnx", batch, None if batch is None else 64, channels=form.channels)
     content = take_bytes(onnx.load(file), form)
     onnx.save(content if nms is None else attach_nms(content, nms), file)
     sizes = {} if batch else {"batch": build_batch, "height": (64,) * 3, "width": (width,) * 3}
     return build(file, folder / "a.engine", BuildConfig(progress=False, **sizes, **built), api).path
 
 
+def samples_and_engine(options, known, folder, api):
+    if "masks" not in options:
+        return known[0], engine_of(known[1], folder, api, **options)
+    samples = write_outlined_set(folder / "set", 8)
+    file = export_masks(KnowingMasks(samples, NAMES, 96), folder / "a.onnx")
+    return samples, build(file, folder / "a.engine", BuildConfig(progress=False), api).path
+
+
 @pytest.mark.parametrize(
     "options",
-    [
-        {},
-        {"batch": 4},
-        {"width": 96},
-        {"build_batch": (2, 4, 4)},
-        {"form": InputSpec("uint8")},
-        {"form": InputSpec("uint8", "nhwc")},
-        {"version_compatible": True},  # loaded by the lean runtime, without TensorRT
-        {"strip_weights": True},
-        {"nms": NmsSettings("onnx", topk=20)},
-        {"nms": NmsSettings("none", topk=50, conf_thres=0.01), "form": InputSpec("uint8", "nhwc")},
-    ],
+    [{}, {"batch": 4}, {"width": 96}, {"build_batch": (2, 4, 4)}, {"form": InputSpec("uint8")},
+     {"form": InputSpec("uint8", "nhwc")}, {"form": InputSpec(channels=1)}, {"form": InputSpec("uint8", "nhwc", 1)},
+     {"version_compatible": True},  # loaded by the lean runtime, without TensorRT
+     {"strip_weights": True}, {"masks": True}, {"nms": NmsSettings("onnx", topk=20)},
+     {"nms": NmsSettings("none", topk=50, conf_thres=0.01), "form": InputSpec("uint8", "nhwc")}],
     ids=str,
-)
+)  # fmt: skip
 @pytest.mark.parametrize(("conf", "iou"), [(0.25, 0.45), (0.02, 0.1)])
 def test_it_finds_what_val_trt_finds(options, conf, iou, known, tmp_path, monkeypatch, load):
     version = "10.3.0" if {"form", "strip_weights"} & set(options) else "8.6.0"  # 8.6 refuses both
     api = stand_in(monkeypatch, version)
     lean = fake_tensorrt.make(version, lean=True) if "version_compatible" in options else None
     detect = load(None if lean else api.module, lean)
-    samples, model = known
-    engine = engine_of(model, tmp_path, api, **options)
+    samples, engine = samples_and_engine(options, known, tmp_path, api)
     detector = detect.Detector(engine, conf, iou)
     assert detector.names == dict(enumerate(NAMES))
-    count = 0
+    count, size = 0, None if "masks" in options else (64, options.get("width", 64))
     with TensorRTRunner(engine, "cpu", api=api) as runner:
-        artist = Artist(runner, imgsz=(64, options.get("width", 64)), conf_thres=conf, iou_thres=iou)
+        artist = Artist(runner, imgsz=size, conf_thres=conf, iou_thres=iou)
         for sample in samples:
             image = cv2.imread(str(sample.path))
-            found, expected = detector(image), artist.find(image).numpy()
+            found, expected = detector(image), artist.find(image).numpy()[:, :6]
             np.testing.assert_allclose(found, expected, atol=1e-3)
             count += len(found)
-    assert count >= 8
-
-
-def test_boxes_of_a_segmentation_network(tmp_path, api, detect):
-    samples = write_outlined_set(tmp_path / "set", 8)
-    file = export_masks(KnowingMasks(samples, NAMES, 96), tmp_path / "a.onnx")
-    engine = build(file, tmp_path / "a.engine", BuildConfig(progress=False), api).path
-    detector, count = detect.Detector(engine), 0
-    with TensorRTRunner(engine, "cpu", api=api) as runner:
-        for sample in samples:
-            image = cv2.imread(str(sample.path))
-            expected = Artist(runner).find(image).numpy()[:, :6]
-            np.testing.assert_allclose(detector(image), expected, atol=1e-3)
-            count += len(expected)
     assert count >= 8
 
 
@@ -215,19 +201,14 @@ def record(detector, images, path):
 @needs_opencv
 @pytest.mark.parametrize(
     "options",
-    [{}, {"batch": 4}, {"form": InputSpec("uint8", "nhwc")}, {"nms": NmsSettings("onnx", topk=20)}, {"masks": True}],
+    [{}, {"batch": 4}, {"form": InputSpec("uint8", "nhwc")}, {"form": InputSpec(channels=1)},
+     {"form": InputSpec("uint8", "nhwc", 1)}, {"nms": NmsSettings("onnx", topk=20)}, {"masks": True}],
     ids=str,
-)
+)  # fmt: skip
 def test_the_cpp_example_finds_the_same(options, known, program, tmp_path, monkeypatch, detect):
     api = stand_in(monkeypatch, "10.3.0")
     monkeypatch.setattr(detect, "trt", api.module)
-    if "masks" in options:
-        samples = write_outlined_set(tmp_path / "set", 8)
-        file = export_masks(KnowingMasks(samples, NAMES, 96), tmp_path / "a.onnx")
-        engine = build(file, tmp_path / "a.engine", BuildConfig(progress=False), api).path
-    else:
-        samples, model = known
-        engine = engine_of(model, tmp_path, api, **options)
+    samples, engine = samples_and_engine(options, known, tmp_path, api)
     detector = detect.Detector(engine)
     images = {sample.path.name: cv2.imread(str(sample.path)) for sample in samples}
     record(detector, images.values(), tmp_path / "recorded.engine")

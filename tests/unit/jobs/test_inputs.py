@@ -64,7 +64,8 @@ def made(tmp_path: Path, count: int) -> Inputs:
     data = data_of(tmp_path, count)
     held_out = choose_held_out(data, 4)
     options = QuantizeOptions(workers=0, batch_size=4, imgsz=32)
-    return Inputs(options, Recipe(), SimpleNamespace(stride=32), None, data, torch.device("cpu"), 32, held_out)
+    source = SimpleNamespace(stride=32, model=detector())
+    return Inputs(options, Recipe(), source, None, data, torch.device("cpu"), 32, held_out)
 
 
 @pytest.mark.parametrize(("count", "held_out"), [(40, [5, 15, 25, 35]), (7, [])])
@@ -143,8 +144,9 @@ def test_a_float_model_that_finds_nothing_is_warned_of_with_the_usual_reasons(ap
 # --teacher
 
 
-def checkpoint(nc: int = 3, strides: tuple[int, ...] = (2, 4), bins: int = 4, masks: int = 0) -> SimpleNamespace:
+def checkpoint(nc=3, strides=(2, 4), bins=4, masks=0, channels=3) -> SimpleNamespace:
     network = detector()
+    network.model[0].conv.in_channels = channels
     network.model[-1].stride, network.model[-1].reg_max = list(strides), bins
     if masks:
         network.model[-1].nm = masks
@@ -158,6 +160,7 @@ def checkpoint(nc: int = 3, strides: tuple[int, ...] = (2, 4), bins: int = 4, ma
         ({"strides": (2, 4, 8)}, r"has strides \[2, 4, 8\], and the network to quantize \[2, 4\]"),
         ({"bins": 8}, "has bins 8, and the network to quantize 4"),
         ({"masks": 5}, "has masks 5, and the network to quantize 0"),
+        ({"channels": 1}, "has channels 1, and the network to quantize 3"),
     ],
 )
 def test_a_teacher_whose_head_gives_other_maps_is_refused(monkeypatch, other, message):

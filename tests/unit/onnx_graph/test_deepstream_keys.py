@@ -19,10 +19,12 @@ TYPINGS, EITHER = ("", "weak", "strong"), (False, True)
 FORMS = [*itertools.product(TYPINGS, EITHER, (None, NmsSettings("onnx", 50)), EITHER, ("", "net"))]
 
 
-def configs(typing="weak", dynamic=True, nms=None, takes_bytes=False, model="", engine="", masks=None) -> list[str]:
+def configs(
+    typing="weak", dynamic=True, nms=None, takes_bytes=False, model="", engine="", masks=None, **more
+) -> list[str]:
     return deepstream.configs(
         "some/net.onnx", (64, 96), 3, 5, typing=typing, dynamic=dynamic, nms=nms, takes_bytes=takes_bytes, model=model,
-        engine=engine or "net.engine" * bool(typing), masks=nms is not None if masks is None else masks,
+        engine=engine or "net.engine" * bool(typing), masks=nms is not None if masks is None else masks, **more,
     )  # fmt: skip
 
 
@@ -95,13 +97,19 @@ def test_a_file_with_nms_inside_has_the_parsers_of_nvdsinfer_yolo(masks):
             nvinfer_keys.read_server(server.replace(old, new))
 
 
-@pytest.mark.parametrize("nms", [None, NmsSettings("onnx", 50)], ids=["boxes", "masks"])
-def test_what_stands_in_front_of_a_file_for_bytes_has_all_that_it_needs(nms):
-    listed = dict(re.findall(r"^#   ([\w-]+)=(\S+)$", config(nms=nms, takes_bytes=True), re.MULTILINE))
+@pytest.mark.parametrize(("nms", "channels"), [(None, 3), (NmsSettings("onnx", 50), 3), (NmsSettings("onnx"), 1)])
+def test_what_stands_in_front_of_a_file_for_bytes_has_all_that_it_needs(nms, channels):
+    text, server = configs(nms=nms, takes_bytes=True, channels=channels, model="net")
+    listed = dict(re.findall(r"^#   ([\w-]+)=(\S+)$", text, re.MULTILINE))
     assert listed.pop("pixel-normalization-factor") == "1"  # of another group, which has the library's own keys
     assert nvinfer_keys.complaints_about_preprocessing(listed) == []
-    assert (listed["tensor-data-type"], listed["network-input-shape"]) == ("1", "3;3;64;96")
+    assert (listed["tensor-data-type"], listed["network-input-shape"]) == ("1", f"3;{channels};64;96")
     assert (listed["processing-height"], listed["processing-width"]) == ("64", "96")
+    values, (number, word) = nvinfer_keys.entries(text)["property"], {3: ("0", "RGB"), 1: ("2", "GRAY")}[channels]
+    assert values["model-color-format"] == listed["network-color-format"] == number
+    assert nvinfer_keys.read_server(server)["network_format"] == f"IMAGE_FORMAT_{word}"
+    assert values["infer-dims"] == f"{channels};64;96"
+    assert f"--optShapes=images:8x{channels}x64x96" in text
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -30,3 +31,16 @@ def test_bytes_stay_bytes():
     assert as_feed(images, InputSpec("uint8"), "uint8") is images
     last = as_feed(images, InputSpec("uint8", "nhwc"), "uint8")
     np.testing.assert_array_equal(last.numpy(), images.numpy().transpose(0, 2, 3, 1))
+
+
+@pytest.mark.parametrize("grey", [True, False])
+def test_a_network_of_one_channel_gets_opencvs_grey(grey):
+    """The same grey as OpenCV's to the last bit; grey pictures stay what they are."""
+    images = every_pixel()[:, :1].repeat(1, 3, 1, 1) if grey else torch.randint(256, (2, 3, 256, 256)).byte()
+    expected = np.stack([cv2.cvtColor(image.numpy().transpose(1, 2, 0), cv2.COLOR_RGB2GRAY) for image in images])
+    found = as_feed(images, InputSpec("uint8", "nhwc", 1), "uint8")
+    np.testing.assert_array_equal(found.numpy(), expected[..., None])
+    floats = as_feed(images, InputSpec(channels=1), "float32")[:, 0]
+    np.testing.assert_array_equal(floats.numpy(), expected / np.float32(255))
+    if grey:
+        assert torch.equal(found[..., 0], images[:, 0])

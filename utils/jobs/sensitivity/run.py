@@ -22,6 +22,7 @@ from models.quantize import backend, calibration, placement
 from models.quantize.partial_forward import Layerwise
 from models.quantize.recipe import Recipe
 from utils import upstream
+from utils.core.input_spec import channels_of
 from utils.core.options import height_width
 from utils.core.score import AGREEMENT, Difference, difference_error
 from utils.jobs.evaluate import FLOAT_MODEL, Measurer, warn_of_low_ap, without_tables
@@ -57,7 +58,8 @@ def run(options: SensitiveOptions) -> dict[str, Any]:
         logger.info("%s → %s: %d units (%s)", options.weights, folder, len(units.all), options.granularity)
         model = inputs.placed()
         calibrate_once(model, inputs, state, folder)
-        costs = Costs(model, torch.zeros(1, 3, *height_width(inputs.imgsz), device=inputs.device), inputs.profile)
+        shape = (1, channels_of(model), *height_width(inputs.imgsz))
+        costs = Costs(model, torch.zeros(shape, device=inputs.device), inputs.profile)
         loader = inputs.validation_loader(options.num_image)
         with Layerwise(model) as network, torch.inference_mode():
             every_unit = options.metric == "ap"

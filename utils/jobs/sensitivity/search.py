@@ -18,6 +18,7 @@ import torch
 
 from models.quantize.finetune import as_input
 from models.quantize.partial_forward import Layerwise, Run, State
+from utils.core.input_spec import channels_of
 from utils.core.score import Difference, Resampled, difference_error
 from utils.core.text import plural
 from utils.evaluation.batch import Batch, RaggedBatch
@@ -96,6 +97,7 @@ class Passes:
             unlabelled: the float network's detections stand for labels.
         """
         self._network, self._loader, self._device = network, loader, device
+        self._channels = channels_of(network.model)
         self.state, self._folder, self._clock, self._every_unit = state, folder, clock, every_unit
         self._unlabelled = unlabelled
         self._labels: dict[int, RaggedBatch] = {}  # of each batch, where the dataset has none
@@ -123,7 +125,7 @@ class Passes:
 
     def _screen_batch(self, batch: Batch, units: Sequence[Unit], stage: str, index: int) -> dict[str, list[float]]:
         """Unit → sums over a batch's images, as `AnalysisState.screened` has them."""
-        images = as_input(batch.images, self._device)
+        images = as_input(batch.images, self._device, self._channels)
         origin = self._network.run(images, State())
         whole = self._network.run(images, self._network.everything)
         batch = self._with_labels(batch, index, images)
@@ -178,7 +180,7 @@ class Passes:
                 return results, False
             if not len(batch):
                 continue
-            images, whole = as_input(batch.images, self._device), None
+            images, whole = as_input(batch.images, self._device, self._channels), None
             batch = self._with_labels(batch, index, images)
             for name, statistics in results.items():
                 found = self._detected.get((stage, name, index))
