@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from utils.core.errors import InputError
 from utils.core.files import write_bytes
+from utils.core.score import AGREEMENT
 from utils.reports import figures
 from utils.reports.detections import detection_sheet
 from utils.reports.schema import AP, Report
@@ -157,11 +158,22 @@ def as_data_uri(figure: Figure, kind: str, dpi: int = 150) -> str:
 def merged(reports: Mapping[Path, Report]) -> Report:
     """One report of several runs by file: all commands, rows, charts and notes, the first history, ranges and samples.
 
+    Of two rows of one stage and file the one that knows more is kept, with the time of the first, and a note says so.
+
     Raises:
         ValueError: there is no report.
+        InputError: AP of some runs is that with labels, and of others that with the float network's detections.
     """
     if not reports:
         raise ValueError("there is no report to merge")
+    kinds: dict[bool, Path] = {}
+    for path, report in reports.items():
+        kinds |= {AGREEMENT in row.ap_with: path.parent for row in report.rows if row.ap is not None}
+    if len(kinds) > 1:
+        raise InputError(
+            f"{kinds[True]} is a run with --unlabelled and {kinds[False]} has labels, so that their AP does not "
+            "compare; make a page of each"
+        )
     result = next(iter(reports.values())).model_copy(
         update={
             "command": "\n".join(dict.fromkeys(report.command for report in reports.values())),
@@ -176,5 +188,18 @@ def merged(reports: Mapping[Path, Report]) -> Report:
     )
     for path, report in reports.items():
         for row in report.rows:
-            result.add(row.model_copy(update={"run": str(path.parent)} if len(reports) > 1 else {}))
+            new = row.model_copy(update={"run": str(path.parent)} if len(reports) > 1 else {})
+            place = (new.stage, new.file, new.measured_on)
+            old = next((one for one in result.rows if (one.stage, one.file, one.measured_on) == place), None)
+            if old is None:
+                result.rows.append(new)
+                continue
+            fuller = max(old, new, key=lambda one: sum(value not in (None, "", {}) for _, value in one))
+            at, name = result.rows.index(old), f"{new.stage} {Path(new.file).name}"
+            result.rows[at] = fuller.model_copy(update={"ms_per_image": old.ms_per_image, "run": old.run})
+            if old != new.model_copy(update={"run": old.run}):
+                what = (
+                    f"{name} is a row of {old.run} and of {new.run}: AP is that of {fuller.run}, ms that of {old.run}"
+                )
+                result.notes.append(what)
     return result

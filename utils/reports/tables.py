@@ -40,7 +40,9 @@ def fraction(value: float | None) -> str:
 
 def headers(report: Report) -> tuple[str, ...]:
     """The columns of a report's table: with masks it has no room for precision and recall."""
-    return MASK_HEADERS if report.has_masks else HEADERS
+    heads = MASK_HEADERS if report.has_masks else HEADERS
+    unlabelled = any(AGREEMENT in row.ap_with for row in report.rows)
+    return ("stage", "agreement", *heads[2:]) if unlabelled else heads
 
 
 def size(size_bytes: int | None) -> str:

@@ -133,7 +133,7 @@ class TestProgram:
         assert [row.stage for row in report.rows] == ["float", "QAT", "ONNX"]
         assert (report.notes, report.title, report.command) == (["one", "two", "three"], "Title", "qat.py\nval_trt.py")
         assert (len(report.history), report.charts) == (1, {"a chart": "a.png"})
-        assert [row.run for row in report.rows] == [str(tmp_path / "qat"), str(tmp_path), str(tmp_path)]
+        assert [row.run for row in report.rows] == [str(tmp_path / "qat"), str(tmp_path / "qat"), str(tmp_path)]
         assert "0.5000" in done.stdout
         assert "Title" in (tmp_path / "out" / "report.html").read_text()
 

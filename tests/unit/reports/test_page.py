@@ -8,14 +8,17 @@ import io
 import re
 import time
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
 import pytest
 from PIL import Image
 from report_examples import NASTY, make_row, resampled
 
-from utils.core.score import SplitCounts
-from utils.reports.page import page, write_html
+from utils.core.errors import InputError
+from utils.core.score import AGREEMENT, SplitCounts
+from utils.reports.page import merged, page, write_html
 from utils.reports.schema import Box, Range, Report, Sample
+from utils.reports.tables import headers
 
 NONE = dict.fromkeys(("backgrounds", "without_a_label_file", "bad_label_lines", "clipped_labels",
                       "boxes_among_polygons", "jpegs_with_bytes_behind_their_end"), 0)  # fmt: skip
@@ -144,3 +147,16 @@ def test_an_empty_report_is_a_page(tmp_path):
     path = write_html(Report(command="nothing was run", hardware={}), tmp_path / "report.html")
     assert "nothing was run" in path.read_text()
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_runs_with_rows_of_one_file_keep_what_each_knows_and_say_so():
+    first = Report(command="a", rows=[make_row(ap=0.5, ms_per_image=2.0), make_row("PTQ", ap=0.4)])
+    second = Report(command="b", rows=[make_row(ap=0.5, ms_per_image=1.0, agreement=1.0), make_row("ONNX", ap=0.4)])
+    both = merged({Path("one/report.json"): first, Path("two/report.json"): second})
+    assert [(row.stage, row.run) for row in both.rows] == [("float", "one"), ("PTQ", "one"), ("ONNX", "two")]
+    assert (both.rows[0].agreement, both.rows[0].ms_per_image) == (1.0, 2.0)
+    assert "AP is that of two, ms that of one" in both.notes[-1]
+    unlabelled = Report(command="c", rows=[make_row("PTQ", ap=0.9, ap_with=AGREEMENT)])
+    assert headers(unlabelled)[:3] == ("stage", "agreement", "vs float")
+    with pytest.raises(InputError, match="three is a run with --unlabelled and one has labels"):
+        merged({Path("one/report.json"): first, Path("three/report.json"): unlabelled})
