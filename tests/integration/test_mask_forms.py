@@ -18,7 +18,7 @@ from forms import FLAGS, FLAGS_OF, LOW, SIDE, Program, documented_commands, imag
 from forms import run as run_file
 from mask_graph import pooled
 from onnx import numpy_helper
-from random_networks import random_network, save_float, save_quantized, tiny_with
+from random_networks import TINY, random_network, save_float, save_quantized, tiny_with
 
 import export_qat
 import export_yoloV9
@@ -40,12 +40,13 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A small segmentation network with random weights, float and quantized."""
+    """A small segmentation network with random weights, float and quantized, and a detector."""
     folder = tmp_path_factory.mktemp("mask_forms")
     floating = save_float(folder / "tiny.pt", lively(random_network(tiny_with("DSegment"))))
     return {
         "float": floating,
         "quantized": save_quantized(folder / "tiny-int8.pt", floating),
+        "detector": save_float(folder / "detector.pt", random_network(TINY)),
     }
 
 
