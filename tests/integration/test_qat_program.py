@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -385,3 +386,29 @@ def test_images_without_labels_go_through_all_with_the_float_networks_detections
         rows = report_of(tmp_path / file.stem / "exp")["rows"]
         assert [row["ap"] for row in rows] == pytest.approx([report["rows"][0]["ap"], known], abs=tolerance)
     assert f"--data {bare}, as {own} says" in capsys.readouterr().out
+
+
+def test_a_full_disk_is_one_line_and_spares_what_is_there(
+    data, small_weights, tmp_path, capsys, scores, losses, monkeypatch
+):
+    scores(0.7, 0.6)
+    losses(5.0, 4.0, 3.0)
+    write = Path.write_bytes
+
+    def full(path: Path, content: bytes) -> int:
+        if "qat_ep_1" in path.name:
+            write(path, bytes(content)[:1000])
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        return write(path, content)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    assert quantize(small_weights, data, tmp_path, "--epochs", "3") == 1
+    error = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
+    assert len(error) == 1
+    assert "qat_ep_1" in error[0]
+    assert checkpoints(tmp_path / "exp") == ["last.pt", f"ptq_ap_0.6000_{NAME}.pt", f"qat_ep_0_{NAME}.pt"]
+    monkeypatch.setattr(Path, "write_bytes", write)
+    scores(0.7, 0.63)  # float, once more
+    losses(3.0, 2.0)
+    assert qat.main(["quantize", "--resume", str(tmp_path / "exp")]) == 0
+    assert report_of(tmp_path / "exp")["rows"][2]["ap"] == 0.63
