@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from utils.core.errors import InputError, no_file
 from utils.core.files import file_hash, write_text
@@ -49,6 +49,8 @@ class EngineNote:
         tensors: input or output → its type, torch's name, and its shape in the ONNX file, null where dynamic.
         tuning: what `--tune` measured and decided, see `utils/trt/tune.py`; empty without it.
     """
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)  # for `load`
 
     onnx: str = ""
     onnx_sha256: str = ""

@@ -17,9 +17,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from shutil import which
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 
 from utils.core.errors import DependencyError, InputError, QatError
 from utils.core.files import atomic_path, read_text, refuse_overwrite, write_text
@@ -52,6 +52,8 @@ REFORMAT, OTHER = "#CBB5E2", "#E4E7EB"
 class LayerTensor:
     """An input or output of a layer: `type` such as 'INT8', `format` as TensorRT words it."""
 
+    __pydantic_config__ = ConfigDict(extra="forbid")  # for `layers_from_json`
+
     name: str
     shape: tuple[int, ...]
     type: str
@@ -70,6 +72,8 @@ class Layer:
         tactic: name of the kernel, '' if TensorRT does not say.
         ms: milliseconds, None if it was not measured.
     """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
     name: str
     type: str
@@ -287,8 +291,12 @@ def layers_from_json(text: str) -> list[Layer]:
     Raises:
         InputError: they are described differently.
     """
+
+    def without_share(entry: Any) -> Any:
+        return {key: entry[key] for key in entry if key != "share"} if isinstance(entry, dict) else entry
+
     try:
-        return TypeAdapter(list[Layer]).validate_json(text)
+        return TypeAdapter(list[Annotated[Layer, BeforeValidator(without_share)]]).validate_json(text)
     except ValidationError as error:
         reason = error.errors()[0]["msg"]
         raise InputError(f"these are no layers as inspect_engine.py writes them: {reason}") from error

@@ -164,20 +164,29 @@ def test_a_first_run(installed):
     assert "not installed: TensorRT: no NVIDIA GPU was found" in result.stdout
 
 
-def test_running_it_again_installs_only_what_is_missing_and_a_torch_that_is_new_enough_stays(installed, tmp_path: Path):
+def test_running_it_again_installs_only_what_is_missing(installed, tmp_path: Path):
     project, folder, _ = installed
+    python = folder / ".venv/bin/python"
     runs = [
         project.install("--defaults", cwd=folder, PIP_FIND_LINKS="/nowhere"),
-        project.install("--system", cwd=tmp_path, PYTHON=str(folder / ".venv/bin/python")),
+        project.install("--venv", folder / ".venv", cwd=tmp_path),
+        project.install("--system", cwd=tmp_path, PYTHON=str(python)),
+        project.install("--runtime", cwd=folder),
     ]
-    assert [(run.returncode, ": installed already" in run.stdout) for run in runs] == [(0, True)] * 2
+    assert [(run.returncode, ": installed already" in run.stdout) for run in runs] == [(0, True)] * 4
     assert not (tmp_path / ".venv").exists()
-    nvidias = project.wheels / "torch-2.9.0a0+nv25.8-py3-none-any.whl"
-    pip(folder / ".venv", "install", "--no-index", "--no-deps", nvidias)
     pip(folder / ".venv", "uninstall", "-y", "reports")
-    again = project.install("--venv", folder / ".venv", cwd=tmp_path)
-    assert "torch 2.9.0a0+nv25.8" in again.stdout
-    assert "reports: installed already" not in again.stdout
-    assert list((folder / ".venv").rglob("reports-1.0.dist-info"))
+    assert "reports: installed already" not in project.install(cwd=folder).stdout
+    assert "reports" in pip(folder / ".venv", "list")
+
+
+def test_an_installed_torch_stays_if_it_is_new_enough(installed):
+    project, folder, _ = installed
+    pip(
+        folder / ".venv", "install", "--no-index", "--no-deps", project.wheels / "torch-2.9.0a0+nv25.8-py3-none-any.whl"
+    )
+    pip(folder / ".venv", "uninstall", "-y", "reports")
+    assert "torch 2.9.0a0+nv25.8" in project.install(cwd=folder).stdout
     pip(folder / ".venv", "install", "--no-index", project.wheels / "torch-2.4.0-py3-none-any.whl")
+    assert "torch 2.4.0" in project.install("--runtime", cwd=folder).stdout
     assert "torch 2.11.0" in project.install(cwd=folder).stdout

@@ -13,9 +13,19 @@ import torch
 from one_conv import write_onnx
 from tensorrt_stand_in import stand_in
 
+from utils.core.errors import InputError
 from utils.trt.build import build
 from utils.trt.engine_file import EngineNote
-from utils.trt.layers import COLOURS, REFORMAT, dot, layers_json, parse_layers, report_lines, summarize
+from utils.trt.layers import (
+    COLOURS,
+    REFORMAT,
+    dot,
+    layers_from_json,
+    layers_json,
+    parse_layers,
+    report_lines,
+    summarize,
+)
 from utils.trt.preflight import BuildConfig
 from utils.trt.runner import Execution
 
@@ -134,6 +144,17 @@ def test_inspecting_an_engine(tmp_path, monkeypatch, capsys, streams):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert program(engine, "--device", "cpu") == 2
     assert "--device cpu" in capsys.readouterr().err
+
+
+def test_notes_and_layers_with_other_keys_or_types_are_refused(layers, tmp_path):
+    assert layers_from_json(layers_json(layers)) == [layer for layer in layers if layer.kind != "idle"]
+    for entry in ({"name": 3}, {"colour": "red"}, {"inputs": [{"name": "a"}]}):
+        with pytest.raises(InputError, match=r"no layers as inspect_engine\.py writes them"):
+            layers_from_json(json.dumps([{**json.loads(layers_json(layers))[0], **entry}]))
+    for content in ({"typing": 3}, {"seconds": "1"}, {"colour": "red"}, {"warnings": "a"}, [], {"plugins": 1}):
+        (tmp_path / "a.engine.json").write_text(json.dumps(content))
+        with pytest.raises(InputError, match="is damaged: "):
+            EngineNote.load(tmp_path / "a.engine")
 
 
 def test_what_was_written_can_be_looked_at_again(layers, tmp_path, capsys):
