@@ -101,12 +101,13 @@ def held_out_loss(
         ValueError: there is no batch at all.
     """
     parts, classes, rank = [], int(top_layers(student)[-1].nc), distributed.world().rank
+    channels = channels_of(student)
     with raw_head(student), raw_head(teacher), torch.no_grad(), disable_tf32():
         for images in batches:
             counts = [int(count) for (count,) in distributed.all_numbers([len(images)])]
             part = torch.zeros(sum(counts), 2, dtype=torch.float64, device=device)
             if len(images):
-                x = as_input(images, device, channels_of(student))
+                x = as_input(images, device, channels)
                 terms = task_terms(student(x), teacher(x), classes, by_image=True)
                 part[sum(counts[:rank]) :][: len(images)] = torch.stack(terms, 1).double()
             parts.append(part)
@@ -212,6 +213,7 @@ class Finetuner:
         self, student: nn.Module, teacher: nn.Module, settings: Finetune, *, device: torch.device, graph: bool = True
     ) -> None:
         self.student, self.teacher, self.device, self.settings = student, teacher, device, settings
+        self._channels = channels_of(student)
         self.ranges = LearnedRanges(student, learned=settings.ranges == "learned").to(device)
         groups = self._groups(trainable_parameters(student))
         self.whole = Student(student, self.ranges)
@@ -282,7 +284,7 @@ class Finetuner:
             for batch in batches:
                 for group in self.optimizer.param_groups:
                     group["lr"] = rate(count) * group["factor"]
-                total += self._step(as_input(batch, self.device, channels_of(self.student)))
+                total += self._step(as_input(batch, self.device, self._channels))
                 count += 1
                 if not self._amp or count % SYNCHRONIZED == 0:
                     mean = _finite(total) / count

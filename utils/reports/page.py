@@ -189,17 +189,12 @@ def merged(reports: Mapping[Path, Report]) -> Report:
     for path, report in reports.items():
         for row in report.rows:
             new = row.model_copy(update={"run": str(path.parent)} if len(reports) > 1 else {})
-            place = (new.stage, new.file, new.measured_on)
-            old = next((one for one in result.rows if (one.stage, one.file, one.measured_on) == place), None)
-            if old is None:
-                result.rows.append(new)
-                continue
-            fuller = max(old, new, key=lambda one: sum(value not in (None, "", {}) for _, value in one))
-            at, name = result.rows.index(old), f"{new.stage} {Path(new.file).name}"
-            result.rows[at] = fuller.model_copy(update={"ms_per_image": old.ms_per_image, "run": old.run})
-            if old != new.model_copy(update={"run": old.run}):
-                what = (
-                    f"{name} is a row of {old.run} and of {new.run}: AP is that of {fuller.run}, ms that of {old.run}"
+            old = result.row_like(new)
+            fuller = max(old or new, new, key=lambda one: sum(value not in (None, "", {}) for _, value in one))
+            result.add(fuller.model_copy(update={"ms_per_image": old.ms_per_image, "run": old.run}) if old else new)
+            if old and old != new.model_copy(update={"run": old.run}):
+                result.notes.append(
+                    f"{new.stage} {Path(new.file).name} is a row of {old.run} and of {new.run}: AP is that of "
+                    f"{fuller.run}, ms that of {old.run}"
                 )
-                result.notes.append(what)
     return result

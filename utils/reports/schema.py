@@ -261,11 +261,15 @@ class Report(StrictModel, frozen=False):
 
     def add(self, row: Row) -> None:
         """Append `row`, or put it in the place of that of the same stage and file (a resumed run measures again)."""
-        for index, old in enumerate(self.rows):
-            if (old.stage, old.file, old.measured_on) == (row.stage, row.file, row.measured_on):
-                self.rows[index] = row
-                return
-        self.rows.append(row)
+        if old := self.row_like(row):
+            self.rows[self.rows.index(old)] = row
+        else:
+            self.rows.append(row)
+
+    def row_like(self, row: Row) -> Row | None:
+        """The row of the same stage and file, measured on the same; None where there is none."""
+        place = (row.stage, row.file, row.measured_on)
+        return next((one for one in self.rows if (one.stage, one.file, one.measured_on) == place), None)
 
     def baseline(self, row: Row) -> Row | None:
         """The row of the float model that `row` is compared with.
