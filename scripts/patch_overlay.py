@@ -86,7 +86,7 @@ def patch(checkout: Path, root: Path, *, force: bool, revert: bool, dry_run: boo
             print(f"you had changed {first_names(plan.keep)}; your version is kept in {checkout / kept}")
     if not (dry_run or revert):
         print(f"next: cd {shlex.quote(str(checkout))} && python reparameterization.py --weights WEIGHTS.pt")
-        print("or, of a GELAN, which has no auxiliary branch: python qat.py quantize --weights WEIGHTS.pt")
+        print("or, for a GELAN, which has no auxiliary branch: python qat.py quantize --weights WEIGHTS.pt")
 
 
 def read_record(checkout: Path) -> Record:
