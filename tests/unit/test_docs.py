@@ -6,7 +6,7 @@ import re
 
 import documentation
 import pytest
-from documentation import LINK, PAGES, PYTHON_PROGRAMS, ROOT, SHELL_PROGRAMS, anchors, commands, problems, python_flags
+from documentation import LINK, PAGES, PYTHON_PROGRAMS, ROOT, SHELL_PROGRAMS, commands, problems
 
 MOST_LINES = 140  # of README: what a new user reads in five minutes
 SUBJECTS = {
@@ -93,30 +93,3 @@ def test_what_is_not_so_is_found(text, problem):
     found = problems(text)
     assert len(found) >= 1
     assert any(problem in one for one in found), found
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        bash("python qat.py quantize --weights a.pt --debug   # a comment\ncd a && ./patch_yolov9.sh . --dry-run"),
-        bash("python scripts/run_upstream.py train.py --cfg a.yaml") + "`run_upstream.py --fast`, `--fast`",
-        bash("scripts/benchmark_trt.sh a.onnx 640 --baseline b.onnx --duration 1"),
-        bash("python export_qat.py --weights yolov9-c.pt\npython qat.py eval --weights qat_best_yolov9-c.pt"),
-        bash("./scripts/test.sh --unit -- -k recipe -x"),
-        "`python qat.py sensitive`, `val_trt.py --source`, `scripts/val_trt.sh`, `--no-int8-rewrites`, `train.py`",
-        "# Its `own` heading, too\n[a](#its-own-heading-too) [b](docs/placement.md#typing) [c](https://example.org/gone)",
-        "```\npython qat.py --what-it-printed\n```",
-    ],
-)  # fmt: skip
-def test_what_is_so_is_not_complained_about(text):
-    assert problems(text) == []
-
-
-def test_flags_are_those_of_the_subcommand():
-    assert "--epochs" in python_flags("qat.py", ("quantize",))
-    assert "--epochs" not in python_flags("qat.py", ("eval",))
-    assert {"--epochs", "--save-json"} <= python_flags("qat.py")
-
-
-def test_anchors_are_githubs():
-    assert anchors("# A b\n## `C`, d_e: f-g?\n```\n# no heading\n```\n") == {"a-b", "c-d_e-f-g"}

@@ -169,6 +169,9 @@ def test_it_is_told_when_ptq_has_the_higher_ap():
     assert lost_by_qat([ptq, worse]) == (
         "PTQ has the higher AP on these validation images (QAT -0.0100 ± 0.0010 against it): runs/PTQ.pt"
     )
+    alike = [example(stage, agreement=one, agreement_resampled=resampled(one, one))
+             for stage, one in (("PTQ", 0.98), ("QAT", 0.97))]  # fmt: skip
+    assert "PTQ agrees more with the float network" in lost_by_qat(alike)
     noisy = example("QAT", ap=0.73, ap_resampled=resampled(0.76, 0.70, 0.73))
     unknown = example("QAT", ap=0.73)
     swapped = [

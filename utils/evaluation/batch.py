@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import torch
 import torchvision
+from torch import Tensor
 from torch.utils.data import default_collate
 
 from utils.core.device import sent
 from utils.evaluation.gt_masks import PackedMasks
 from utils.evaluation.letterbox import boxes_to_image
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True, eq=False)

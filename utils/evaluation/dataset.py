@@ -19,10 +19,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Sampler, SequentialSampler
 from tqdm import tqdm
 
@@ -35,9 +36,6 @@ from utils.evaluation.data_yaml import DataConfig
 from utils.evaluation.gt_masks import packed_truth
 from utils.evaluation.images import ImageFile, SplitImages, decode, find_images, label_file
 from utils.evaluation.letterbox import boxes_to_input, letterboxed_planes, rectangular_shapes
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 logger = logging.getLogger(__name__)
 

@@ -11,15 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from utils.evaluation.letterbox import Letterbox, points_to_input
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 USUAL_STRIDE = 4  # pixels of the input in one of the grid, in each direction
 ENOUGH = 3  # of the inner four pixels of a block of 4x4, whose mean is what bilinear interpolation gives

@@ -26,7 +26,7 @@ from utils.evaluation.loop import EvalConfig, evaluate
 from utils.evaluation.results import EvalResult
 from utils.jobs.open import dataset_of, open_runner
 from utils.reports.machine import library_versions
-from utils.reports.schema import SIZES, AtThreshold, Report, Row
+from utils.reports.schema import SIZES, AnyAp, AtThreshold, Report, Row
 from utils.reports.tables import terminal_table
 from utils.runners.base import Runner
 from utils.trt.engine_file import EngineNote
@@ -233,13 +233,15 @@ def warn_of_a_cut_curve(config: EvalConfig) -> None:
 
 
 def lost_by_qat(rows: Sequence[Row]) -> str:
-    """A sentence where QAT's AP is below PTQ's by two standard errors of the difference; empty elsewhere.
+    """A sentence where QAT's AP or agreement is below PTQ's by two standard errors of the difference; empty elsewhere.
 
     The best state is chosen by the loss on training images, so that AP on validation images stays a fair score.
     """
     stages = {row.stage: row for row in rows}
     ptq, qat = stages.get("PTQ"), stages.get("QAT")
-    less = qat.difference(ptq) if ptq and qat else None
-    if ptq and less and less.significant and less.value < 0:
-        return f"PTQ has the higher AP on these validation images (QAT {less} against it): {ptq.file}"
+    scores: dict[AnyAp, str] = {"ap": "has the higher AP", "agreement": "agrees more with the float network"}
+    for score, words in scores.items():
+        less = qat.difference(ptq, score) if ptq and qat else None
+        if ptq and less and less.significant and less.value < 0:
+            return f"PTQ {words} on these validation images (QAT {less} against it): {ptq.file}"
     return ""

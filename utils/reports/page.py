@@ -156,8 +156,9 @@ def as_data_uri(figure: Figure, kind: str, dpi: int = 150) -> str:
 
 
 def merged(reports: Mapping[Path, Report]) -> Report:
-    """One report of several runs by file: all commands, rows, charts and notes, the first history, ranges and samples.
+    """One report of several runs by file: all commands, rows, charts and notes, the first ranges and samples.
 
+    Epochs of QAT are kept where one run alone has some; else a note names the runs, whose own pages draw them.
     Of two rows of one stage and file the one that knows more is kept, with the time of the first, and a note says so.
 
     Raises:
@@ -174,11 +175,12 @@ def merged(reports: Mapping[Path, Report]) -> Report:
             f"{kinds[True]} is a run with --unlabelled and {kinds[False]} has labels, so that their AP does not "
             "compare; make a page of each"
         )
+    trained = {path.parent: report.history for path, report in reports.items() if report.scored_epochs}
     result = next(iter(reports.values())).model_copy(
         update={
             "command": "\n".join(dict.fromkeys(report.command for report in reports.values())),
             "rows": [],
-            "history": next((report.history for report in reports.values() if report.history), []),
+            "history": next(iter(trained.values())) if len(trained) == 1 else [],
             "ranges": next((report.ranges for report in reports.values() if report.ranges), []),
             "samples": next((report.samples for report in reports.values() if report.samples), []),
             "splits": list({str(split): split for report in reports.values() for split in report.splits}.values()),
@@ -186,6 +188,8 @@ def merged(reports: Mapping[Path, Report]) -> Report:
             "notes": list(dict.fromkeys(note for report in reports.values() for note in report.notes)),
         }
     )
+    if len(trained) > 1:
+        result.notes.append(f"the epochs of QAT are on the pages of the runs: {', '.join(map(str, trained))}")
     for path, report in reports.items():
         for row in report.rows:
             new = row.model_copy(update={"run": str(path.parent)} if len(reports) > 1 else {})

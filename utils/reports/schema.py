@@ -26,7 +26,7 @@ from utils.reports.machine import hardware
 SCHEMA_VERSION = 2  # 1 has no masks
 BEST_PTQ = "best (PTQ)"  # the stage of a run's result where that is the PTQ state
 SIZES = ("small", "medium", "large")  # of objects, as COCO has them
-AnyAp = Literal["ap", "mask_ap"]  # of boxes, and of masks
+AnyAp = Literal["ap", "mask_ap", "agreement"]  # of boxes, of masks, and of boxes with float's detections as labels
 AP: tuple[AnyAp, ...] = ("ap", "mask_ap")
 
 
@@ -274,16 +274,14 @@ class Report(StrictModel, frozen=False):
     def baseline(self, row: Row) -> Row | None:
         """The row of the float model that `row` is compared with.
 
-        It is the last float row up to `row`, since runs of several networks follow each other; else the first float
-        row of the report; None where the report has none.
+        It is the last float row up to `row` whose threshold `row` was counted at, or else the last one, since runs of
+        several networks follow each other; else the first float row of the report; None where the report has none.
         """
-        first, last = None, None
-        for candidate in self.rows:
-            if candidate.stage.lower() == "float":
-                first, last = first or candidate, candidate
-            if candidate is row and last:
-                return last
-        return first
+        place = next((index for index, one in enumerate(self.rows) if one is row), len(self.rows))
+        floats = [(index, one) for index, one in enumerate(self.rows) if one.stage.lower() == "float"]
+        before = [one for index, one in floats if index <= place]
+        alike = [one for one in before if row.at and one.at and one.at.threshold == row.at.threshold]
+        return next(reversed(alike or before), floats[0][1] if floats else None)
 
     def difference(self, row: Row, ap: AnyAp = "ap") -> Difference | None:
         """AP of `row` minus that of the float model; None for that itself, and where they do not compare."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from utils.core.files import distinct_names
 from utils.core.score import AGREEMENT, Resampled
 from utils.core.text import aligned, columns
-from utils.reports.schema import AP, Report, Row
+from utils.reports.schema import AP, AtThreshold, Report, Row
 
 HEADERS = ("stage", "AP", "vs float", "AP50", "P", "R", "size", "ms/image")
 FLOAT_HEADERS = ("stage", "agreement", "best F1 at", "P", "vs float", "R", "vs float", "missed")
@@ -23,7 +23,9 @@ MASK_HEADERS = ("stage", "AP", "vs float", "AP50", "mask AP", "vs float", "mask 
 DASH = "-"
 WIDTH = 80  # of the terminal
 LONGEST_NAME = 24  # of a row
+LITTLE_DISAGREEMENT = 0.025  # without labels, AP is the agreement, whose target is 0.97 of 0.995
 LITTLE = 0.002  # AP that INT8 may lose without advice against it, as the default of `qat.py sensitive --target-drop`
+OF_RECIPES = ("recipe", "INT8")  # stages of `qat.py sensitive`, whose file is no network
 # Options of qat.py's commands that the command which follows gets, too.
 OF_A_RUN = ("--seed", "--batch-size", "--workers", "--device")
 CALIBRATION = ("--recipe", "--calib-images", "--calib-method", "--percentile")
@@ -117,8 +119,7 @@ def against_float(report: Report) -> tuple[str, list[tuple[str, ...]]] | None:
     None unless a row was measured against the float network's detections and threshold.
     """
     pairs = [(name, row, report.baseline(row)) for name, row in zip(labels(report), report.rows, strict=True)]
-    compared = [(name, row, row.at, base.at) for name, row, base in pairs
-                if base and base.at and row.at and row.at.threshold == base.at.threshold]  # fmt: skip
+    compared = [(name, row, *both) for name, row, base in pairs if (both := _at_one_threshold(row, base))]
     if all(at is base for _, _, at, base in compared):
         return None
     rows: list[tuple[str, ...]] = []
@@ -137,18 +138,23 @@ def against_float(report: Report) -> tuple[str, list[tuple[str, ...]]] | None:
     return heading, rows
 
 
+def _at_one_threshold(row: Row, base: Row | None) -> tuple[AtThreshold, AtThreshold] | None:
+    """What both find, if they compare: NMS inside a file leaves out what is below a threshold of its own."""
+    if base and base.at and row.at and row.at.threshold == base.at.threshold and not row.incomparable(base):
+        return row.at, base.at
+    return None
+
+
 def threshold_advice(report: Report) -> str:
     """A sentence where the last row misses or invents objects at the float network's threshold; else empty."""
     row = report.rows[-1]
-    base = report.baseline(row)
-    if not (base and base is not row and base.at and row.at and row.at.threshold == base.at.threshold):
-        return ""
-    moved = [f"{what} {difference}" for what in ("recall", "precision")
-             if (difference := row.at.difference(base.at, what)).significant and difference.value < 0]  # fmt: skip
-    if not moved:
+    both = _at_one_threshold(row, report.baseline(row))
+    moved = [f"{what} {change}" for what in ("recall", "precision")
+             if both and (change := both[0].difference(both[1], what)).significant and change.value < 0]  # fmt: skip
+    if not both or not moved:
         return ""
     return (
-        f"{labels(report)[-1]}: a product that keeps the float network's threshold {base.at.threshold:.3f} has "
+        f"{labels(report)[-1]}: a product that keeps the float network's threshold {both[1].threshold:.3f} has "
         f"{' and '.join(moved)}; F1 is best at {row.best_threshold or 0:.3f} now"
     )
 
@@ -198,13 +204,14 @@ def verdict(report: Report) -> tuple[str, str]:
         baseline = int8 and report.baseline(int8[0])
         reason = "no row compares with the float row" if baseline else "there is no float row"
         return (f"What INT8 costs is not known: {reason}.", "") if int8 else ("", "")
-    row = rows[-1]
+    row = next((row for row in reversed(rows) if row.stage not in OF_RECIPES), rows[-1])
     kind, difference = min(
         ((ap, difference) for ap in AP if (difference := report.difference(row, ap))),
         key=lambda pair: pair[1].value / max(pair[1].error or 0, 1e-9),  # boxes or masks, whichever lose more
     )
     name = labels(report)[report.rows.index(row)]
-    what, size = {"ap": "AP", "mask_ap": "mask AP"}[kind], row.input_size or "640"
+    unlabelled = AGREEMENT in row.ap_with
+    what, size = {"ap": "agreement" if unlabelled else "AP", "mask_ap": "mask AP"}[kind], row.input_size or "640"
     if len({*size.split("x")}) == 1 or "rect" in size:
         size = re.findall(r"\d+", size)[0]
     if difference.error is None:
@@ -217,7 +224,7 @@ def verdict(report: Report) -> tuple[str, str]:
     suffix = Path(row.file).suffix.lower()
     floats = [one.file for one in report.rows if one.stage.lower() == "float" and one.file.endswith(".pt")]
     of_float = ["--weights", *floats[-1:], "--data", report.data, "--imgsz", size]
-    of_float += ["--unlabelled"] * (AGREEMENT in row.ap_with) + given(report, OF_A_RUN)
+    of_float += ["--unlabelled"] * unlabelled + given(report, OF_A_RUN)
     own = given(report, CALIBRATION)
     step, command = {
         ".pt": ("export", export_command(row.file)),
@@ -225,12 +232,14 @@ def verdict(report: Report) -> tuple[str, str]:
         ".yaml": ("quantize with", ["python", "qat.py", "quantize", *of_float, "--recipe", row.file]),
     }.get(suffix, ("deploy", []))
     todo = f"{step} {row.file}"
-    if difference.significant and difference.value <= -LITTLE and row.stage not in ("recipe", "INT8"):
+    little = LITTLE_DISAGREEMENT if unlabelled else LITTLE
+    if difference.significant and difference.value <= -little and row.stage not in OF_RECIPES:
         networks = [one for one in int8[: int8.index(row)] if one.file.endswith(".pt")]
         more = row.difference(networks[-1], kind) if networks else None
         if more and more.significant and more.value < 0:
             todo = f"{networks[-1].stage} does not lose as much, so compare {row.file} with {networks[-1].file}"
-            command = ["python", "export_qat.py", "--verify", row.file] if suffix == ".onnx" else []
+            verify = ["python", "export_qat.py", "--verify", row.file]
+            command = verify if suffix == ".onnx" else export_command(networks[-1].file)
         elif suffix != ".yaml" and not report.history:
             own += given(report, OF_QAT)
             todo, command = "let QAT regain it", ["python", "qat.py", "quantize", *of_float, *own]

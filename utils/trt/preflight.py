@@ -375,8 +375,8 @@ def check_target(api: Api | Trtexec, gpu: Gpu | None, targets: Sequence[str]) ->
     if gpu is None and not targets:
         how = f"--target with one of {', '.join(known)}" if known else "--target SM89 and the like"
         raise InputError(
-            "torch sees no NVIDIA GPU, and an engine is built on the GPU that it is for; val_trt.py and "
-            "benchmark_trt.py --device cpu run the .onnx file here, and build_engine.py builds ahead of time with "
+            "torch sees no NVIDIA GPU, and an engine is built on the GPU that it is for; val_trt.py runs an ONNX file "
+            "here, as scripts/benchmark_trt.py --device cpu does; scripts/build_engine.py builds ahead of time with "
             f"TensorRT-RTX (requirements/rtx.txt) and {how}"
         )
 

@@ -53,6 +53,15 @@ def test_the_difference_is_that_of_paired_resamplings(compared):
     assert elsewhere.difference(base, "recall").error is None
 
 
+def test_rows_keep_the_float_row_that_they_were_counted_with(compared):
+    """Of a page of several runs, on which another float row without a threshold, or with another, stands between."""
+    others = [make_row(file="b.pt"), make_row(file="c.pt", at=at(0.8, (0.8, 0.8, 0.8), threshold=0.2))]
+    report = Report(command="x", rows=[compared.rows[0], *others, compared.rows[1]])
+    assert report.baseline(report.rows[-1]) is report.rows[0]
+    assert [report.baseline(row) for row in report.rows[:3]] == report.rows[:3]
+    assert "-0.1000 ± 0.0100" in against_float(report)[1][-1]
+
+
 def test_no_advice_where_noise_explains_it_or_thresholds_differ(compared):
     base, int8 = compared.rows
     noisy = int8.model_copy(update={"at": at(0.79, (0.7, 0.9, 0.8))})
@@ -61,6 +70,8 @@ def test_no_advice_where_noise_explains_it_or_thresholds_differ(compared):
     report = Report(command="x", rows=[base, other])
     assert threshold_advice(report) == ""
     assert against_float(report) is None
+    inside = int8.model_copy(update={"ap_with": "confidence 0.25 and IoU 0.45 in the file"})
+    assert (threshold_advice(report := Report(command="x", rows=[base, inside])), against_float(report)) == ("", None)
     assert against_float(Report(command="x", rows=[base])) is None
     assert against_float(Report(command="x", rows=[make_row(), make_row("PTQ")])) is None
 

@@ -17,7 +17,7 @@ from report_examples import NASTY, make_row, resampled
 from utils.core.errors import InputError
 from utils.core.score import AGREEMENT, SplitCounts
 from utils.reports.page import merged, page, write_html
-from utils.reports.schema import Box, Range, Report, Sample
+from utils.reports.schema import Box, Epoch, Range, Report, Sample
 from utils.reports.tables import headers
 
 NONE = dict.fromkeys(("backgrounds", "without_a_label_file", "bad_label_lines", "clipped_labels",
@@ -156,6 +156,9 @@ def test_runs_with_rows_of_one_file_keep_what_each_knows_and_say_so():
     assert [(row.stage, row.run) for row in both.rows] == [("float", "one"), ("PTQ", "one"), ("ONNX", "two")]
     assert (both.rows[0].agreement, both.rows[0].ms_per_image) == (1.0, 2.0)
     assert "AP is that of two, ms that of one" in both.notes[-1]
+    first.history = second.history = [Epoch(epoch=0, held_out=0.1)]
+    both = merged({Path("one/report.json"): first, Path("two/report.json"): second})
+    assert (both.history, both.notes[0]) == ([], "the epochs of QAT are on the pages of the runs: one, two")
     unlabelled = Report(command="c", rows=[make_row("PTQ", ap=0.9, ap_with=AGREEMENT)])
     assert headers(unlabelled)[:3] == ("stage", "agreement", "vs float")
     with pytest.raises(InputError, match="three is a run with --unlabelled and one has labels"):

@@ -7,6 +7,7 @@ import re
 import pytest
 from report_examples import NASTY, make_row, resampled
 
+from utils.core.score import AGREEMENT
 from utils.core.text import code, columns, markdown_table
 from utils.reports.schema import Epoch, Report
 from utils.reports.tables import labels, terminal_table, verdict
@@ -116,6 +117,8 @@ NOISE, LOSS, GAIN = (0.74, 0.76, 0.72), (0.71, 0.721, 0.699), (0.76, 0.771, 0.74
          "scripts/generate_trt_engine.sh 'q 8.onnx' 320"),
         ([("QAT", "q.pt", 0.7420, NOISE), ("ONNX", "q.onnx", 0.7112, LOSS)], "QAT does not lose as much",
          "python export_qat.py --verify q.onnx"),
+        ([("PTQ", "p.pt", 0.7420, NOISE), ("QAT", "q.pt", 0.7112, LOSS)], "PTQ does not", "python export.* p.pt"),
+        ([("QAT", "q.pt", 0.7420, NOISE), ("recipe", "r.yaml", 0.7112, LOSS)], "noise .*export q.pt", "python export"),
         ([("ONNX", "q.onnx", 0.7420, NOISE), ("TensorRT FP16", "f.engine", 0.5, LOSS),
           ("TensorRT INT8", "q.engine", 0.7420, NOISE)], "noise .* deploy q.engine", ""),
         ([("INT8", "recipe.yaml", 0.7112, LOSS)], "quantize with recipe", "python qat.py quantize --weights 'f 1"),
@@ -130,8 +133,15 @@ def test_a_verdict_and_the_next_command(rows, words, command):
               for stage, file, ap, of in rows]  # fmt: skip
     sentence, following = verdict(Report(command="x", data="d.yaml", rows=[float_row, *others]))
     assert re.search(words, sentence)
-    assert following.startswith(command)
+    assert re.match(command, following)
     assert bool(following) == bool(command)
+
+
+@pytest.mark.parametrize(("ap", "words"), [(0.985, "loses 0.0100 .* agreement .*export q"), (0.96, "let QAT regain")])
+def test_without_labels_the_target_is_that_of_agreement(ap, words):
+    rows = [make_row(stage, file=file, ap=one, ap_with=AGREEMENT, ap_resampled=resampled(one, one, one))
+            for stage, file, one in (("float", "f.pt", 0.995), ("PTQ", "q.pt", ap))]  # fmt: skip
+    assert re.search(words, verdict(Report(command="x", data="d.yaml", rows=rows))[0])
 
 
 @pytest.mark.parametrize(

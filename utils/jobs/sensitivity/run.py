@@ -14,9 +14,10 @@ from __future__ import annotations
 import logging
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
 
 from models.quantize import backend, calibration, placement
 from models.quantize.partial_forward import Layerwise
@@ -35,9 +36,6 @@ from utils.jobs.sensitivity.search import FLOAT, INT8, Clock, Passes, Search, Se
 from utils.jobs.sensitivity.units import Costs, Units
 from utils.reports.page import PAGE_NAME, write_all
 from utils.reports.tables import verdict
-
-if TYPE_CHECKING:
-    from torch import nn
 
 logger = logging.getLogger(__name__)
 

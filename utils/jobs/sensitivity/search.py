@@ -12,9 +12,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
 
 from models.quantize.finetune import as_input
 from models.quantize.partial_forward import Layerwise, Run, State
@@ -29,10 +31,6 @@ from utils.jobs.options import SensitiveOptions
 from utils.jobs.sensitivity.prediction_distance import distance, weight
 from utils.jobs.sensitivity.report import AnalysisState
 from utils.jobs.sensitivity.units import Costs, Unit, Units
-
-if TYPE_CHECKING:
-    from torch import Tensor
-    from torch.utils.data import DataLoader
 
 logger = logging.getLogger(__name__)
 
