@@ -303,8 +303,8 @@ class Detector:
                 "the dataset that it was trained on"
             )
         if names and list(names.values()) != list(data.names.values()):
-            logger.warning("the network's class names%s differ from those of %s%s", _few(names), data.file,
-                           _few(data.names))  # fmt: skip
+            logger.warning("the network's class names%s differ from those of %s%s: classes are matched by number",
+                           _few(names), data.file, _few(data.names))  # fmt: skip
 
     def _named(self, raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The runner's outputs by the task's names, if they can be what the task and the dataset want.

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
 
 from models.quantize import checkpoint
 from utils import upstream
@@ -23,7 +24,7 @@ from utils.core.files import file_hash
 from utils.core.logging import log_level
 from utils.core.options import size_text
 from utils.core.run_folder import new_run
-from utils.evaluation.data_yaml import load_data
+from utils.evaluation.data_yaml import DataConfig, load_data
 from utils.evaluation.input_plan import InputPlan
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.evaluation.results import EvalResult, Reference
@@ -34,11 +35,6 @@ from utils.jobs.visualize import collect_samples
 from utils.reports.schema import Report, Row, Sample
 from utils.reports.tables import export_command, terminal_table
 from utils.runners.pytorch import TorchRunner
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from utils.evaluation.data_yaml import DataConfig
 
 logger = logging.getLogger(__name__)
 FLOAT_MODEL = "the float model"

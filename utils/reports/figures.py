@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from utils.core.files import write_bytes
 from utils.reports.schema import BEST_PTQ, Report
+from utils.reports.tables import labels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -136,16 +137,16 @@ def f1_curves(report: Report) -> Figure:
     """F1 over the confidence threshold for each row that has it; a dot marks the best, a line the float network's."""
     figure, (axes,) = new_figure(9.0, 3.4, 1)
     title(axes, "F1 over the confidence threshold, mean over classes (IoU 0.5)")
-    styles = [(GREEN, "--"), (VERMILLION, ":"), (BLUE, "-"), (ORANGE, "-."), (GREY, "-")]
-    rows = [row for row in report.rows if row.f1]
-    for row, (colour, line) in zip(rows, itertools.cycle(styles)):
-        label = f"{row.stage}, best at {row.best_threshold or 0:.3f}"
+    colours, lines = (GREEN, VERMILLION, BLUE, ORANGE, GREY), ("--", ":", "-", "-.")  # 20 pairs
+    named = [(name, row) for name, row in zip(labels(report), report.rows, strict=True) if row.f1]
+    for (name, row), colour, line in zip(named, itertools.cycle(colours), itertools.cycle(lines)):
+        label = f"{name}, best at {row.best_threshold or 0:.3f}"
         axes.plot([index / (len(row.f1) - 1) for index in range(len(row.f1))], row.f1, line, color=colour, label=label)
         axes.plot([row.best_threshold], [max(row.f1)], "o", color=colour)
-    if (baseline := report.baseline(rows[0])) and baseline.best_threshold is not None:
-        axes.axvline(baseline.best_threshold, color=GREY, linewidth=0.8)
+    if (baseline := report.baseline(named[0][1])) and baseline.best_threshold is not None:
+        axes.axvline(baseline.best_threshold, color=GREY, linewidth=0.8, label="float's threshold")
     axes.set(xlabel="confidence threshold", ylabel="F1", xlim=(0, 1), ylim=(0, None))
-    axes.legend(frameon=False, fontsize=9)
+    axes.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1.01, 1))
     return figure
 
 

@@ -82,7 +82,8 @@ def labels(report: Report) -> list[str]:
     names = [row.stage for row in report.rows]
     for stage in dict.fromkeys(names):
         alike = {i: row for i, row in enumerate(report.rows) if row.stage == stage}
-        words = {i: re.split(r"[-_/., ]+", f"{r.file} {r.run} {r.input_size} {r.ap_with}") for i, r in alike.items()}
+        texts = {i: f"{row.file} {row.run} {row.input_size} {row.ap_with}" for i, row in alike.items()}
+        words = {i: dict.fromkeys(re.split(r"[-_/., ]+", text)) for i, text in texts.items()}
         common = set.intersection(*map(set, words.values()))
         for i, own in words.items():
             names[i] = " ".join([stage, *(word for word in own if word not in common)])[:LONGEST_NAME].strip()
