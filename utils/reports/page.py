@@ -198,7 +198,7 @@ def merged(reports: Mapping[Path, Report]) -> Report:
             result.add(fuller.model_copy(update={"ms_per_image": old.ms_per_image, "run": old.run}) if old else new)
             if old and old != new.model_copy(update={"run": old.run}):
                 result.notes.append(
-                    f"{new.stage} {Path(new.file).name} is a row of {old.run} and of {new.run}: AP is that of "
+                    f"{new.stage} {Path(new.file).name} was measured in {old.run} and in {new.run}: AP is that of "
                     f"{fuller.run}, ms that of {old.run}"
                 )
     return result

@@ -202,8 +202,6 @@ def lines(content: Mapping[str, Any]) -> list[str]:
         spearman = f"{correlation['spearman']:.2f} (Spearman, {plural(correlation['units'], 'unit')})"
         found.append(f"The rank correlation of score and AP is {spearman}.")
     found += [f"note: {note}" for note in content["notes"]]
-    if not lost.significant:
-        found.append("INT8 loses no AP that these images can show, so that no recipe is needed.")
     share = f" (this run added {recipe['cost']:.1%} of the cost)" if recipe["units"] else ""
     found.append(
         f"The recipe keeps {', '.join(recipe['float']) or 'nothing'} in float{share}, because {recipe['why']}."
