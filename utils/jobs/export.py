@@ -40,7 +40,8 @@ def engine_commands(network: Network, _config: ExportConfig, results: Sequence[E
     for path in (str(result.path) for result in results):
         if here:
             labels = ["--unlabelled", "--reference", network.labels_of] if network.labels_of else []
-            yield f"next: {shlex.join(['python', 'val_trt.py', path, '--data', network.data or 'DATA.yaml', *labels])}"
+            data = network.data if network.data and os.path.isfile(network.data) else "DATA.yaml"  # trained elsewhere
+            yield f"next: {shlex.join(['python', 'val_trt.py', path, '--data', data, *labels])}"
         yield f"{'then, on the machine with the GPU' if here else 'next'}: {shlex.join([script, path])}"
 
 
