@@ -54,7 +54,6 @@ def test_the_difference_is_that_of_paired_resamplings(compared):
 
 
 def test_rows_keep_the_float_row_that_they_were_counted_with(compared):
-    """Of a page of several runs, on which another float row without a threshold, or with another, stands between."""
     others = [make_row(file="b.pt"), make_row(file="c.pt", at=at(0.8, (0.8, 0.8, 0.8), threshold=0.2))]
     report = Report(command="x", rows=[compared.rows[0], *others, compared.rows[1]])
     assert report.baseline(report.rows[-1]) is report.rows[0]

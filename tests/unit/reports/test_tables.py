@@ -117,7 +117,8 @@ NOISE, LOSS, GAIN = (0.74, 0.76, 0.72), (0.71, 0.721, 0.699), (0.76, 0.771, 0.74
          "scripts/generate_trt_engine.sh 'q 8.onnx' 320"),
         ([("QAT", "q.pt", 0.7420, NOISE), ("ONNX", "q.onnx", 0.7112, LOSS)], "QAT does not lose as much",
          "python export_qat.py --verify q.onnx"),
-        ([("PTQ", "p.pt", 0.7420, NOISE), ("QAT", "q.pt", 0.7112, LOSS)], "PTQ does not", "python export.* p.pt"),
+        ([("PTQ", "p.pt", 0.7420, NOISE), ("QAT", "q.pt", 0.7112, LOSS)], "PTQ does not lose as much",
+         "python export_qat.py --weights p.pt"),
         ([("QAT", "q.pt", 0.7420, NOISE), ("recipe", "r.yaml", 0.7112, LOSS)], "noise .*export q.pt", "python export"),
         ([("ONNX", "q.onnx", 0.7420, NOISE), ("TensorRT FP16", "f.engine", 0.5, LOSS),
           ("TensorRT INT8", "q.engine", 0.7420, NOISE)], "noise .* deploy q.engine", ""),
@@ -133,7 +134,7 @@ def test_a_verdict_and_the_next_command(rows, words, command):
               for stage, file, ap, of in rows]  # fmt: skip
     sentence, following = verdict(Report(command="x", data="d.yaml", rows=[float_row, *others]))
     assert re.search(words, sentence)
-    assert re.match(command, following)
+    assert following.startswith(command)
     assert bool(following) == bool(command)
 
 
