@@ -113,13 +113,14 @@ def export_deepstream(options: DeepStreamOptions) -> None:
             model=ServingOptions(file=path).model_name if options.end2end else "", channels=channels,
         )  # fmt: skip
         yield from map(str, deepstream.write(path, deepstream.label_lines(network.names), texts))
-        todo = "a pipeline, such as those of the overlay's docs/deepstream.md"
+        where, todo = "next", "a pipeline, such as those of docs/deepstream.md of the overlay"
         if engine:
+            where = "next, on the machine with the GPU"
             todo = deepstream.trtexec_command(
                 path.name, engine, config.imgsz, typing=typing, dynamic=options.dynamic, channels=channels
             )
             todo = todo if path.parent == Path() else f"cd {shlex.quote(str(path.parent))} && {todo}"
-        yield f"next: {todo}"
+        yield f"{where}: {todo}"
 
     form = output_formats.end2end(nms) if options.end2end else output_formats.deepstream(nms)
     export_checkpoint(

@@ -239,15 +239,19 @@ int main(int count, char** words) try {
     std::vector<fs::path> paths{words[2]};
     if (fs::is_directory(words[2])) paths.assign(fs::directory_iterator(words[2]), {});
     std::sort(paths.begin(), paths.end());
+    int drawn = 0;
     for (const fs::path& path : paths) {
         const cv::Mat image = cv::imread(path.string());
         if (image.empty()) continue;
+        ++drawn;
         const std::vector<Detection> detections = detector(image);
         for (const auto& [box, score, label] : detections)  // file, class, score, left, top, right, bottom
             std::printf("%s %d %.6f %.3f %.3f %.3f %.3f\n", path.filename().c_str(), label, score, box.x, box.y,
                         box.x + box.width, box.y + box.height);
         cv::imwrite((folder / path.filename()).string(), draw(image, detections, detector.names));
     }
+    if (!drawn) throw std::runtime_error(std::string("no image can be read at ") + words[2]);
+    if (drawn < int(paths.size())) std::fprintf(stderr, "not read: %d of %d files\n", int(paths.size()) - drawn, int(paths.size()));
 } catch (const std::exception& error) {
     std::fprintf(stderr, "error: %s\n", error.what());
     return 1;

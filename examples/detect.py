@@ -11,6 +11,8 @@ scripts/build_engine.py writes beside the engine. Masks of a segmentation networ
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -18,15 +20,17 @@ from typing import Any
 import cv2
 import numpy as np
 
-try:
-    import tensorrt as trt
-except ImportError:  # the lean runtime runs engines that were built with --version-compatible
-    import tensorrt_lean as trt
 
-try:
-    from cuda.bindings import runtime as cudart  # cuda-python from 12.6 on
-except ImportError:
-    from cuda import cudart
+def _first(*names: str) -> Any:
+    """The first of these modules that can be imported; None where none can."""
+    for name in names:
+        with contextlib.suppress(ImportError):
+            return importlib.import_module(name)
+    return None
+
+
+trt = _first("tensorrt", "tensorrt_lean")  # the lean runtime runs engines that were built with --version-compatible
+cudart = _first("cuda.bindings.runtime", "cuda.cudart")  # cuda-python from 12.6 on, and before
 
 DTYPES = {"FLOAT": np.float32, "HALF": np.float16, "UINT8": np.uint8, "INT32": np.int32, "INT64": np.int64}
 GREY = 114  # around letterboxed images, as in training
@@ -42,7 +46,15 @@ class Detector:
         """Load an engine on the GPU with this number; `conf` is the least score, `iou` NMS drops boxes above it.
 
         An engine with NMS inside has an `iou` of its own, and finds nothing below its own `conf`.
+
+        Raises:
+            ImportError, OSError, ValueError: TensorRT or cuda-python is missing, or this is no engine for here.
         """
+        content = Path(path).read_bytes()
+        if Path(path).suffix.lower() in (".onnx", ".pt"):
+            raise ValueError(f"{path} is no engine; trtexec or scripts/build_engine.py builds one of an ONNX file")
+        if missing := [name for name, module in (("tensorrt", trt), ("cuda-python", cudart)) if module is None]:
+            raise ImportError(f"Python cannot import {missing[0]}: pip install {missing[0]} (JetPack has TensorRT)")
         note = Path(f"{path}.json")
         about = json.loads(note.read_text(encoding="utf-8")) if note.is_file() else {"metadata": {}}
         self.names = {int(key): name for key, name in json.loads(about["metadata"].get("names", "{}")).items()}
@@ -52,19 +64,19 @@ class Detector:
         self._logger = trt.Logger(trt.Logger.WARNING)
         if hasattr(trt, "init_libnvinfer_plugins"):  # EfficientNMS; the lean runtime has none
             trt.init_libnvinfer_plugins(self._logger, "")
-        self._engine = engine = trt.Runtime(self._logger).deserialize_cuda_engine(Path(path).read_bytes())
+        self._engine = engine = trt.Runtime(self._logger).deserialize_cuda_engine(content)
         if engine is None:
-            raise RuntimeError(f"{path} is no engine of TensorRT {trt.__version__} for this GPU; build it again here")
+            raise ValueError(f"{path} is no engine of TensorRT {trt.__version__} for this GPU; build it again here")
         if about.get("options", {}).get("strip_weights"):
             onnx, refitter = Path(path).with_name(Path(about["onnx"]).name), trt.Refitter(engine, self._logger)
             if not trt.OnnxParserRefitter(refitter, self._logger).refit_from_file(str(onnx)):
-                raise RuntimeError(f"{path} has no weights (--strip-weights), and those of {onnx} do not fit")
+                raise ValueError(f"{path} has no weights (--strip-weights), and those of {onnx} do not fit")
             refitter.refit_cuda_engine()
         self._context = context = engine.create_execution_context()
         tensors = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
         self._input = next(name for name in tensors if engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT)
         if not {"num_dets", "output0"} & set(tensors):
-            raise RuntimeError(f"{path} has {', '.join(tensors)}; expected an engine of a file of export_qat.py")
+            raise ValueError(f"{path} has {', '.join(tensors)}; expected an engine of a file of export_qat.py")
         shape = tuple(engine.get_tensor_shape(self._input))
         if -1 in shape:
             smallest, best, _ = engine.get_tensor_profile_shape(self._input, 0)
@@ -171,6 +183,8 @@ def draw(image: np.ndarray, rows: np.ndarray, names: dict[int, str]) -> np.ndarr
 def draw_video(detector: Detector, source: Path, target: Path) -> None:
     """Write a video with what is detected in each frame."""
     video = cv2.VideoCapture(str(source))
+    if not video.isOpened():
+        raise ValueError(f"{source} cannot be read as a video")
     size = int(video.get(cv2.CAP_PROP_FRAME_WIDTH)), int(video.get(cv2.CAP_PROP_FRAME_HEIGHT))
     writer = cv2.VideoWriter(str(target), cv2.VideoWriter.fourcc(*"mp4v"), video.get(cv2.CAP_PROP_FPS) or 25, size)
     while (frame := video.read()[1]) is not None:
@@ -186,6 +200,25 @@ def _cuda(answer: tuple[Any, ...]) -> Any:
     return values[0] if values else None
 
 
+def run(args: argparse.Namespace) -> None:
+    detector = Detector(args.engine, args.conf, args.iou)
+    args.output.mkdir(parents=True, exist_ok=True)
+    if args.source.is_file() and args.source.suffix.lower() not in IMAGES:
+        draw_video(detector, args.source, args.output / f"{args.source.stem}.mp4")
+        return
+    listed = sorted(args.source.iterdir()) if args.source.is_dir() else [args.source]
+    paths, read = [path for path in listed if path.suffix.lower() in IMAGES], 0
+    for path in paths:
+        if (image := cv2.imread(str(path))) is not None:
+            rows = detector(image)
+            cv2.imwrite(str(args.output / path.name), draw(image, rows, detector.names))
+            print(f"{args.output / path.name}: {len(rows)} objects")
+            read += 1
+    print(f"{read} of {len(paths)} images could be read")
+    if not read:
+        raise ValueError(f"no image can be read at {args.source}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
@@ -195,18 +228,10 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("drawn"), help="folder (default: drawn)")
     parser.add_argument("--conf", type=float, default=0.25, help="least score (default: 0.25)")
     parser.add_argument("--iou", type=float, default=0.45, help="IoU of NMS (default: 0.45)")
-    args = parser.parse_args()
-    detector = Detector(args.engine, args.conf, args.iou)
-    args.output.mkdir(parents=True, exist_ok=True)
-    if args.source.is_file() and args.source.suffix.lower() not in IMAGES:
-        draw_video(detector, args.source, args.output / f"{args.source.stem}.mp4")
-        return
-    for path in sorted(args.source.iterdir()) if args.source.is_dir() else [args.source]:
-        image = cv2.imread(str(path)) if path.suffix.lower() in IMAGES else None
-        if image is not None:
-            rows = detector(image)
-            cv2.imwrite(str(args.output / path.name), draw(image, rows, detector.names))
-            print(f"{args.output / path.name}: {len(rows)} objects")
+    try:
+        run(parser.parse_args())
+    except (ImportError, OSError, RuntimeError, ValueError) as error:
+        parser.exit(1 if isinstance(error, RuntimeError) else 2, f"error: {error}\n")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from utils.cli import run_program
+from utils.core.errors import InputError
 from utils.core.files import check_file
 from utils.core.options import BatchSize, DeviceOptions, option
 from utils.jobs.open import need, need_tensorrt
@@ -35,6 +36,9 @@ class InspectOptions(DeviceOptions):
 def main(options: InspectOptions) -> None:
     """Report."""
     check_file(options.file, "expected an engine or the inspector's JSON")
+    if options.file.suffix == ".onnx":
+        todo = "scripts/build_engine.py builds an engine of it, and export_qat.py --verify looks at its Q/DQ nodes"
+        raise InputError(f"{options.file} is an ONNX file; expected an engine: {todo}")
     recorded = options.file.suffix == ".json"
     if recorded:
         options.reject_unused(["batch_size", "device"], "with a record, which has its times or none")

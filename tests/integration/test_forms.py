@@ -253,7 +253,8 @@ def test_deepstream_export(kind: str, weights: dict[str, Path], tmp_path: Path, 
     start = f"{path}: {model}, {head}, {types}, opset 17, images [{batch}, 3, 64, 96] -> output [{batch}, 126, 6], "
     assert any(line.startswith(start) for line in out)
     assert out[-4:-2] == [str(tmp_path / "labels.txt"), str(tmp_path / "config_infer_primary_yoloV9.txt")]
-    assert out[-2].startswith(f"next: cd {tmp_path} && trtexec " if kind == "quantized" else "next: a pipeline")
+    there = f"next, on the machine with the GPU: cd {tmp_path} && trtexec "
+    assert out[-2].startswith(there if kind == "quantized" else "next: a pipeline")
     assert out[-1] == "matches PyTorch (rounding only)"
 
     images = torch.rand(2, 3, 64, 96, generator=torch.Generator().manual_seed(1))

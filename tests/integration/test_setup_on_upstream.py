@@ -117,6 +117,7 @@ def train(folder: Path, data: Path) -> None:
     command += ["--batch-size", "4", "--workers", "0", "--device", "cpu", "--noplots"]
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=280)
     assert result.returncode == 0, result.stderr[-3000:]
+    assert "not writeable" not in result.stdout + result.stderr  # of label caches, which are switched off
 
 
 def test_a_folder_without_git(pristine: Path, tmp_path: Path):

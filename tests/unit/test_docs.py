@@ -46,6 +46,11 @@ def test_page_says_what_is_so(page):
     assert found == []
 
 
+@pytest.mark.parametrize("file", ["utils/reports/tables.py", "docs/accuracy.md", "docs/demo.md"])
+def test_why_ap_of_what_is_alike_is_below_1_is_said_alike(file):
+    assert "falls to precision 0 at recall 1" in (ROOT / file).read_text(encoding="utf-8")
+
+
 def test_the_pages_commands_are_seen():
     seen = {word.removeprefix("./") for page in PAGES for words in commands(page.read_text("utf-8")) for word in words}
     assert {"qat.py", "export_qat.py", "val_trt.py", "reparameterization.py", "scripts/quickstart.sh"} <= seen
@@ -54,9 +59,11 @@ def test_the_pages_commands_are_seen():
 
 
 def test_files_that_the_code_names_are_there():
-    """Messages say which file to touch."""
+    """Messages say which file to touch, and of documents that they are the overlay's: a patched checkout has none."""
     code = [path for part in ("*.py", "models/**/*.py", "utils/**/*.py", "scripts/*.py") for path in ROOT.glob(part)]
-    named = {file for path in code for file in documentation.FILE.findall(path.read_text(encoding="utf-8"))}
+    texts = [path.read_text(encoding="utf-8") for path in code]
+    assert re.findall(r'"[^"\n]+\bdocs/\w+\.md\b(?! of the overlay)', "\n".join(texts)) == []
+    named = {file for text in texts for file in documentation.FILE.findall(text)}
     assert {file for file in named if not (ROOT / file).exists()} == {"utils/general.py"}  # upstream's
     assert {"models/quantize/rules.py", "utils/upstream/network.py", "utils/upstream/description.py"} <= named
 

@@ -27,7 +27,7 @@ from utils.jobs.options import ValOptions
 from utils.jobs.visualize import collect_samples
 from utils.reports.page import merged
 from utils.reports.schema import Report
-from utils.reports.tables import terminal_table
+from utils.reports.tables import terminal_table, verdict
 from utils.runners.base import TensorSpec
 from utils.runners.pytorch import TorchRunner
 
@@ -198,5 +198,8 @@ def test_a_reference_is_evaluated_first_and_at_the_same_size(known, tmp_path, ca
     assert row.at == base.at
     assert row.at.threshold == base.best_threshold
     swapped = options.model_copy(update={"engine_file": options.reference, "reference": options.engine_file})
-    with pytest.raises(InputError, match=r"--reference .*int8\.onnx is ONNX; expected the float network"):
+    with pytest.raises(InputError, match=r"--reference .*int8\.onnx is ONNX; expected the float network; export_qat"):
         evaluate_file.run(swapped, "command", tmp_path)
+    report = evaluate_file.run(swapped.model_copy(update={"reference": swapped.engine_file}), "command", tmp_path)
+    assert (report.rows[1].stage, report.difference(report.rows[1]).value) == ("float (onnx)", 0)
+    assert verdict(report) == ("", "")  # no row of INT8

@@ -426,9 +426,7 @@ def find_sources(sources: Iterable[str]) -> list[str]:
         elif "://" not in source and not source.isdecimal():
             listed = sorted(glob.glob(source, recursive=True))
             if not listed:
-                expected = (
-                    "expected a file, folder, glob or list (.txt) of images or videos, a camera's number or a URL"
-                )
+                expected = "expected a file, folder, glob or list (.txt) of images or videos, a camera or a URL"
                 raise InputError(f"--source {no_file(source, expected)}")
         named = [path for path in listed if is_video(path) or Path(source_name(path)).suffix.lower() in SUFFIXES]
         files = [path for path in named if "://" in path or is_stream(path) or os.path.isfile(path)]

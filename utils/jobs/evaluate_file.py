@@ -56,7 +56,8 @@ def run(options: ValOptions, command: str, folder: Path) -> Report:
         if options.reference:
             float_file = Path(options.reference)
             if (kind := stage(float_file)) != "float" and not kind.endswith(("FP16", "FP32")):
-                raise InputError(f"--reference {float_file} is {kind}; expected the float network")
+                todo = "expected the float network; export_qat.py --check compares a file with its own checkpoint"
+                raise InputError(f"--reference {float_file} is {kind}; {todo}")
             float_runner = stack.enter_context(open_runner(float_file, runner.device))
             known[float_file] = float_runner.metadata.get("data")
         options = options.model_copy(update={"data": dataset_of(options.data, known)})
@@ -65,16 +66,17 @@ def run(options: ValOptions, command: str, folder: Path) -> Report:
         if options.overlap and runner.device.type != "cuda":
             logger.warning("--overlap gains nothing on a CPU, where the network and NMS take turns")
         report = Report(command=command, title="Evaluation", data=str(options.data))
-        reference, results = None, []
+        reference, results, own = None, list[EvalResult](), stage(file)
         if options.reference:
             plan = InputPlan.of(runner, configs[0].imgsz, configs[0].batch_size, rect=options.rect)
             config = replace(configs[0], imgsz=plan.imgsz, save_json=False, save_txt=False)
             result = evaluate(float_runner, data, config, name=float_file.stem, as_reference=True)
             report.add(make_row(float_runner, config, result, float_file, "float", result.seconds))
             reference = result.reference
+            own = f"float ({file.suffix[1:]})" if own == "float" else own  # a row that compares with the float row
         for config in configs:
             result = evaluate(runner, data, config, out_dir=folder, name=file.stem, reference=reference)
-            report.add(make_row(runner, config, result, options.network, stage(file), result.seconds))
+            report.add(make_row(runner, config, result, options.network, own, result.seconds))
             report.splits = data.counts()
             for what, coco in (("", result.coco), (" on masks", result.mask_coco)):
                 if coco:
@@ -95,9 +97,7 @@ def make_configs(options: ValOptions, runner: Runner) -> list[EvalConfig]:
     Raises:
         InputError: a study of a file whose size is fixed.
     """
-    coco = (
-        not options.save_json and Path(options.data or "").name == "coco.yaml"
-    )  # upstream's val.py writes JSON for COCO
+    coco = not options.save_json and Path(options.data or "").name == "coco.yaml"  # as upstream's val.py
     if coco and runner.task.prototypes and importlib.util.find_spec("pycocotools") is None:
         logger.warning("pycocotools is not installed (pip install pycocotools); masks are not written as COCO JSON")
         coco = False

@@ -136,7 +136,7 @@ class Inputs(Generic[Kind]):
         held_out = choose_held_out(data, recipe.finetune.held_out)
         number = min(recipe.calibration.images, len(data.read("train").images))
         if number < FEW_IMAGES:
-            what = "calibration has %s; with fewer than %d AP varies more with the draw (docs/recipe.md has a table)"
+            what = "calibration has %s; with fewer than %d AP varies more (docs/recipe.md of the overlay)"
             logger.info(what, plural(number, "image"), FEW_IMAGES)
         teacher = load_teacher(options.teacher, source, recipe) if isinstance(options, QuantizeOptions) else None
         return cls(options, recipe, source, plan, data, device, imgsz, held_out, hyp, teacher, profile)

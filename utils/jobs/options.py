@@ -73,7 +73,7 @@ class CalibratingOptions(QatOptions):
     """What every command takes that calibrates a float network; recipe entries are None where the recipe decides."""
 
     seed: Seed = option(57, "for images' order and augmentation", group="the run", metavar="N")
-    recipe: str | None = option(None, "YAML, see docs/recipe.md of the overlay", group=RECIPE, metavar="FILE")
+    recipe: str | None = option(None, "YAML: docs/recipe.md of the overlay", group=RECIPE, metavar="FILE")
     calib_images: Images | None = option(
         None, "training images to calibrate on (default: 250)", group=RECIPE, metavar="N", recipe="calibration.images"
     )

@@ -67,9 +67,9 @@ def run(options: ValOptions, sources: Sequence[str], folder: Path) -> None:
         InputError: or one of its kinds: the network cannot be used, or no source can be decoded.
     """
     with open_runner(options.network, select_device(options.device)) as runner:
-        names = runner.names or (
-            load_data(options.data).names if options.data and Path(options.data).is_file() else None
-        )
+        names: Mapping[int, str] | None = runner.names
+        if not names and options.data and Path(options.data).is_file():
+            names = load_data(options.data).names
         artist = Artist(
             runner, names, imgsz=options.size, max_det=options.max_det,
             conf_thres=DISPLAY_CONF if options.conf_thres is None else options.conf_thres,
@@ -160,7 +160,7 @@ def show(
     targets = [folder / name for name in target_names(sources)]
     refuse_overwrite([*targets, folder / "detections.json"], sources, "choose another --name or --project")
     writer = TextWriter(folder / "labels", scores, sources) if texts else None
-    counts, drawings, results, damaged = Counter[str](), list[Path](), list[str](), list[str]()
+    unread, counts, drawings, results, damaged = list[str](), Counter[str](), list[Path](), list[str](), list[str]()
 
     def draw(image: np.ndarray, frame: int = 0) -> np.ndarray:
         drawn, rows = artist.draw(image)
@@ -188,10 +188,13 @@ def show(
                     if "://" not in path and isinstance(reason := read_header(path), str):
                         damaged.append(reason)
                 else:
-                    raise DataError(f"{shown(path)} cannot be decoded")
+                    address = "opened; expected an address that answers with an image"
+                    raise DataError(f"{shown(path)} cannot be {address if '://' in path else 'decoded'}")
             except DataError as error:
-                if not drawings and path == sources[-1]:
-                    raise
+                unread.append(str(error))
+                if len(unread) == len(sources):
+                    first = f"none of {len(sources)} files can be read; the first: {unread[0]}"
+                    raise DataError(first if len(unread) > 1 else unread[0]) from error
                 logger.warning("%s", error)
                 continue
             drawings.append(target)
@@ -205,10 +208,11 @@ def show(
         if drawings:
             if coco:
                 write_text(folder / "detections.json", "[\n" + ",\n".join(results) + "\n]\n")
-            if damaged:
-                logger.warning("drawn, though evaluation leaves them out: %d; first: %s", len(damaged), damaged[0])
             speeds = ", ".join(f"{value:.1f} ms {part}" for part, value in artist.detector.milliseconds().items())
             logger.info("%d of %d files drawn; %s per image", len(drawings), len(sources), speeds)
+            for what, lines in (("drawn, though evaluation leaves them out", damaged), ("not read", unread)):
+                if lines:
+                    logger.warning("%s: %d; first: %s", what, len(lines), lines[0])
     return drawings
 
 
@@ -264,16 +268,6 @@ def _colour(label: int) -> tuple[int, int, int]:
     return round(blue * 255), round(green * 255), round(red * 255)
 
 
-def writable_rate(rate: float) -> float:
-    """Frames a second as MPEG-4 can hold them, a ratio of numbers up to 65,535; 25 where the video says nothing.
-
-    OpenCV makes a decimal fraction of the rate, so that those of slow motion, such as 237.333, need fewer digits.
-    """
-    if not 0.01 < rate < 65_535:
-        return 25.0
-    return round(rate, 3 if rate < 65 else 2 if rate < 655 else 0)
-
-
 def draw_video(
     draw: Callable[[np.ndarray, int], np.ndarray], source: str, target: Path, progress: bool
 ) -> tuple[str, KeyboardInterrupt | None]:
@@ -287,7 +281,9 @@ def draw_video(
         logger.info("opening %s; Ctrl-C, or q and Enter, ends it", shown(source))
     with open_video(source) as video, atomic_path(target) as temporary:
         size = int(video.get(cv2.CAP_PROP_FRAME_WIDTH)), int(video.get(cv2.CAP_PROP_FRAME_HEIGHT))
-        rate, total = writable_rate(video.get(cv2.CAP_PROP_FPS)), max(int(video.get(cv2.CAP_PROP_FRAME_COUNT)), 0)
+        rate, total = video.get(cv2.CAP_PROP_FPS), max(int(video.get(cv2.CAP_PROP_FRAME_COUNT)), 0)
+        # MPEG-4 holds a ratio of numbers up to 65,535, which OpenCV makes of a decimal fraction, such as 237.33
+        rate = round(rate, 3 if rate < 65 else 2 if rate < 655 else 0) if 0.01 < rate < 65_535 else 25.0
         writer = cv2.VideoWriter(str(temporary), cv2.VideoWriter.fourcc(*"mp4v"), rate, size)
         if not writer.isOpened():
             raise DataError(f"{target}: this OpenCV cannot write MP4 videos")

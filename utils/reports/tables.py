@@ -132,8 +132,8 @@ def against_float(report: Report) -> tuple[str, list[tuple[str, ...]]] | None:
         rows.append((name, agreement, f"{row.best_threshold or 0:.3f}", fraction(at.precision), precision,
                      fraction(at.recall), recall, f"{at.objects - at.found} of {at.objects}"))  # fmt: skip
     heading = (
-        "Against the float network: AP with its detections as labels (agreement; 0.995 if all are alike, since the "
-        "curve ends at precision 0), and precision and recall at its "
+        "Against the float network: AP with its detections as labels (agreement; 0.995 if all are alike, since "
+        "upstream's curve falls to precision 0 at recall 1), and precision and recall at its "
         f"confidence threshold of best F1, {compared[0][2].threshold:.3f} (all classes together, IoU 0.5)"
     )
     return heading, rows
@@ -200,7 +200,7 @@ def given(report: Report, flags: Sequence[str]) -> list[str]:
 
 def verdict(report: Report) -> tuple[str, str]:
     """What the last INT8 row that compares with float says, in a sentence; and the command that comes next, or ''."""
-    int8 = [row for row in report.rows if row.stage.lower() != "float" and not row.stage.endswith(("FP16", "FP32"))]
+    int8 = [row for row in report.rows if not re.match("float|.*FP(16|32)$", row.stage, re.IGNORECASE)]
     if not (rows := [row for row in int8 if report.difference(row)]):
         baseline = int8 and report.baseline(int8[0])
         reason = "no row compares with the float row" if baseline else "there is no float row"

@@ -412,10 +412,7 @@ def graphviz() -> str:
     """
     path = which("dot")
     if path is None:
-        raise DependencyError(
-            "drawing needs graphviz: install_dependencies.sh --trex, where this overlay was cloned, "
-            "or apt-get install graphviz"
-        )
+        raise DependencyError("drawing needs graphviz: apt-get install graphviz, or install_dependencies.sh --trex")
     return path
 
 

@@ -16,7 +16,7 @@ import os
 import sys
 import tempfile
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import torch
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+NO_CACHES = "label caches are switched off"  # upstream says of it that the folder is not writeable
 
 
 @lru_cache(maxsize=1)
@@ -81,7 +82,11 @@ def install() -> None:
     if "pkg_resources" not in sys.modules:  # where it still exists, importing it warns and takes a second
         sys.modules["pkg_resources"] = _pkg_resources()
     if "IPython" not in sys.modules and importlib.util.find_spec("IPython") is None:
-        _ipython()
+        # Upstream asks whether this is a notebook; who finds a module of that name reads its version: matplotlib does
+        package, display = types.ModuleType("IPython"), types.ModuleType("IPython.display")
+        vars(display).update(display=lambda *a, **k: None, clear_output=lambda *a, **k: None)
+        vars(package).update(get_ipython=lambda: None, display=display, version_info=(9, 0, 0, ""), __version__="9.0.0")
+        sys.modules.update({"IPython": package, "IPython.display": display})
 
 
 def after_import() -> None:
@@ -106,6 +111,7 @@ def without_label_caches(module: types.ModuleType) -> None:
     """
     if not isinstance(module.np, _NumPyWithoutPickles):
         module.np = _NumPyWithoutPickles(module.np)  # type: ignore[attr-defined]
+        logging.getLogger("yolov5").addFilter(lambda record: NO_CACHES not in record.getMessage())
 
 
 class _NumPyWithoutPickles(types.ModuleType):
@@ -125,7 +131,7 @@ class _NumPyWithoutPickles(types.ModuleType):
 
     def save(self, file: Any, array: Any, *args: Any, **kwargs: Any) -> None:
         if not isinstance(array, self._numpy.ndarray):
-            raise ValueError("label caches are switched off")
+            raise ValueError(NO_CACHES)
         self._numpy.save(file, array, *args, **kwargs)
 
 
@@ -188,47 +194,23 @@ def _pkg_resources() -> types.ModuleType:
     from packaging.requirements import Requirement
     from packaging.version import parse
 
-    class DistributionNotFound(Exception):
-        pass
-
     class VersionConflict(Exception):
         pass
 
-    def parse_requirements(lines: Any) -> Iterator[Requirement]:
-        for line in lines.splitlines() if isinstance(lines, str) else lines:
-            text = line.split("#")[0].strip()
-            if text:
-                yield Requirement(text)
+    def parse_requirements(lines: Any) -> list[Requirement]:
+        lines = lines.splitlines() if isinstance(lines, str) else lines
+        return [Requirement(text) for line in lines if (text := line.split("#")[0].strip())]
 
     def require(text: str) -> None:
         wanted = Requirement(text)
-        try:
-            found = metadata.version(wanted.name)
-        except metadata.PackageNotFoundError as error:
-            raise DistributionNotFound(text) from error
+        found = metadata.version(wanted.name)
         if not wanted.specifier.contains(found, prereleases=True):
             raise VersionConflict(f"{wanted.name} {found} is installed, {text} is needed")
 
     module = types.ModuleType("pkg_resources")
-    vars(module).update(
-        parse_version=parse,
-        parse_requirements=parse_requirements,
-        require=require,
-        DistributionNotFound=DistributionNotFound,
-        VersionConflict=VersionConflict,
-    )
+    vars(module).update(parse_version=parse, parse_requirements=parse_requirements, require=require)
+    vars(module).update(DistributionNotFound=metadata.PackageNotFoundError, VersionConflict=VersionConflict)
     return module
-
-
-def _ipython() -> None:
-    """Upstream imports IPython at start only to ask whether it runs in a notebook.
-
-    Who finds a module of that name reads its version too: matplotlib does.
-    """
-    package, display = types.ModuleType("IPython"), types.ModuleType("IPython.display")
-    vars(display).update(display=lambda *a, **k: None, clear_output=lambda *a, **k: None)
-    vars(package).update(get_ipython=lambda: None, display=display, version_info=(9, 0, 0, ""), __version__="9.0.0")
-    sys.modules.update({"IPython": package, "IPython.display": display})
 
 
 def make_dataset(

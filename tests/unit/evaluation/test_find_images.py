@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -161,6 +162,9 @@ def test_a_source_that_cannot_be_decoded_leaves_nothing(draw, tmp_path, name, co
     (tmp_path / name).write_bytes(damaged_png() if content and name == "a.png" else content)
     code, _, err = draw("--source", tmp_path / name)
     assert (code, err) == (2, f"error: {tmp_path / name} cannot be decoded\n")
+    code, _, err = draw("--source", tmp_path / name, shutil.copy(tmp_path / name, tmp_path / f"b{name}"))
+    said = f"none of 2 files can be read; the first: {tmp_path / name} cannot be decoded\n"
+    assert (code, err.split("error: ")[1]) == (2, said)
     assert not list((tmp_path / "made/runs").iterdir())
 
 

@@ -202,8 +202,8 @@ def test_folders_images_and_videos(known, tmp_path, caplog):
     assert np.array_equal(after, 255 - before)
     frames = frames_of(tmp_path / "out/film.mp4")
     assert len(frames) == 4
-    (said,) = [message for message in caplog.messages if "evaluation leaves" in message]
-    assert re.search(r"out: 1; first: .*cut.jpg: .*truncated", said)
+    assert re.search(r"evaluation leaves them out: 1; first: .*cut.jpg: .*truncated", caplog.messages[-2])
+    assert caplog.messages[-1] == f"not read: 1; first: {folder / 'broken.jpg'} cannot be decoded"
     assert min(frame.mean() for frame in frames) > 240
 
 

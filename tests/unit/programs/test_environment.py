@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -37,6 +40,29 @@ def test_it_says_what_is_there(capsys):
     assert f"TensorRT: {tensorrt_api.load_tensorrt().name}\n" in found
     assert f"PyTorch version: {torch.__version__}\n" in found
     assert f"Python version: {sys.version.split()[0]} " in found
+
+
+def test_what_runs_without_torch_needs_only_what_the_page_lists(tmp_path):
+    section = (ROOT / "docs/jetson.md").read_text(encoding="utf-8").split("## Without torch")[1]
+    listed = [word.strip('"').split(">")[0] for line in re.findall(r"pip install (.*?)(?: #|$)", section, re.M)
+              for word in line.split() if "cuda" not in word]  # fmt: skip
+    for name in listed:  # the packages of this environment that are listed, and what they need
+        needs = metadata.distribution(name).requires or []
+        listed += [re.match(r"[\w-]+", need)[0] for need in needs if ";" not in need and need not in listed]
+        for top in {file.parts[0] for file in metadata.files(name)} - {"..", "__pycache__"}:
+            if not (tmp_path / top).exists():
+                (tmp_path / top).symlink_to(metadata.distribution(name).locate_file(top))
+    (tmp_path / "a.json").symlink_to(ROOT / "tests/data/inspector-8.6.json")
+    write_onnx(tmp_path / "a.onnx")
+    programs = dict.fromkeys(re.findall(r"\b(?:examples|scripts)/\w+\.py", section), "-h")
+    assert len(programs) == 4
+    words = [*programs.items(), ("scripts/inspect_engine.py", "a.json"), ("scripts/make_report.py", "--environment")]
+    refused = [("examples/detect.py", f"{name} images") for name in ("a.json", "a.onnx", "none.engine")]
+    for program, rest in [*words, *refused, ("scripts/build_engine.py", "a.onnx")]:
+        command, env = [sys.executable, "-S", ROOT / program, *rest.split()], {"PYTHONPATH": str(tmp_path)}
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
+        expected = (0, 0) if (program, rest) in words else (2, 1)
+        assert (done.returncode, len(done.stderr.splitlines())) == expected, done.stderr
 
 
 def test_files_say_what_they_are_and_not_whose(tmp_path, quick):

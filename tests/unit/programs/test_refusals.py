@@ -48,6 +48,7 @@ CASES = [  # program, arguments, what the line names
     (B, "a.onnx --target SM89 --check 2", "--check"),
     (B, "a.onnx --target SM89 --hardware-compatible ampere+", "--hardware-compatible"),
     (L, "a.layers.json --batch-size 8", "--batch-size"),
+    (L, "a.onnx", "a.onnx is an ONNX file; expected an engine: scripts/build_engine.py"),
     (T, "a.onnx --noDataTransfers --exposeDMA", "--exposeDMA"),
     (T, "a.pt --infStreams 2", "--infStreams"),
     *((T, f"a.pt {flag}", flag.split()[0])
@@ -107,7 +108,8 @@ CASES = [  # program, arguments, what the line names
       for name in ("none.yaml", "a.onnx", "four.yaml")),
     (V, "--engine-file a.onnx --imgsz 64 --workers 0 --device cpu --data bad.yaml", "bad/labels/a.txt"),
     *((V, f"--engine-file a.onnx --imgsz 64 --device cpu --source {name}", name)
-      for name in ("none", "empty", "*.gif", "17", "http://127.0.0.1:9/live", "http://127.0.0.1:9/a.png")),
+      for name in ("none", "empty", "*.gif", "17", "http://127.0.0.1:9/live")),
+    (V, "a.onnx --imgsz 64 --device cpu --source http://127.0.0.1:9/a.png", "127.0.0.1:9/a.png cannot be opened"),
     (T, "qat.pt", "qat.pt"),
     (T, "a.pt --baseline a.pt", "a.pt"),
     (T, "int8.onnx --baseline none.onnx", "none.onnx"),
