@@ -3,8 +3,6 @@
 The plain loop takes one image at a time, waits for the GPU, and does letterboxing, NMS and matching on the CPU.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,7 +1,5 @@
 """What the library asks of TensorRT is in its real Python API, from 8.6 to 11.4, and the stand-in has nothing else."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import inspect

@@ -1,7 +1,5 @@
 """Exported graphs, weakly typed: operators, attributes, constants, wiring, inputs and outputs, as 1.0 wrote them."""
 
-from __future__ import annotations
-
 import pytest
 from golden_graphs import check_graphs
 from known_networks import DEMO, DETECTORS

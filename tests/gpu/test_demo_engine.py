@@ -1,7 +1,5 @@
 """The demo model's INT8 engine: its accuracy against ONNX Runtime and PyTorch, shapes, graphs, layers, times."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Masks on a GPU: images in groups, with the overlaps that a CPU finds image by image, in the time that is meant."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

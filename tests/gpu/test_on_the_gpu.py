@@ -1,7 +1,5 @@
 """Small things that only a GPU shows: NMS of a batch, outputs of several types, copying ahead, timing caches."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Contexts of a benchmark, copies during runs, PyTorch beside engines, and a network that computes ahead, on a GPU."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from pathlib import Path
 

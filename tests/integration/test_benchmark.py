@@ -1,7 +1,5 @@
 """scripts/benchmark_trt.py with upstream's networks on the CPU: PyTorch beside ONNX Runtime, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 

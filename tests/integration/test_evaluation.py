@@ -1,7 +1,5 @@
 """The evaluation against upstream's own code: pixels, NMS, matching, AP, and the whole of val.py's `run`."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A whole network's loss and gradients by the fused kernels, interpreted, against torch's operators."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

@@ -1,7 +1,5 @@
 """Upstream's yolov9-c, as trained but with random weights, through all programs, and what its ONNX files hold."""
 
-from __future__ import annotations
-
 import json
 
 import onnx

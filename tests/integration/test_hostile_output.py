@@ -1,7 +1,5 @@
 """The real programs, with upstream and torch loaded: into `head -1`, and in a locale without UTF-8."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

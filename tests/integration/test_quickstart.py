@@ -1,7 +1,5 @@
 """scripts/quickstart.sh with the real programs, on a few images of the demo set."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

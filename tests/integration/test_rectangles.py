@@ -1,7 +1,5 @@
 """A grey camera's rectangle from upstream's training to one table, and `--rect` on very long images as val.py's."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

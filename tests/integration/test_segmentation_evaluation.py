@@ -1,7 +1,5 @@
 """Masks against upstream's own code: the truth of its loader, and the whole of segment/val.py's `run`."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

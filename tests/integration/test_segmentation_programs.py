@@ -1,7 +1,5 @@
 """The programs on a segmentation network: qat.py as users start it, on a small network with random weights."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """val_trt.py in a patched checkout, as users start it, on an ONNX file of the demo network."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

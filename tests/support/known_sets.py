@@ -1,7 +1,5 @@
 """A set of known images with the network that knows it, to be evaluated."""
 
-from __future__ import annotations
-
 from known_images import KnowingModel, write_set
 
 from utils.evaluation.data_yaml import load_data

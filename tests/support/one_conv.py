@@ -1,7 +1,5 @@
 """An ONNX file of one 1×1 convolution, which NumPy computes again; float or with Q/DQ, in FP32 or FP16."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -3,8 +3,6 @@
 It takes the place of the interpreter in tests of shell scripts.
 """
 
-from __future__ import annotations
-
 import os
 import runpy
 import sys

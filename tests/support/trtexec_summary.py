@@ -1,7 +1,5 @@
 """What trtexec prints after timing an engine."""
 
-from __future__ import annotations
-
 # The form of the summary that trtexec 8.6 to 10 prints
 SUMMARY = """\
 [11/21/2026-06:00:00] [I] === Performance summary ===

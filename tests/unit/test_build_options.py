@@ -1,7 +1,5 @@
 """Options of builds: declared once, the same in every program that builds engines."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

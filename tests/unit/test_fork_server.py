@@ -1,7 +1,5 @@
 """A program that `fork_server` forks is as one that is started: what it can ask about itself, and how it ends."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The canary that other tests rely on sees each way out of a process."""
 
-from __future__ import annotations
-
 import pytest
 from hostile_canary import watched
 

@@ -1,7 +1,5 @@
 """The size of the house: the limits of tests/house.py, and that its counts see what they are to see."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Rows of reports: what makes AP differ from the usual one is said beside it, whoever evaluated."""
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Files that are none, or not what their names say: one line, and nothing waits for a pipe or reads a device."""
 
-from __future__ import annotations
-
 import errno
 import os
 import sys

@@ -1,7 +1,5 @@
 """The form in which a file takes images: what it says, what is read of it, what cannot be."""
 
-from __future__ import annotations
-
 import pytest
 from torch import nn
 

@@ -1,7 +1,5 @@
 """AP of boxes and masks, the one number of both, AP of resampled images, and the standard errors that follow."""
 
-from __future__ import annotations
-
 import statistics
 
 import pytest

@@ -1,7 +1,5 @@
 """Which outputs belong to which task, and which rows of a prediction are what."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

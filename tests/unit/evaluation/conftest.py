@@ -1,7 +1,5 @@
 """Sets that several files of tests evaluate."""
 
-from __future__ import annotations
-
 import pytest
 from known_images import MIXED, SQUARE
 from known_sets import Known

@@ -1,7 +1,5 @@
 """Reading data.yaml: names, splits, where the set lies, COCO's form."""
 
-from __future__ import annotations
-
 import pytest
 import yaml
 from known_images import write_set

@@ -1,7 +1,5 @@
 """What stands behind a network's detections: whose pixels their boxes are in."""
 
-from __future__ import annotations
-
 import torch
 
 from utils.evaluation.detector import in_images

@@ -1,7 +1,5 @@
 """Agreement with the float network, scores at its threshold, and groups of images, against plain computations."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Images, labels and videos that are links, folders, pipes, damaged, or of one name."""
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil

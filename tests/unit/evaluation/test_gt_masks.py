@@ -1,7 +1,5 @@
 """Polygons as masks: read, filled, on the grid by torch's interpolation, and packed to bits."""
 
-from __future__ import annotations
-
 import cv2
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Finding and reading images and their labels."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

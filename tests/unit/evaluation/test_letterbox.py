@@ -1,7 +1,5 @@
 """Letterboxing, and boxes on the way there and back."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

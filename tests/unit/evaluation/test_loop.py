@@ -1,7 +1,5 @@
 """The evaluation loop on a network whose answers are known, in PyTorch and in ONNX Runtime, against pycocotools."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 

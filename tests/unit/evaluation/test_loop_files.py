@@ -1,7 +1,5 @@
 """What an evaluation writes, COCO's form and annotations."""
 
-from __future__ import annotations
-
 import json
 import logging
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What a network takes, and what it is given: sizes, batches, forms of images, names of classes."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

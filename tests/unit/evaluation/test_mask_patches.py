@@ -1,7 +1,5 @@
 """Masks in the pixels of images, against torch's own bilinear sampling and pixel by pixel."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Masks of detections and their overlaps, against NumPy, detection by detection, and pycocotools."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Matching and AP against pycocotools, and against definitions written out plainly."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 

@@ -1,7 +1,5 @@
 """Non-maximum suppression against torchvision's own per-class one."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torchvision.ops import batched_nms, box_convert

@@ -1,7 +1,5 @@
 """Rows of several images in one tensor, and that nothing on the way from NMS to AP is done image by image."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The network is started on the next batch before NMS of this one; what is found stays the same."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Evaluating what engines have and other networks do not: a profile of shapes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -3,8 +3,6 @@
 That AP is upstream's is tested in tests/integration/test_segmentation_evaluation.py.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Three processes read and evaluate images as one does: the same order, the same AP, the same predictions."""
 
-from __future__ import annotations
-
 import itertools
 import json
 

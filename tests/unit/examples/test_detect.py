@@ -1,7 +1,5 @@
 """examples/detect.py and detect.cpp find what `val_trt.py --source` finds, box for box, on stand-ins of TensorRT."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,7 +1,5 @@
 """Which networks take part, which rows they have, and what is said of those that cannot run."""
 
-from __future__ import annotations
-
 import csv
 import json
 import sys

@@ -1,7 +1,5 @@
 """Masks of two predictions: what differs, against plain loops over pixels."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

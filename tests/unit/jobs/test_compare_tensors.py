@@ -1,7 +1,5 @@
 """Which anchors a file chose, beside those that it should have."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """`--hyp`: numbers within bounds of what the augmentation reads; anything else is one line that names the key."""
 
-from __future__ import annotations
-
 import pytest
 
 from utils.core.errors import InputError

@@ -1,7 +1,5 @@
 """The options of qat.py: what is given, what is merged into the recipe, what may change on resume."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The distance of predictions with masks; that of boxes is tested with the sensitivity analysis that uses it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Samples of a segmentation network; those of detectors are in tests/unit/reports/test_files.py."""
 
-from __future__ import annotations
-
 import cv2
 import numpy as np
 import pytest

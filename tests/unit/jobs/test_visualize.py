@@ -1,7 +1,5 @@
 """Drawing what a network finds, with val_trt.py --source."""
 
-from __future__ import annotations
-
 import http.server
 import json
 import os

@@ -1,7 +1,5 @@
 """scripts/build_engine.py and the shell scripts around engines; TensorRT is a stand-in, except where RTX is named."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """No program overwrites what it reads: links, names that differ in case, run folders, records of our own."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -3,8 +3,6 @@
 `tests/golden/test_bad_inputs.py` has the refusals that need a checkpoint. TensorRT is a stand-in here.
 """
 
-from __future__ import annotations
-
 import json
 import os
 

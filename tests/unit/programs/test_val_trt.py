@@ -1,7 +1,5 @@
 """val_trt.py on ONNX files whose answers are known."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The gradients of rounding with a trained scale, against elementwise autograd in float64."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from rounding_gradients import MOST, case, compare

@@ -1,7 +1,5 @@
 """The statements of rules.py: parsing, running, and that the table is well formed."""
 
-from __future__ import annotations
-
 import ast
 
 import pytest

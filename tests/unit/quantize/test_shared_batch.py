@@ -1,7 +1,5 @@
 """Training and calibration by two processes against one: the same batches, cut into parts that may be empty."""
 
-from __future__ import annotations
-
 import pytest
 import shared_work
 import torch

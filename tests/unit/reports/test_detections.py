@@ -1,7 +1,5 @@
 """Pictures of detections beside the truth, and masks as polygons: filled again they are the mask."""
 
-from __future__ import annotations
-
 import io
 
 import cv2

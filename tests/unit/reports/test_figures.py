@@ -1,7 +1,5 @@
 """Charts of a report."""
 
-from __future__ import annotations
-
 import xml.etree.ElementTree as ElementTree
 
 import numpy as np

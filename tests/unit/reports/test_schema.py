@@ -1,7 +1,5 @@
 """Reports: what is stored comes back, and what is no report, or one of a newer version, is refused in one line."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tables of a report: what is shown is what was measured, and what compares."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Rows of a benchmark: speed against baselines, tables, the plot."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """`scripts/benchmark_trt.py` over batch sizes, on a stand-in for TensorRT: rows, builds, trtexec, bad input."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

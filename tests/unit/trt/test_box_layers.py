@@ -1,7 +1,5 @@
 """Layers of boxes are found in a graph, and built in FP32 where TensorRT would choose."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

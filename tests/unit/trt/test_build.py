@@ -1,7 +1,5 @@
 """Building engines: decisions, flags, profiles, cache, notes, refusals; on stand-ins of TensorRT 8.6, 10 and 11."""
 
-from __future__ import annotations
-
 import dataclasses
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Building engines with the real TensorRT-RTX, which needs no GPU for it. No stand-in is used here."""
 
-from __future__ import annotations
-
 import time
 
 import onnx

@@ -1,7 +1,5 @@
 """Running engines: call order, addresses, graphs, shapes and refusals, on stand-ins that compute with ONNX Runtime."""
 
-from __future__ import annotations
-
 import fake_tensorrt
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Forms of input in TensorRT, on stand-ins: floats, and bytes in either layout."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

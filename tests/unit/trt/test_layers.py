@@ -1,7 +1,5 @@
 """What an engine is made of: its layers in the inspector's JSON, the report, the image; of a recorded 8.6 engine."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

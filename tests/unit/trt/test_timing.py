@@ -1,7 +1,5 @@
 """What is enqueued on which stream, with one context and several, with copies and without; and the figures."""
 
-from __future__ import annotations
-
 import time
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """trtexec, by a stand-in program: no wheel brings the real one. Its help lists what versions 8.6, 10 and 11 take."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

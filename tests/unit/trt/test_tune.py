@@ -1,7 +1,5 @@
 """--tune on a stand-in of TensorRT whose engines take as long as the test says; builds in this process."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
