@@ -412,7 +412,7 @@ def graphviz() -> str:
     """
     path = which("dot")
     if path is None:
-        raise DependencyError("drawing needs graphviz: apt-get install graphviz, or install_dependencies.sh --trex")
+        raise DependencyError("drawing needs graphviz (apt-get, or the overlay's install_dependencies.sh --trex)")
     return path
 
 

@@ -55,13 +55,13 @@ def test_every_image_comes_once_and_batches_have_one_shape(folder, batch_size, r
 def test_shuffling_is_fixed_by_the_seed(folder):
     data = load_data(folder / "data.yaml")
 
-    def order(seed, state):
+    def order(seed, state, batch_size=3):
         random.seed(state)
         torch.manual_seed(state)
-        loader = make_loader(data, "train", imgsz=64, batch_size=3, workers=0, shuffle=True, seed=seed)
+        loader = make_loader(data, "train", imgsz=64, batch_size=batch_size, workers=0, shuffle=True, seed=seed)
         return [path for batch in loader for path in batch.paths]
 
-    assert order(1, 0) == order(1, 99)
+    assert order(1, 0) == order(1, 99) == order(1, 0, batch_size=7)  # calibration's images
     assert order(1, 0) != order(2, 0)
     assert sorted(order(1, 0)) == sorted(order(2, 0))
 
