@@ -257,7 +257,8 @@ def check_labels(onnx: Path, text: str) -> None:
     if not _there(labels) or labels.read_bytes() == text.encode():
         return
     if _hash(labels.read_bytes()) not in [_recorded(config) for config in written if _there(config)]:
-        raise InputError(f"{labels} has other classes and was changed, or not written by export_yoloV9.py; {ADVICE}")
+        whose = "was not written by export_yoloV9.py, or has been changed since"
+        raise InputError(f"{labels} holds other classes than this network, and {whose}; {ADVICE}")
 
 
 def write(onnx: Path, labels: str, texts: Sequence[str]) -> list[Path]:
