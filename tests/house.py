@@ -125,13 +125,13 @@ def measure() -> list[Measure]:
     parallel = [path.as_posix() for path, tree in trees.items() if knows_processes(tree)]
     return [
         Measure("lines of the product", lines([*python, *shell]), 29_500, 22_000),
-        Measure("Python modules", len(python), 153, 140),
+        Measure("Python modules", len(python), 152, 140),
         Measure("modules with one importer", len(single), 20, 20, single),
         Measure("private functions used once", len(once), 120, 120, once),
         Measure("public names defined twice", len(twice), 0, 0, twice),
         Measure("files that know several processes", len(parallel), 8, 8, parallel),
         Measure("files in utils/jobs", len(jobs), 24, 24, [path.as_posix() for path in jobs]),
-        Measure("lines of tests", lines(tests), 30_400, 22_000),
+        Measure("lines of tests", lines(tests), 30_190, 22_000),
         Measure("lines of docs", lines(documents), 1_980, 1_500),
     ]
 

@@ -80,5 +80,8 @@ if __name__ == "__main__":
     sys.path.insert(0, os.getcwd())
     with open(".yolov9_overlay/manifest.json", encoding="utf-8") as manifest:
         ours = set(json.load(manifest)["files"])
+    from utils.upstream.checkout import import_upstream
+
+    import_upstream()  # imports call millions of functions, which `look` need not see
     for stop in walk(goal, int(size), sys.argv[0], os.getcwd(), ours):
         print(stop)

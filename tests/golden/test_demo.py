@@ -61,15 +61,6 @@ def ranges_of(path: Path) -> dict[str, float]:
     return {key: float(value.max()) for key, value in sorted(state.items()) if key.endswith("_amax")}
 
 
-@pytest.fixture(scope="module")
-def run(start: Any) -> Any:
-    def call(*words: object) -> None:
-        done = start(*words, timeout=800)
-        assert done.returncode == 0, done.stderr
-
-    return call
-
-
 WORDS = ("--weights", "data/demo/gelan-digits.pt", "--imgsz", 320, "--workers", 0, "--device", "cpu",
          "--no-eval-origin")  # fmt: skip
 

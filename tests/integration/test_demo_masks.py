@@ -47,16 +47,7 @@ def test_training_starts_with_the_boxes_and_classes_of_the_detector(train_masks,
 
 
 @pytest.fixture(scope="module")
-def run(start) -> Callable[..., None]:
-    def call(*words: object) -> None:
-        done = start(*words)
-        assert done.returncode == 0, done.stderr
-
-    return call
-
-
-@pytest.fixture(scope="module")
-def outlined(run: Callable[..., None], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def outlined(run: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The data.yaml of a set of 24 images for validation, with outlines."""
     folder = tmp_path_factory.mktemp("outlined")
     run("data/demo/make_digits.py", "--segments", folder / "set", "--train", 20, "--val", 24)
@@ -64,7 +55,7 @@ def outlined(run: Callable[..., None], tmp_path_factory: pytest.TempPathFactory)
 
 
 def test_methods_of_calibration_are_compared_by_both(
-    run: Callable[..., None], checkout: Path, outlined: Path, tmp_path: Path
+    run: Callable[..., str], checkout: Path, outlined: Path, tmp_path: Path
 ):
     words = ("--weights", checkout / "data/demo/gelan-digits-seg.pt", "--imgsz", 160, "--batch-size", 4)
     where = ("--data", outlined, "--device", "cpu", "--workers", 0, "--project", tmp_path)
@@ -80,7 +71,7 @@ def test_methods_of_calibration_are_compared_by_both(
 
 
 def test_from_the_float_model_to_a_file_with_masks(
-    run: Callable[..., None], checkout: Path, outlined: Path, tmp_path: Path
+    run: Callable[..., str], checkout: Path, outlined: Path, tmp_path: Path
 ):
     """24 images: AP is that of a few digits, and INT8 loses little of it on the same ones."""
     where = ("--data", outlined, "--device", "cpu", "--workers", 0)

@@ -152,9 +152,6 @@ def test_deepstream_takes_files_with_nms_inside(kind, batch, weights, tmp_path: 
     assert masks or 'model_name: "net"' in written[deepstream.SERVER]
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
-
-
 # --- the check --------------------------------------------------------------------------------------------------------
 
 

@@ -41,34 +41,29 @@ def write_camera_set(folder, demo_data):
 
 
 @pytest.fixture(scope="module")
-def camera(start, demo_weights, demo_data, checkout, tmp_path_factory):
+def camera(run, demo_weights, demo_data, checkout, tmp_path_factory):
     """A folder with what each program wrote. Upstream's --imgsz is one number; with --rect it trains at 96x160."""
     folder = tmp_path_factory.mktemp("camera")
     data = write_camera_set(folder / "set", demo_data)
 
-    def call(*words):
-        done = start(*words)
-        assert done.returncode == 0, done.stderr[-2000:]
-        return done.stdout
-
-    run = ("--data", data, "--project", folder, "--device", "cpu", "--workers", 0, "--batch-size", 4)
+    common = ("--data", data, "--project", folder, "--device", "cpu", "--workers", 0, "--batch-size", 4)
     demo = ("--weights", demo_weights, "--cfg", demo_weights.with_suffix(".yaml"))
     demo += ("--hyp", checkout / "data/demo/hyp.digits.yaml", "--epochs", 1, "--imgsz", 160, "--rect", "--noplots")
-    call("scripts/run_upstream.py", "train.py", *demo, *run, "--name", "trained")
+    run("scripts/run_upstream.py", "train.py", *demo, *common, "--name", "trained")
     trained, grey = folder / "trained/weights/last.pt", folder / "grey.pt"
     (snippet,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/recipe.md").read_text(), re.MULTILINE | re.DOTALL)
     exec(snippet.replace("best-grey.pt", str(grey)).replace("best.pt", str(trained)), {})
 
     few = ("--calib-images", 4, "--iters", 1, "--epochs", 1)
-    call("qat.py", "quantize", "--weights", grey, "--imgsz", 96, 160, *few, *run, "--name", "quantized")
+    run("qat.py", "quantize", "--weights", grey, "--imgsz", 96, 160, *few, *common, "--name", "quantized")
     best = next((folder / "quantized/weights").glob("qat_best_*.pt"))
-    call("qat.py", "eval", "--weights", best, *run, "--name", "qat")
-    call("qat.py", "eval", "--weights", grey, "--imgsz", "96x160", *run, "--name", "float")
+    run("qat.py", "eval", "--weights", best, *common, "--name", "qat")
+    run("qat.py", "eval", "--weights", grey, "--imgsz", "96x160", *common, "--name", "float")
     bytes_last = ("--typing", "weak", "--input", "uint8", "--input-layout", "nhwc")
     file = folder / "int8.onnx"
-    call("export_qat.py", "--weights", best, "--output", file, *bytes_last, "--data", data, "--device", "cpu")
-    call("val_trt.py", file, *run, "--name", "onnx")
-    table = call("scripts/make_report.py", folder / "quantized", folder / "onnx", "--output", folder / "page")
+    run("export_qat.py", "--weights", best, "--output", file, *bytes_last, "--data", data, "--device", "cpu")
+    run("val_trt.py", file, *common, "--name", "onnx")
+    table = run("scripts/make_report.py", folder / "quantized", folder / "onnx", "--output", folder / "page")
     return folder, data, trained, best, file, table
 
 

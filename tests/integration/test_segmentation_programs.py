@@ -32,18 +32,6 @@ def given(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def run(start):
-    """Gives what a program prints, which must end with `code`."""
-
-    def call(*words, code=0):
-        done = start(*words)
-        assert done.returncode == code, done.stderr
-        return done.stdout + done.stderr
-
-    return call
-
-
 def test_eval_measures_boxes_and_masks(run, given, tmp_path):
     words = ["qat.py", "eval", "--weights", given / "seg.pt", "--data", given / "data.yaml", *WORDS]
     out = run(*words, "--project", tmp_path, "--save-json")

@@ -28,7 +28,7 @@ from utils.jobs.sensitivity import search, units
 from utils.jobs.sensitivity.report import AnalysisState
 
 SUMMARY = "summary-sensitive-analysis.json"
-SIDE = "192"
+SIDE = "160"
 DEMO_SIZE = ("--imgsz", SIDE, "--batch-size", "10", "--workers", "0", "--device", "cpu", "--calib-images", "40")
 TINY = SMALL_RUN[:-2]  # without --iters
 HARSH = ("--calib-method", "percentile", "--percentile", "99")  # layers differ by more than AP's noise
@@ -69,7 +69,7 @@ def ptq(weights: Path, data: Path, project: Path, *words: str) -> dict[str, floa
 def ranked(tmp_path_factory: pytest.TempPathFactory, demo_data: Path, demo_weights: Path) -> Path:
     """A run that measures AP with every layer in float, and looks for no recipe."""
     project = tmp_path_factory.mktemp("ranked")
-    words = (*DEMO_SIZE, *HARSH, "--num-image", "60", "--metric", "ap", "--target-drop", "1")
+    words = (*DEMO_SIZE, "--imgsz", "192", *HARSH, "--num-image", "60", "--metric", "ap", "--target-drop", "1")
     assert sensitive(demo_weights, demo_data, project, *words) == 0
     return project / "exp"
 

@@ -140,6 +140,18 @@ def start(checkout: Path, fork_server: ForkServer) -> Callable[..., subprocess.C
     return run
 
 
+@pytest.fixture(scope="session")
+def run(start: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[..., str]:
+    """Runs a program as `start` does, which must end with exit code 0; gives its standard output."""
+
+    def call(*words: object) -> str:
+        done = start(*words, timeout=800)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return done.stdout
+
+    return call
+
+
 @pytest.fixture
 def blank_plots(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plots of a report are empty files: where a test looks at other things, a run need not take a second for them."""

@@ -6,8 +6,8 @@ qdq_view.py            what is quantized how, what the recipe leaves in float, a
 export.py              torch network → ONNX file: tracing, the passes, checks, metadata; export_config.py: how
 passes/                what becomes of the traced graph: a list of passes, each with its reason
 topk_anchors.py        boxes of the best anchors only
-output_formats.py      what stands behind the raw predictions: NMS, DeepStream's rows; mask_output.py: masks;
-                       deepstream.py: what DeepStream wants beside a network
+output_formats.py      what stands behind the raw predictions: NMS, masks, DeepStream's rows; deepstream.py: what
+                       DeepStream wants beside a network
 verify.py              does a Q/DQ graph have the properties that TensorRT turns into speed? These are data
 
 Passes are pure: ModelProto in, ModelProto out, no files.

@@ -6,7 +6,6 @@ import torch
 from pycocotools import mask as coco_mask
 
 from utils.core.tasks import Layout, Prediction
-from utils.evaluation import masks as mask_module
 from utils.evaluation import masks as masks_module
 from utils.evaluation import nms
 from utils.evaluation.gt_masks import PackedMasks
@@ -137,7 +136,7 @@ def test_run_lengths_are_those_of_the_images_pixels(monkeypatch):
     parts = list(image_pixels(masks, 0, SHAPES))
     assert max(map(len, parts)) == 3
     np.testing.assert_array_equal(np.concatenate(parts), pixels)
-    monkeypatch.setattr(mask_module, "LARGEST_PIXELS", 2 * 96 * 128)  # of the image's own size
+    monkeypatch.setattr(masks_module, "LARGEST_PIXELS", 2 * 96 * 128)  # of the image's own size
     parts = list(image_pixels(masks, 0, SHAPES))
     assert max(map(len, parts)) == 2
     np.testing.assert_array_equal(np.concatenate(parts), pixels)
