@@ -88,7 +88,12 @@ class TestDataset:
         assert resume(command, tmp_path / "exp") == 2
         assert "the images of val" in one_line(capsys.readouterr().err)
         kept.rename(image)
-        killed(lambda: resume(command, tmp_path / "exp"), COLLECT)  # it goes on
+        last = [command, "--resume", "--project", str(tmp_path), "--name"]
+        assert qat.main([*last, "no-run"]) == 2
+        assert f"{tmp_path / 'no-run'}: no run there" in one_line(capsys.readouterr().err)
+        assert qat.main([command, "--resume", str(tmp_path / "exp"), *last[2:], "b"]) == 2
+        assert "are two runs" in one_line(capsys.readouterr().err)
+        killed(lambda: qat.main([*last, "exp"]), COLLECT)  # it goes on
 
 
 class TestTwoAtOnce:

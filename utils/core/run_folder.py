@@ -11,7 +11,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ class InUseError(InputError):
 def new_run(project: str | Path, name: str, exist_ok: bool = False, written: Sequence[str] = ()) -> Iterator[Path]:
     """Make the folder of a run, as `files.make_run_dir` does, and lock it; an error removes it if it is still empty.
 
-    Files of an earlier run there, named like one of `written` (globs), are removed, in a run folder only.
+    Files of an earlier run there, named like one of `written` (globs), are replaced, in a run folder only.
 
     Under torch.distributed the main process makes and locks the folder, and the others receive its path.
 
@@ -70,14 +71,28 @@ def _new_run(project: str | Path, name: str, exist_ok: bool, written: Sequence[s
         logger.info("%s is taken: this run goes to %s", Path(project) / name, folder)
     of_a_run = (folder / LOCK_FILE).exists()
     with _locked(folder):
-        for path in {path for pattern in written if of_a_run for path in folder.glob(pattern)}:
-            path.unlink()
+        replaced = {path for pattern in written if of_a_run for path in folder.glob(pattern)}
         try:
-            yield folder
+            with _set_aside(folder, replaced) if replaced else contextlib.nullcontext():
+                yield folder
         except BaseException:
             if not existed and [path.name for path in folder.iterdir()] == [LOCK_FILE]:
                 (folder / LOCK_FILE).unlink()
                 folder.rmdir()
+            raise
+
+
+@contextlib.contextmanager
+def _set_aside(folder: Path, files: Collection[Path]) -> Iterator[None]:
+    """Take away files in `folder`, for good unless an error comes before anything was written there."""
+    with tempfile.TemporaryDirectory(prefix=".earlier-", dir=folder) as store:
+        aside = {file.replace(Path(store, str(number))): file for number, file in enumerate(files)}
+        before = set(folder.rglob("*"))
+        try:
+            yield
+        except BaseException:
+            for stored, file in aside.items() if before == set(folder.rglob("*")) else ():
+                stored.replace(file)
             raise
 
 

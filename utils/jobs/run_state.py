@@ -193,7 +193,10 @@ def open_run(options: Options, kind: type[State]) -> Iterator[tuple[Path, State,
             with _resumable(folder, command):
                 yield folder, state, inputs
         return
-    folder = find_run(options.resume, options.project, kind.FILE)
+    named = Path(options.project, options.name) if options.given("name") else ""
+    folder = find_run(options.resume or named, options.project, kind.FILE)
+    if named and folder.name != options.name:
+        raise InputError(f"--resume {folder} and --name {options.name} are two runs; leave --name out")
     with held(folder, kind.load) as state:
         resumed = options.resumed(state.options)
         recipe = Recipe.from_stored(state.recipe)

@@ -118,8 +118,19 @@ def test_a_run_that_replaces_another_removes_what_that_left_but_not_the_users_fi
     (tmp_path / "exp" / LOCK_FILE).touch()
     for name, expected in (("exp", {"weights/mine.pt"}), ("mine", names)):
         with new_run(tmp_path, name, True, ("report.*", "weights/qat_*.pt")) as folder:
-            left = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-        assert left == expected | {LOCK_FILE}
+            left = {path.relative_to(folder).as_posix() for path in folder.glob("**/[!.]*.*") if path.is_file()}
+        assert left == expected
+
+
+def test_a_run_that_fails_before_it_writes_anything_leaves_the_run_that_it_was_to_replace(tmp_path):
+    for written, left in (((), "old"), (("report.json",), "new"), (("weights/qat_a.pt",), None)):
+        with new_run(tmp_path, "exp", exist_ok=True, written=("report.*", "weights/*")) as folder:
+            (folder / "report.json").write_text("old")
+            (folder / "weights").mkdir(exist_ok=True)
+        with pytest.raises(RuntimeError), new_run(tmp_path, "exp", True, ("report.*", "weights/*")):
+            raise RuntimeError([(folder / name).write_text("new") for name in written])
+        assert left == ((folder / "report.json").read_text() if (folder / "report.json").exists() else None)
+        assert not [*folder.glob(".earlier*")]
 
 
 def test_half_written_files_are_cleared_and_nothing_else(tmp_path):
