@@ -126,16 +126,11 @@ class RunState:
         """Read a run folder's state and remove what an interrupted step left behind.
 
         Raises:
-            InputError: there is no run to resume in `folder`.
-            CheckpointError: the state is damaged, or a checkpoint that it needs is gone.
+            CheckpointError: the state is gone or damaged, or a checkpoint that it needs is gone.
         """
         from utils.core import checkpoints
 
         path, weights = folder / cls.FILE, folder / "weights"
-        if not path.is_file():
-            raise InputError(
-                f"{folder} holds no run to resume: {path} does not exist; give the folder of a quantize run"
-            )
         content = unmarked(checkpoints.read_torch_file(path, remedy=START_AGAIN), STATE_VERSION, path)
         best = content.pop("best")
         state = cls(**content, best=best and Best.from_dict(best))

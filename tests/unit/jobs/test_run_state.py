@@ -53,11 +53,6 @@ def test_a_state_comes_back_equal(tmp_path, state):
     assert loaded == state
 
 
-def test_a_state_needs_a_run(tmp_path):
-    with pytest.raises(InputError, match="no run to resume"):
-        RunState.load(tmp_path)
-
-
 @pytest.mark.parametrize("content", [b"", b"not a pickle", None])
 def test_a_damaged_state_is_named(tmp_path, state, content):
     state.save(tmp_path)
