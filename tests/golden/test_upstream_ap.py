@@ -10,6 +10,7 @@ import pytest
 import torch
 import yaml
 from PIL import Image
+from qat_runs import write_small_set
 
 from utils import upstream
 from utils.evaluation.data_yaml import DataConfig, load_data
@@ -104,6 +105,25 @@ def test_boxes_of_a_set_with_every_oddity(demo_data: Path, demo_weights: Path, t
         val, create_dataloader, model, plain, rect, conf_thres=0.001, iou_thres=0.7
     )
     assert ap > 0.4
+    assert [found.ap, found.ap50, found.precision, found.recall] == pytest.approx(
+        [ap, ap50, precision, recall], abs=1e-6
+    )
+
+
+@pytest.mark.parametrize("rect", [False, True])
+def test_boxes(demo_data: Path, demo_weights: Path, tmp_path: Path, rect: bool) -> None:
+    import_upstream()
+    import val
+
+    from utils.dataloaders import create_dataloader
+
+    data, model = load_data(write_small_set(tmp_path, demo_data, val=60, spread=True)), network(demo_weights)
+    precision, recall, ap50, ap, *_ = of_upstream(
+        val, create_dataloader, model, data, rect, conf_thres=0.001, iou_thres=0.7
+    )
+    config = EvalConfig(imgsz=320, rect=rect, workers=0)
+    found = evaluate(TorchRunner(model, "cpu"), data, config, progress=False)
+    assert ap > 0.6
     assert [found.ap, found.ap50, found.precision, found.recall] == pytest.approx(
         [ap, ap50, precision, recall], abs=1e-6
     )

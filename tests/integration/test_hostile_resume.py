@@ -88,6 +88,12 @@ class TestDataset:
         assert resume(command, tmp_path / "exp") == 2
         assert "the images of val" in one_line(capsys.readouterr().err)
         kept.rename(image)
+        label = data.parent / "labels/val" / f"{image.stem}.txt"
+        before = label.read_text()
+        label.write_text("0 0.5 0.5 0.5 0.5\n")
+        assert resume(command, tmp_path / "exp") == 2
+        assert "has changed: labels of val" in one_line(capsys.readouterr().err)
+        label.write_text(before)
         last = [command, "--resume", "--project", str(tmp_path), "--name"]
         assert qat.main([*last, "no-run"]) == 2
         assert f"{tmp_path / 'no-run'}: no run there" in one_line(capsys.readouterr().err)

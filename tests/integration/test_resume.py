@@ -16,6 +16,7 @@ import torch
 from qat_runs import SMALL_RUN, checkpoints, quantize, report_of, write_small_set
 
 import qat
+from utils.jobs.run_state import RunState
 
 pytestmark = pytest.mark.usefixtures("blank_plots")
 LONGER = ("--epochs", "2")
@@ -56,6 +57,30 @@ def assert_equal_runs(run: Path, whole: Path) -> None:
     for row, other in zip(ours["rows"], theirs["rows"], strict=True):
         for key in ("stage", "ap", "ap50", "precision", "recall", "measured_on"):
             assert row[key] == other[key], (row["stage"], key)
+
+
+class Killed(BaseException):
+    """Ends the program as abruptly as this process allows."""
+
+
+def test_a_run_that_dies_between_a_checkpoint_and_its_state_continues_to_the_same_end(
+    whole, data, small_weights, tmp_path, monkeypatch
+):
+    """Steps save in this order: the start; float row; PTQ's checkpoint, state, report; each epoch's in the same way."""
+    save, calls = RunState.save, []
+
+    def dying(*words: object) -> None:
+        calls.append(1)
+        if len(calls) == 4:
+            raise Killed
+        save(*words)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunState, "save", dying)
+        with pytest.raises(Killed):
+            quantize(small_weights, data, tmp_path, *LONGER)
+    assert resume(tmp_path / "exp") == 0
+    assert_equal_runs(tmp_path / "exp", whole)
 
 
 def started(data: Path, weights: Path, tmp_path: Path, checkout: Path, *words: str) -> subprocess.Popen:
@@ -112,6 +137,13 @@ def test_a_finished_run_is_only_shown_again(whole, capsys):
     assert qat.main(["quantize", "--resume", "--project", str(whole.parent)]) == 0  # the last one there
     assert str(whole) in capsys.readouterr().out
     assert {name: (whole / "weights" / name).stat().st_mtime_ns for name in checkpoints(whole)} == before
+
+
+def test_what_would_make_it_another_run_is_refused(whole, capsys, small_weights):
+    for words in (["--batch-size", "3"], ["--epochs", "3"], ["--lr", "1e-4"]):
+        assert resume(whole, *words) == 2
+        assert f"error: {words[0]} is " in capsys.readouterr().err
+    assert resume(whole, "--weights", str(small_weights), "--batch-size", "2", *LONGER) == 0
 
 
 @pytest.mark.parametrize("change", ["other weights", "no checkpoint"])

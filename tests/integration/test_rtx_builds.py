@@ -14,7 +14,7 @@ import onnx
 import pytest
 import torch
 from exported_files import export_onnx
-from random_networks import TINY, narrow, random_network, save_float, save_quantized, tiny_with
+from random_networks import TINY, convolutions_in, narrow, random_network, save_float, save_quantized, tiny_with
 from torch import nn
 
 from models.quantize import placement
@@ -106,6 +106,16 @@ def test_prototypes_are_a_second_output_of_what_builds(upstream_yaml, tmp_path, 
     note = built(exported.path, "SM89", batch=(1, 4, 8)).note
     assert (note.precision, note.typing, note.metadata["task"]) == ("int8", "strong", "segment")
     check_warnings(note)
+
+
+# gelan-c and gelan-e: test_export.py; gelan-s and gelan-m have layers of these
+@pytest.mark.parametrize("named", ["gelan-t", "gelan, narrow"], indirect=True)
+def test_weakly_typed_file_holds_its_properties(named, tmp_path):
+    _, network = named
+    result = export_onnx(network, ExportConfig((SIDE, SIDE), 1, typing="weak"), tmp_path / "network.onnx", {})
+    assert result.report.ok, result.report.findings
+    assert result.report.counts["float_convolutions"] == 0
+    assert convolutions_in(result.path) == set(network.quantization_plan.convolutions)
 
 
 # --- masks ------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from utils.evaluation.data_yaml import load_data
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.runners.pytorch import TorchRunner
 
-IMAGES = 9  # so that batches of 4 end with one that is not full
+IMAGES = 9  # so that batches of 4 and of 16 end with one that is not full
 
 
 @pytest.fixture(scope="module")
@@ -28,9 +28,10 @@ def some_images(tmp_path_factory, demo_data):
     return folder / "data.yaml"
 
 
-def test_the_onnx_scores_as_the_network_it_was_made_from(run, demo_weights, some_images, tmp_path):
+@pytest.mark.parametrize("batch", [4, 16])
+def test_the_onnx_scores_as_the_network_it_was_made_from(run, demo_weights, some_images, tmp_path, batch):
     onnx_file = tmp_path / "digits.onnx"
-    words = ["--weights", demo_weights, "--imgsz", 320, "--batch-size", 4, "--output", onnx_file, "--device", "cpu"]
+    words = ["--weights", demo_weights, "--imgsz", 320, "--batch-size", batch, "--output", onnx_file, "--device", "cpu"]
     run("export_qat.py", *words)
     words = ["--engine-file", onnx_file, "--data", some_images, "--project", tmp_path, "--save-json", "--workers", 2]
     out = run("val_trt.py", *words)
@@ -40,7 +41,7 @@ def test_the_onnx_scores_as_the_network_it_was_made_from(run, demo_weights, some
     expected = evaluate(TorchRunner(model, "cpu"), load_data(some_images), config, progress=False)
     assert expected.ap > 0.5
     assert (row["ap"], row["ap50"]) == pytest.approx((expected.ap, expected.ap50), abs=1e-3)
-    assert "batch 4, 320x320" in row["measured_on"]
+    assert f"batch {batch}, 320x320" in row["measured_on"]
     assert f"results: {tmp_path / 'exp'}" in out
     assert "no annotations for this split" in out
     assert len(json.loads((tmp_path / "exp/digits_predictions.json").read_text())) > IMAGES
