@@ -28,7 +28,6 @@ CASES = [  # program, arguments, what the line names
     (Q, "--weights int8.pt --data data.yaml", "int8.pt"),
     (Q, "--weights list.pt --data data.yaml", "list.pt"),
     (Q, "--data data.yaml", "--weights"),
-    (Q, f"{FEW} --imgsz 0", "--imgsz"),
     (Q, f"{FEW} --batch-size -1", "--batch-size"),
     (Q, f"{FEW} --lr 2", "--lr"),
     (Q, f"{FEW} --device 7", "--device"),
@@ -82,8 +81,6 @@ CASES = [  # program, arguments, what the line names
     (DS, "--weights float.pt --dynamic --batch 4", "--batch"),
     (DS, "--weights float.pt --nms onnx", "--nms does nothing to a detector"),
     (V, "--engine-file missing.onnx --data data.yaml", "missing.onnx"),
-    (V, "--engine-file text.onnx --data data.yaml", "ONNX Runtime"),
-    (R, "--weights float.pt --save float.pt", "float.pt"),
     (U, "val.py --weights int8.pt --data data.yaml --device cpu", "int8.pt"),
     (B, "missing.onnx", "missing.onnx"),
     (T, "missing.engine --batch-size 1", "missing.engine"),
@@ -117,8 +114,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, demo_data: Path) -> Path:
         (folder / kind / "images" / f"a{suffix}").write_bytes(content)
         (folder / kind / "labels/a.txt").write_text(f"{99 if kind == 'wrong-label' else 0} 0.5 0.5 0.1 0.1")
     torch.save([1, 2], folder / "list.pt")
-    for name in ("text.pt", "text.onnx"):
-        (folder / name).write_text("these are words\n")
+    (folder / "text.pt").write_text("these are words\n")
     texts = {
         "data": data,
         "broken": "a: [1, 2",

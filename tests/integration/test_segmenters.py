@@ -116,7 +116,7 @@ def test_a_checkpoint_computes_what_the_network_that_was_saved_does(head, tmp_pa
     assert torch.equal(computed(upstream.load_float(tmp_path / "again.pt").model)[0], expected[0])
 
 
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("head", ["DDetect", *HEADS])
 def test_fused_it_is_what_upstream_computes(head):
     network = random_network(tiny_with(head))
     ours = upstream.call_fused(upstream.fuse(copy.deepcopy(network)))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from forms import FLAGS, LOW, SIDE, Program, lively
-from random_networks import TINY, random_network, save_float, tiny_with
+from random_networks import random_network, save_float, tiny_with
 from triton_stand_in import serving
 
 import export_qat
@@ -21,8 +21,7 @@ from utils.serving.runner import TritonRunner
 
 @pytest.mark.parametrize(("head", "channels"), [("DDetect", 3), ("DDetect", 1), ("DSegment", 3)])
 def test_exported_files_are_served_as_they_are_run_here(head: str, channels: int, tmp_path: Path, program: Program):
-    layers = TINY if head == "DDetect" else tiny_with(head)
-    weights = save_float(tmp_path / "tiny.pt", lively(random_network({**layers, "ch": channels})))
+    weights = save_float(tmp_path / "tiny.pt", lively(random_network({**tiny_with(head), "ch": channels})))
     words = ["--weights", weights, "--output", tmp_path / "net.onnx", "--imgsz", SIDE, 96, "--dynamic", "batch",
              "--nms", "onnx"]  # fmt: skip
     masks = ["--mask-resolution", 0] * (head == "DSegment")

@@ -47,8 +47,9 @@ _ENLARGED = [[3, 1, "nn.Upsample", [None, 2, "nearest"]], [-1, 1, "Conv", [16, 3
 
 
 def tiny_with(head: str) -> dict[str, Any]:
-    """TINY with one of upstream's heads for masks: eight coefficients."""
+    """TINY with another of upstream's heads; those for masks have eight coefficients."""
     rows = {
+        "DDetect": [TINY["head"][-1]],
         "Segment": [[[3, 8, 6], 1, "Segment", ["nc", 8, 16]]],
         "Panoptic": [[[3, 8, 6], 1, "Panoptic", ["nc", 5, 8, 16]]],
         "DSegment": [*_ENLARGED, [[3, 8, 6, 10], 1, "DSegment", ["nc", 8, 16]]],

@@ -42,6 +42,7 @@ def _work(rank: int, size: int, port: int, folder: Path, work: Callable[..., Any
     os.environ.update(
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
     )
+    mp.set_start_method("fork", force=True)  # of data loaders' workers, as in programs that torchrun starts
     from utils.core import distributed
 
     with one_thread(), distributed.joined():

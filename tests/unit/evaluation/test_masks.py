@@ -33,18 +33,15 @@ def detected(batch=3, upsampled=False):
 
 
 def plain_mask(found, image, row, upsampled=False):
-    """The mask of one row of NMS, without any batching: sum, sigmoid, then cropped pixel by pixel."""
+    """The mask of one row of NMS, without any batching: sum, sigmoid, then cropped."""
     sums = np.einsum("k,khw->hw", found.coefficients[image, :, int(row[6])].numpy(), found.prototypes[image].numpy())
     share = torch.from_numpy(1 / (1 + np.exp(-sums.astype(np.float64))))
     scale = 1 if upsampled else 4
     if upsampled:
         share = torch.nn.functional.interpolate(share[None, None], SIZE, mode="bilinear", align_corners=False)[0, 0]
     x1, y1, x2, y2 = (float(value) / scale for value in row[:4])
-    mask = np.zeros(share.shape, bool)
-    for y in range(mask.shape[0]):
-        for x in range(mask.shape[1]):
-            mask[y, x] = share[y, x] > 0.5 and x1 <= x < x2 and y1 <= y < y2
-    return mask
+    y, x = np.mgrid[: share.shape[0], : share.shape[1]]
+    return (share.numpy() > 0.5) & (x1 <= x) & (x < x2) & (y1 <= y) & (y < y2)
 
 
 def test_nms_says_which_anchor_a_detection_comes_from():
