@@ -25,6 +25,7 @@ import os
 import re
 import shlex
 import signal
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -101,7 +102,7 @@ def run_program(
         leaf.exit(2, "" if world.rank else f"error: {leaf.prog} is one process; start it without torchrun\n")
     setup_logging(arguments.debug, world.rank)
     gc.set_threshold(50_000, 5, 5)  # Python looks for cycles after 700 new objects; importing torch makes a million
-    _answer_sigterm()
+    _answer_signals()
     try:
         return _ended(kind, work, arguments, world.rank)
     except KeyboardInterrupt as end:  # also while the line of an error is printed
@@ -163,13 +164,24 @@ def parsers(
     return parser, leaves
 
 
-def _answer_sigterm() -> None:
-    """Let SIGTERM raise as Ctrl-C does, but not in forked processes, which end quietly with the program."""
+def _answer_signals() -> None:
+    """Let SIGTERM raise as Ctrl-C does, but not in forked processes, which end quietly with the program.
+
+    Python drops what is raised in a destructor or at a fork, where a loader starts its workers: it is raised again.
+    """
 
     def terminate(*_: object) -> NoReturn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # `timeout` sends two, and one in a destructor is a traceback
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # DataLoader's handler raises if its workers end by one, too
         raise Terminated
+
+    def again(dropped: Any) -> None:
+        if isinstance(dropped.exc_value, KeyboardInterrupt):
+            ended = isinstance(dropped.exc_value, Terminated)
+            number = signal.SIGTERM if ended and signal.signal(signal.SIGTERM, terminate) else signal.SIGINT
+            threading.Timer(0.1, os.kill, (os.getpid(), number)).start()
+        else:
+            sys.__unraisablehook__(dropped)
 
     def in_child() -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -177,6 +189,7 @@ def _answer_sigterm() -> None:
 
     with contextlib.suppress(ValueError):  # not in the main thread, as in a test
         signal.signal(signal.SIGTERM, terminate)
+        sys.unraisablehook = again
         os.register_at_fork(after_in_child=in_child)
 
 

@@ -122,8 +122,13 @@ def work(options):
         if os.fork() == 0:
             time.sleep(0.3)
             os._exit(0)
-        again = options.kind == "SIGTERM" and Again()
-        os.kill(os.getpid(), getattr(signal, options.kind))
+        name, _, where = options.kind.partition(" ")
+        again = name == "SIGTERM" and Again()
+        if where:
+            os.register_at_fork(before=lambda: os.kill(os.getpid(), getattr(signal, name)))
+            os.fork() or os._exit(0)
+        else:
+            os.kill(os.getpid(), getattr(signal, name))
         time.sleep(30)
 
 class Again:
@@ -134,7 +139,11 @@ sys.exit(run_program("p", (Few, work)))
 """
 
 
-@pytest.mark.parametrize(("kind", "code", "line"), [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "terminated")])
+@pytest.mark.parametrize(
+    ("kind", "code", "line"),
+    [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "terminated"), ("SIGINT fork", 130, "interrupted"),
+     ("SIGTERM fork", 143, "terminated")],
+)  # fmt: skip
 def test_a_signal_ends_a_program_in_one_line_and_leaves_nothing_half_written(tmp_path, kind, code, line):
     command = [sys.executable, "-c", PROGRAM, str(ROOT), kind]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
