@@ -91,7 +91,7 @@ class BenchmarkOptions(RunFolderOptions, BuildOptions):
 
 
 def main(options: BenchmarkOptions) -> int:
-    """Build what is missing, time, write table, JSON, CSV and plot. 1 if an engine has no figures."""
+    """Build what is missing, time, write table, JSON and plot. 1 if an engine has no figures."""
     if options.sweep and options.batch_size:
         raise InputError("--batch-size gives batch sizes and --sweep asks for 1, 2, 4, ...; give one of them")
     if options.noDataTransfers:

@@ -32,7 +32,6 @@ def test_the_demo_checkpoint_beside_its_onnx_file(run, start, demo_weights, tmp_
         ("PyTorch", "FP32"), ("PyTorch", "FP16"), ("ONNX Runtime", "FP32"),
     ]  # fmt: skip
     assert all(one["images_per_second"] > 0 and one["speedup"] > 0 for one in rows)
-    assert (folder / "benchmark.csv").read_text().count("\n") == 4
 
 
 def test_upstreams_network_can_be_compiled(tmp_path, monkeypatch):

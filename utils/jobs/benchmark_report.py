@@ -1,9 +1,7 @@
-"""Rows of a benchmark as a table, JSON, CSV, a plot of latency against throughput; and the machine in words."""
+"""Rows of a benchmark as a table, JSON, a plot of latency against throughput; and the machine in words."""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -161,18 +159,13 @@ def _name(row: BenchmarkRow, rows: Sequence[BenchmarkRow]) -> str:
 
 
 def save_benchmark(rows: Sequence[BenchmarkRow], about: Mapping[str, Any], command: str, folder: Path) -> list[Path]:
-    """Write `benchmark.md`, `benchmark.json`, `benchmark.csv` and `benchmark.png`."""
+    """Write `benchmark.md`, `benchmark.json` and `benchmark.png`."""
     from utils.reports import figures
 
-    lines, table = [row.to_line() for row in rows], io.StringIO()
-    writer = csv.DictWriter(table, list(lines[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
     words = f"{about['device']['Selected Device']}, {about['software']}, {about['date']}; {about['method']}"
     content = {"command": command, **about, "rows": [row.to_dict() for row in rows]}
     files = {folder / "benchmark.md": markdown(rows, words, command),
-             folder / "benchmark.json": json.dumps(content, indent=2) + "\n",
-             folder / "benchmark.csv": table.getvalue()}  # fmt: skip
+             folder / "benchmark.json": json.dumps(content, indent=2) + "\n"}  # fmt: skip
     for path, body in files.items():
         write_text(path, body)
     return [*files, figures.save_figure(plot(rows, str(about["device"]["Selected Device"])), folder / "benchmark.png")]

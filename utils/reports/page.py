@@ -175,11 +175,14 @@ def merged(reports: Mapping[Path, Report]) -> Report:
             f"{kinds[True]} is a run with --unlabelled and {kinds[False]} has labels, so that their AP does not "
             "compare; make a page of each"
         )
+    datasets = {path.parent: report.data for path, report in reports.items() if report.data}
+    several = len({*datasets.values()}) > 1
     trained = {path.parent: report.history for path, report in reports.items() if report.scored_epochs}
     result = next(iter(reports.values())).model_copy(
         update={
             "command": "\n".join(dict.fromkeys(report.command for report in reports.values())),
             "rows": [],
+            "data": "" if several else next(iter(datasets.values()), ""),
             "history": next(iter(trained.values())) if len(trained) == 1 else [],
             "ranges": next((report.ranges for report in reports.values() if report.ranges), []),
             "samples": next((report.samples for report in reports.values() if report.samples), []),
@@ -188,14 +191,20 @@ def merged(reports: Mapping[Path, Report]) -> Report:
             "notes": list(dict.fromkeys(note for report in reports.values() for note in report.notes)),
         }
     )
+    if several:
+        whose = ", ".join(f"{run} of {data}" for run, data in datasets.items())
+        result.notes.append(f"the runs are of several datasets, whose rows do not compare: {whose}")
     if len(trained) > 1:
         result.notes.append(f"the epochs of QAT are on the pages of the runs: {', '.join(map(str, trained))}")
     for path, report in reports.items():
         for row in report.rows:
             new = row.model_copy(update={"run": str(path.parent)} if len(reports) > 1 else {})
-            old = result.row_like(new)
+            old = None if several else result.row_like(new)
             fuller = max(old or new, new, key=lambda one: sum(value not in (None, "", {}) for _, value in one))
-            result.add(fuller.model_copy(update={"ms_per_image": old.ms_per_image, "run": old.run}) if old else new)
+            if old:
+                result.add(fuller.model_copy(update={"ms_per_image": old.ms_per_image, "run": old.run}))
+            else:
+                result.rows.append(new)
             if old and old != new.model_copy(update={"run": old.run}):
                 result.notes.append(
                     f"{new.stage} {Path(new.file).name} was measured in {old.run} and in {new.run}: AP is that of "

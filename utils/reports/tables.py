@@ -131,10 +131,11 @@ def against_float(report: Report) -> tuple[str, list[tuple[str, ...]]] | None:
             agreement += f" ± {Resampled.from_text(row.agreement_resampled).error:.4f}"
         rows.append((name, agreement, f"{row.best_threshold or 0:.3f}", fraction(at.precision), precision,
                      fraction(at.recall), recall, f"{at.objects - at.found} of {at.objects}"))  # fmt: skip
+    thresholds = " or ".join(dict.fromkeys(f"{at.threshold:.3f}" for _, _, at, _ in compared))
     heading = (
         "Against the float network: AP with its detections as labels (agreement; 0.995 if all are alike, since "
         "upstream's curve falls to precision 0 at recall 1), and precision and recall at its "
-        f"confidence threshold of best F1, {compared[0][2].threshold:.3f} (all classes together, IoU 0.5)"
+        f"confidence threshold of best F1, {thresholds} (all classes together, IoU 0.5)"
     )
     return heading, rows
 

@@ -163,21 +163,6 @@ class BenchmarkRow:
         figures = None if self.figures is None else self.figures.to_dict()
         return {**asdict(self), "images_per_second": self.images_per_second, "figures": figures}
 
-    def to_line(self) -> dict[str, Any]:
-        """The row as CSV holds it: plain values, of which those that were not measured are empty; times in ms."""
-        parts = self.figures.parts if self.figures else {}
-        values = {"model": self.model, "runtime": self.runtime, "precision": self.precision, "nms": self.nms,
-                  "masks": self.masks, "baseline": self.baseline, "batch": self.batch,
-                  "contexts": self.contexts}  # fmt: skip
-        values |= {
-            f"{name}_median_ms": parts[name].median if name in parts else None
-            for name in ("latency", "compute", "enqueue", "h2d", "d2h")
-        }
-        values |= {"latency_p99_ms": parts["latency"].p99 if parts else None}
-        return {**values, "qps": self.figures.qps if self.figures else None,
-                "images_per_second": self.images_per_second, "against_baseline": self.gain,
-                "against_pytorch": self.speedup, "error": self.error}  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Candidate:

@@ -1,6 +1,5 @@
 """Which networks take part, which rows they have, and what is said of those that cannot run."""
 
-import csv
 import json
 import sys
 from pathlib import Path
@@ -177,12 +176,6 @@ def test_on_a_cpu_onnx_files_run_in_onnx_runtime_beside_a_checkpoint(program, tm
     assert "against the baseline" in out
     assert out.count("int8.onnx: the file holds INT8, and ONNX Runtime computes its convolutions in FP32 on this") == 1
     assert "ONNX Runtime" in (tmp_path / "runs/benchmark_trt/exp/benchmark.md").read_text()
-    with (tmp_path / "runs/benchmark_trt/exp/benchmark.csv").open() as file:
-        lines = list(csv.DictReader(file))
-    assert [line["model"] for line in lines] == [one["model"] for one in rows]
-    assert float(lines[3]["images_per_second"]) == pytest.approx(rows[3]["images_per_second"])
-    assert lines[4]["qps"] == ""
-    assert float(lines[0]["latency_median_ms"]) > 0
     assert list((tmp_path).glob("*.engine")) == []
 
 

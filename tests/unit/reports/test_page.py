@@ -156,6 +156,11 @@ def test_runs_with_rows_of_one_file_keep_what_each_knows_and_say_so():
     assert [(row.stage, row.run) for row in both.rows] == [("float", "one"), ("PTQ", "one"), ("ONNX", "two")]
     assert (both.rows[0].agreement, both.rows[0].ms_per_image) == (1.0, 2.0)
     assert "AP is that of two, ms that of one" in both.notes[-1]
+    first.data, second.data = "cells.yaml", "cards.yaml"
+    both = merged({Path("one/report.json"): first, Path("two/report.json"): second})
+    assert ([row.run for row in both.rows], both.data) == (["one", "one", "two", "two"], "")
+    assert both.notes[-1].endswith("whose rows do not compare: one of cells.yaml, two of cards.yaml")
+    first.data = second.data = ""
     first.history = second.history = [Epoch(epoch=0, held_out=0.1)]
     both = merged({Path("one/report.json"): first, Path("two/report.json"): second})
     assert (both.history, both.notes[0]) == ([], "the epochs of QAT are on the pages of the runs: one, two")
