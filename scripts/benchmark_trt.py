@@ -5,7 +5,7 @@
     python scripts/benchmark_trt.py yolov9-c-int8.onnx yolov9-c-converted.pt --sweep 64 --infStreams 1 2 4
 
 FILE is an ONNX file, of which an engine is built for each batch size (FILE-bN.engine beside it, used again while it is
-newer), an engine, or a float .pt, which PyTorch runs in FP32 and FP16, eager and by torch.compile. All are timed at one
+newer), an engine, or a float .pt, which PyTorch runs in FP32 and FP16. All are timed at one
 image size: that of the files, which a .pt takes over (alone: that of its training), or --imgsz. --baseline is the float
 model's ONNX; its engine is FP16. Files with NMS inside are compared with a baseline that has it inside too, and files
 with masks with one that has masks: a segmentation network beside a detector shows what masks cost. trtexec takes the
@@ -76,9 +76,7 @@ class BenchmarkOptions(RunFolderOptions, BuildOptions):
         [1], "contexts side by side, each with its own stream and buffers; several to compare", "--infStreams",
         group=TIMES, metavar="N",
     )  # fmt: skip
-    useCudaGraph: bool = option(
-        False, "replay a CUDA graph; also of torch.compile's rows", "--useCudaGraph", group=TIMES
-    )
+    useCudaGraph: bool = option(False, "replay a CUDA graph", "--useCudaGraph", group=TIMES)
     useSpinWait: bool = option(False, "wait without sleeping", "--useSpinWait", group=TIMES)
     noDataTransfers: bool = option(False, "without copying inputs and outputs", "--noDataTransfers", group=TIMES)
     exposeDMA: bool = option(False, "copy before and after a run, not during others", "--exposeDMA", group=TIMES)
@@ -86,7 +84,6 @@ class BenchmarkOptions(RunFolderOptions, BuildOptions):
     builds: Annotated[int, Field(ge=1, le=9)] = option(
         1, "engines of each ONNX file, whose spread is the verdict's noise; 2 takes twice as long or more", metavar="N"
     )
-    compile: bool | None = option(None, "rows of torch.compile for a .pt; takes minutes (default: on a GPU)")
     project: str = project_option("runs/benchmark_trt")
 
 
@@ -127,18 +124,15 @@ def main(options: BenchmarkOptions) -> int:
         options.reject_unused([*contexts, "builds", *BUILD_OPTIONS], "where no engine takes part")
     elif all(entry.is_engine for entry in entries):
         options.reject_unused(["builds", *BUILD_OPTIONS], "to engines that are built already")
-    if options.compile and not checkpoints:
-        raise InputError("--compile is for PyTorch's networks, and no .pt takes part")
     api = tensorrt_api.load_tensorrt() if engines else None
     device = tensorrt_api.use_device(options.device, for_engines=api is not None)
     if api is not None:
         check_target(api, tensorrt_api.gpu(device.index), ())
     check_outputs(options, entries, batches, size, api, checkpoints, building)
     common = None if size else benchmark.common_size(entries, checkpoints)
-    compiled = device.type == "cuda" if options.compile is None else options.compile
     job = benchmark.Benchmark(
         entries, {file: benchmark.load_checkpoint(file, device) for file in checkpoints}, size,
-        list(dict.fromkeys(options.infStreams)), timing, building, device, compiled, size or common, api,
+        list(dict.fromkeys(options.infStreams)), timing, building, device, size or common, api,
         _trtexec(api) if api and not (options.own_timing or checkpoints) else None,
     )  # fmt: skip
     if not job.on_gpu and options.given(*OF_GPUS):  # benchmark_trt.sh gives them, wherever it runs

@@ -134,7 +134,7 @@ make_run_folder() {
     [ -f "$run/weights/last.pt" ] || die 2 "there is no run to resume in $run"
   elif [ -f "$run/$MARK" ]; then
     say "replacing the results of an earlier run in $run"
-    rm -rf "$run"
+    rm -rf "$run.earlier" && mv "$run" "$run.earlier" # back again if the input turns out to be wrong
   elif [ -d "$run" ] && [ -n "$(find "$run" -type f ! -name .lock)" ]; then
     die 2 "$run holds files that are no quickstart's; choose another --output, or delete it"
   fi
@@ -146,6 +146,13 @@ program() { # NAME ARGUMENTS...: one of the overlay's programs, in the patched c
   "$PYTHON" "$YOLOV9_CHECKOUT/$1" "${@:2}" --device "$device"
 }
 
+ended() { # EXIT-CODE of a part that reads the input
+  if [ "$1" = 2 ] && [ -d "$run.earlier" ]; then
+    rm -rf "$run" && mv "$run.earlier" "$run" && say "the results of the earlier run are still in $run"
+  fi
+  exit "$1"
+}
+
 # What train_dual.py writes has an auxiliary branch, which is for training only.
 convert() {
   trained=$weights
@@ -154,7 +161,7 @@ convert() {
   converted=$run/$(basename "$weights" .pt)-converted.pt
   if [ "$resume" = no ]; then
     run_part "convert, if it has an auxiliary branch" program reparameterization.py --weights "$weights" \
-      --save "$converted" --if-needed || exit $?
+      --save "$converted" --if-needed || ended $?
   fi
   [ ! -f "$converted" ] || weights=$converted
 }
@@ -163,7 +170,8 @@ quantize() {
   local arguments=(--weights "$weights" --data "$data" ${size[@]+"${size[@]}"} --batch-size "$batch_size" --epochs "$epochs"
     --iters "$iters" --project "$(dirname "$run")" --name "$(basename "$run")" --exist-ok)
   [ "$resume" = no ] || arguments+=(--resume "$run")
-  run_part "1/4 quantize: float, PTQ, QAT" program qat.py quantize "${arguments[@]}" || exit $?
+  run_part "1/4 quantize: float, PTQ, QAT" program qat.py quantize "${arguments[@]}" || ended $?
+  rm -rf "$run.earlier"
   local found=("$run"/weights/qat_best*.pt)
   best=${found[0]}
 }
@@ -178,7 +186,7 @@ export_network() {
 
 evaluate_network() { # FILE NAME: its row goes to $run/NAME/report.json
   run_part "3/4 evaluate $(basename "$1")" program val_trt.py --engine-file "$1" --data "$data" \
-    --batch-size "$batch_size" --project "$run" --name "$2" --exist-ok || return $?
+    --reference "$weights" --batch-size "$batch_size" --project "$run" --name "$2" --exist-ok || return $?
   evaluated+=("$run/$2")
 }
 

@@ -68,17 +68,16 @@ def test_throughput_of_two_contexts_and_of_copies_during_runs(demo_engine):
 
 @pytest.mark.parametrize("graphs", [False, True])
 def test_pytorch_beside_an_engine(demo_engine, graphs):
-    """Four rows of a small network; those of torch.compile have figures where there is a compiler."""
+    """Two rows of a small network."""
     model = Detector().to(DEVICE).eval()
-    found = open_checkpoint(Path("a.pt"), model, (8, 320, 320), DEVICE, compiled=True, graphs=graphs)
+    found = open_checkpoint(Path("a.pt"), model, (8, 320, 320), DEVICE)
     with ExitStack() as stack:
         engine = benchmark.load_engine_at(demo_engine, 8, None, tensorrt_api.load_tensorrt(), DEVICE, stack)
         candidates = [*found, benchmark.Candidate(benchmark.BenchmarkRow("demo", 8, False), [engine])]
         rows = benchmark.time_candidates(candidates, TimingConfig(50, 0.4, 2, cuda_graph=graphs))
     print([(row.runtime, row.precision, row.error or row.figures.parts["compute"].median) for row in rows])
     for row in rows:
-        assert row.figures is not None or row.runtime == "torch.compile"
-        assert row.figures is None or row.speedup > 0
+        assert row.speedup > 0
     images = torch.rand(8, 3, 320, 320, device=DEVICE)
     for one in (one for one in found if one.running):
         execution = one.running[0]

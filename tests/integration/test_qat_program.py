@@ -313,6 +313,16 @@ def unlabelled(data: Path, folder: Path, *, val: bool = False) -> Path:
     return folder / "bare.yaml"
 
 
+def test_where_labels_are_missing_the_next_step_is_to_look_for_them(small_weights, data, tmp_path, capsys):
+    mixed = unlabelled(data, tmp_path / "mixed", val=True)
+    content = yaml.safe_load(mixed.read_text())
+    mixed.write_text(yaml.safe_dump({**content, "val": [content["val"], content["train"]]}))
+    assert quantize(small_weights, mixed, tmp_path, "--ptq-only", "--calib-images", "900") == 0
+    out = capsys.readouterr().out
+    assert "all there are of the 900 wanted; with fewer than 100 AP varies more" in out
+    assert out.splitlines()[-1] == "next: correct what the warnings name, then quantize again"
+
+
 class TestMistakes:
     """Each gives one line on stderr and exit code 2, and leaves nothing behind. More are in tests/golden."""
 

@@ -14,7 +14,7 @@ from report_examples import make_row as example
 from report_examples import resampled
 
 from utils.core.errors import InputError
-from utils.core.score import Difference
+from utils.core.score import AGREEMENT, Difference
 from utils.core.tasks import DETECT
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.loop import EvalConfig, evaluate
@@ -167,6 +167,8 @@ def test_it_is_told_when_ptq_has_the_higher_ap():
     assert lost_by_qat([ptq, worse]) == (
         "PTQ has the higher AP on these validation images (QAT -0.0100 ± 0.0010 against it): runs/PTQ.pt"
     )
+    assert lost_by_qat([ptq.model_copy(update={"ap_with": AGREEMENT}), worse.model_copy(update={"ap_with": AGREEMENT})]
+                       ).startswith("PTQ agrees more with the float network")  # fmt: skip
     alike = [example(stage, agreement=one, agreement_resampled=resampled(one, one))
              for stage, one in (("PTQ", 0.98), ("QAT", 0.97))]  # fmt: skip
     assert "PTQ agrees more with the float network" in lost_by_qat(alike)
@@ -179,7 +181,7 @@ def test_it_is_told_when_ptq_has_the_higher_ap():
     assert {lost_by_qat(rows) for rows in ([ptq, noisy], [ptq, unknown], [ptq], [worse], swapped)} == {""}
 
 
-def test_a_reference_is_evaluated_first_and_at_the_same_size(known, tmp_path, capsys):
+def test_a_reference_is_evaluated_first_and_at_the_same_size(known, tmp_path, caplog, monkeypatch):
     """The other file holds a QuantizeLinear, and finds what the reference finds, less what is below 0.5."""
     _, _, folder = known
     model = onnx.load(folder / "a.onnx")
@@ -198,6 +200,14 @@ def test_a_reference_is_evaluated_first_and_at_the_same_size(known, tmp_path, ca
     swapped = options.model_copy(update={"engine_file": options.reference, "reference": options.engine_file})
     with pytest.raises(InputError, match=r"--reference .*int8\.onnx is ONNX; expected the float network; export_qat"):
         evaluate_file.run(swapped, "command", tmp_path)
+    monkeypatch.setattr(evaluate_file, "LOW_AP", 0.5)
     report = evaluate_file.run(swapped.model_copy(update={"reference": swapped.engine_file}), "command", tmp_path)
     assert (report.rows[1].stage, report.difference(report.rows[1]).value) == ("float (onnx)", 0)
     assert verdict(report) == ("", "")  # no row of INT8
+    assert "the float model has AP 0.4600, so that nothing can be said" in caplog.text
+    other = onnx.load(folder / "a.onnx")
+    next(entry for entry in other.metadata_props if entry.key == "names").value = '{"0": "cat", "1": "dog"}'
+    onnx.save(other, tmp_path / "other.onnx")
+    options = options.model_copy(update={"reference": str(tmp_path / "other.onnx")})
+    with pytest.raises(InputError, match=r"--reference .*other\.onnx detects \['cat', 'dog'\] and .*int8\.onnx "):
+        evaluate_file.run(options, "command", tmp_path)

@@ -7,6 +7,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -303,8 +304,8 @@ class Detector:
                 "the dataset that it was trained on"
             )
         if names and list(names.values()) != list(data.names.values()):
-            logger.warning("the network's class names%s differ from those of %s%s: classes are matched by number",
-                           _few(names), data.file, _few(data.names))  # fmt: skip
+            _warn_once(f"the network's class names{_few(names)} differ from those of {data.file}{_few(data.names)}: "
+                       "classes are matched by number")  # fmt: skip
 
     def _named(self, raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The runner's outputs by the task's names, if they can be what the task and the dataset want.
@@ -345,6 +346,11 @@ def in_images(found: Sequence[Tensor], shapes: Sequence[Any], *, single_cls: boo
     if single_cls:
         rows[:, 5] = 0
     return RaggedBatch(rows, found.counts)
+
+
+@cache
+def _warn_once(text: str) -> None:
+    logger.warning("%s", text)
 
 
 def _few(names: Any) -> str:

@@ -26,7 +26,6 @@ from utils.runners.onnxrt import OnnxRuntimeRunner, convolution_type
 from utils.runners.pytorch import last_layer
 from utils.trt import benchmark
 from utils.trt.benchmark import (
-    COMPILED,
     FAILURES,
     ONNX_RUNTIME,
     PYTORCH,
@@ -62,7 +61,6 @@ class Benchmark:
         size: (height, width) in pixels that was given, for files of dynamic size; None: each has its own.
         timed_size: the one at which everything is timed; None if an engine alone does not say it.
         contexts: numbers of contexts that run side by side, of engines.
-        compiled: whether torch.compile has rows too.
         api: TensorRT; None where no engine takes part.
         program: trtexec, if it takes the times.
     """
@@ -74,7 +72,6 @@ class Benchmark:
     timing: TimingConfig
     building: BuildConfig
     device: torch.device
-    compiled: bool = False
     timed_size: tuple[int, int] | None = None
     api: Api | None = None
     program: Trtexec | None = None
@@ -93,11 +90,7 @@ class Benchmark:
         with ExitStack() as stack:
             candidates: list[Candidate] = []
             for file, model in self.networks.items():
-                if self.compiled:
-                    logger.info("torch.compile compiles %s for batch size %d, which takes minutes", file, batch)
-                candidates += open_checkpoint(
-                    file, model, shape, self.device, compiled=self.compiled, graphs=self.timing.cuda_graph
-                )
+                candidates += open_checkpoint(file, model, shape, self.device)
             if self.api is not None:
                 candidates += benchmark.open_engines(
                     engines, batch, self.size, self.contexts, self.api, self.device, self.timing, stack, self.program
@@ -169,8 +162,8 @@ def batch_sizes(given: Sequence[int] | None, sweep: int | None) -> list[int]:
 
 
 def succeeded(rows: Sequence[BenchmarkRow]) -> bool:
-    """Whether all rows have figures; torch.compile may have none, since it needs a compiler."""
-    return not any(row.error and row.runtime != COMPILED for row in rows)
+    """Whether all rows have figures."""
+    return not any(row.error for row in rows)
 
 
 # --- networks in PyTorch and in ONNX Runtime as candidates ------------------------------------------------------------
@@ -183,51 +176,30 @@ class TorchExecution:
         inputs, outputs, buffers, stream, device: see `timing.Timed`.
     """
 
-    def __init__(self, model: nn.Module, images: Tensor, compiled: bool = False) -> None:
-        """Run the network once, which compiles it if it is to be.
-
-        Args:
-            images: `[B, 3, H, W]` on the network's device, of its dtype.
-            compiled: by `torch.compile`, for this shape alone.
-        """
+    def __init__(self, model: nn.Module, images: Tensor) -> None:
+        """Run the network once on images `[B, 3, H, W]` on its device, of its dtype."""
         self.device = images.device
         self.stream: Any = cuda.Stream(self.device) if self.device.type == "cuda" else None
         self._task = task_of_head(last_layer(model))
-        self._call: Any = torch.compile(model, dynamic=False) if compiled else model
-        self._compiled = compiled
-        self._graph: Any = None
+        self._model = model
         self.buffers: dict[str, Tensor] = {IMAGES: images}
         self.inputs: Sequence[TensorSpec] = [_spec(IMAGES, images)]
         if self.stream is not None:  # weights and images come from the current stream
             self.stream.wait_stream(cuda.current_stream(self.device))
-        self._run_apart(1)
+        with nullcontext() if self.stream is None else cuda.stream(self.stream):
+            self.run()
+        if self.stream is not None:
+            self.stream.synchronize()
         self.outputs: Sequence[TensorSpec] = [_spec(name, self.buffers[name]) for name in self._task.outputs]
 
     def run(self) -> None:
         """Run once on torch's current stream."""
         with torch.inference_mode():
-            result = self._call(self.buffers[IMAGES])
+            result = self._model(self.buffers[IMAGES])
         self.buffers |= self._task.named(result)
 
-    def graph(self) -> Any:
-        """The compiled network as a CUDA graph, captured once; None for an eager one, which has none by nature."""
-        if not self._compiled:
-            return None
-        if self._graph is None:
-            self._run_apart(3)  # what is chosen or allocated in first runs must not be captured
-            captured = cuda.CUDAGraph()
-            with cuda.graph(captured, stream=self.stream, capture_error_mode="thread_local"):
-                self.run()
-            self._graph = captured
-        return self._graph
-
-    def _run_apart(self, times: int) -> None:
-        """Run on the network's own stream, and wait."""
-        with nullcontext() if self.stream is None else cuda.stream(self.stream):
-            for _ in range(times):
-                self.run()
-        if self.stream is not None:
-            self.stream.synchronize()
+    def graph(self) -> None:
+        """There is none of an eager network."""
 
 
 class RunnerExecution:
@@ -264,14 +236,11 @@ def load_checkpoint(file: Path, device: torch.device) -> nn.Module:
     return upstream.call_fused(upstream.fuse(upstream.load_float(file).model)).to(device).eval()
 
 
-def open_checkpoint(
-    file: Path, model: nn.Module, shape: tuple[int, int, int], device: torch.device, *, compiled: bool, graphs: bool
-) -> list[Candidate]:
-    """PyTorch FP32 and FP16, eager and, if wanted, by torch.compile; what does not run is a row that says why.
+def open_checkpoint(file: Path, model: nn.Module, shape: tuple[int, int, int], device: torch.device) -> list[Candidate]:
+    """PyTorch FP32 and FP16; what does not run is a row that says why.
 
     Args:
         shape: batch size, and height and width in pixels.
-        graphs: replay CUDA graphs of the compiled networks.
 
     Raises:
         InputError: the size does not fit the network.
@@ -279,22 +248,17 @@ def open_checkpoint(
     stride, masks = upstream.network_stride(model), bool(task_of_head(last_layer(model)).prototypes)
     if any(side % stride for side in shape[1:]):
         raise InputError(f"--imgsz {shape[1]} {shape[2]}: {file} takes multiples of {stride}, its stride")
-    torch.compiler.reset()  # else the networks of other batch sizes count against the number that it compiles
     candidates = []
     for dtype, precision in ((torch.float32, "FP32"), (torch.float16, "FP16")):
         network = deepcopy(model).to(dtype) if dtype != torch.float32 else model
-        for runtime in (PYTORCH, COMPILED) if compiled else (PYTORCH,):
-            row = BenchmarkRow(file.stem, shape[0], False, precision, masks=masks, runtime=runtime)
-            try:
-                images = torch.zeros(shape[0], channels_of(model), *shape[1:], dtype=dtype, device=device)
-                execution = TorchExecution(network, images, runtime == COMPILED)
-                if graphs and device.type == "cuda":
-                    execution.graph()
-                candidates.append(Candidate(row, [execution]))
-            except Exception as error:  # no compiler, no memory, an operator without FP16: of many kinds
-                reason = f"{type(error).__name__}: {one_line(error)}"
-                logger.debug("%s", row.title, exc_info=error)
-                candidates.append(Candidate(replace(row, error=f"does not run: {reason[:200]}")))
+        row = BenchmarkRow(file.stem, shape[0], False, precision, masks=masks, runtime=PYTORCH)
+        try:
+            images = torch.zeros(shape[0], channels_of(model), *shape[1:], dtype=dtype, device=device)
+            candidates.append(Candidate(row, [TorchExecution(network, images)]))
+        except Exception as error:  # no memory, an operator without FP16: of many kinds
+            reason = f"{type(error).__name__}: {one_line(error)}"
+            logger.debug("%s", row.title, exc_info=error)
+            candidates.append(Candidate(replace(row, error=f"does not run: {reason[:200]}")))
     return candidates
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from utils.core.files import write_text
 from utils.core.text import Column, aligned, code, columns, markdown_table, plural
 from utils.trt import benchmark
-from utils.trt.benchmark import COMPILED, PYTORCH, TENSORRT, BenchmarkRow
+from utils.trt.benchmark import PYTORCH, TENSORRT, BenchmarkRow
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -152,7 +152,7 @@ def plot(rows: Sequence[BenchmarkRow], title: str) -> Figure:
 
 def _name(row: BenchmarkRow, rows: Sequence[BenchmarkRow]) -> str:
     """What tells a row's network from the others."""
-    if row.runtime in (PYTORCH, COMPILED):
+    if row.runtime == PYTORCH:
         return f"{row.model}, {row.runtime} {row.precision}"
     several = len({one.runtime for one in rows if one.model == row.model}) > 1
     return f"{row.model}, {row.runtime}" if several else row.model

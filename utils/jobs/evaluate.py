@@ -28,7 +28,7 @@ from utils.evaluation.data_yaml import DataConfig, load_data
 from utils.evaluation.input_plan import InputPlan
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.evaluation.results import EvalResult, Reference
-from utils.jobs.evaluate_file import make_row, warn_of_a_cut_curve
+from utils.jobs.evaluate_file import LOW_AP, make_row, warn_of_a_cut_curve, warn_of_low_ap
 from utils.jobs.inputs import Inputs, check_classes, fitting_size, from_training
 from utils.jobs.options import EvalOptions
 from utils.jobs.visualize import collect_samples
@@ -38,7 +38,6 @@ from utils.runners.pytorch import TorchRunner
 
 logger = logging.getLogger(__name__)
 FLOAT_MODEL = "the float model"
-LOW_AP = 0.1  # of a float model
 
 
 @dataclass
@@ -86,16 +85,6 @@ class Measurer:
             runners = {stage: stack.enter_context(TorchRunner(model, self.device)) for stage, model in models.items()}
             imgsz = InputPlan.of(next(iter(runners.values())), self.config.imgsz, 1).imgsz
             return collect_samples(runners, self.data, imgsz=imgsz, split=self.config.split)
-
-
-def warn_of_low_ap(ap: float) -> None:
-    """Say so when the AP of a float model is near 0, with the usual reasons: its INT8 network can only be as bad."""
-    if ap < LOW_AP:
-        logger.warning(
-            "the float model has AP %.4f, so that nothing can be said of INT8; usual reasons: --imgsz or --data is not "
-            "that of its training, classes are in another order, labels are missing, images are rotated, or the "
-            "weights are not trained", ap,
-        )  # fmt: skip
 
 
 def without_tables() -> AbstractContextManager[None]:

@@ -19,7 +19,7 @@ from utils.core.errors import InputError
 from utils.core.files import read_onnx, write_text
 from utils.core.score import AGREEMENT
 from utils.core.tasks import AP_CONFIDENCE, DISPLAY_CONF, DISPLAY_IOU
-from utils.core.text import plural
+from utils.core.text import plural, short_repr
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.input_plan import InputPlan, fixed_sizes, has_nms, image_input, mask_frame, nms_words, takes_size
 from utils.evaluation.loop import EvalConfig, evaluate
@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 SAME = ("batch_size", "iou_thres", "max_det", "workers", "rect", "single_cls", "save_txt", "save_conf", "verbose",
         "limit", "upsample_masks", "overlap", "groups", "unlabelled")  # of EvalConfig that are options  # fmt: skip
 STUDY_SIZES = tuple(range(256, 1536 + 128, 128))  # those of upstream's val.py
+LOW_AP = 0.1  # of a float model
 
 
 def run(options: ValOptions, command: str, folder: Path) -> Report:
@@ -60,6 +61,11 @@ def run(options: ValOptions, command: str, folder: Path) -> Report:
                 raise InputError(f"--reference {float_file} is {kind}; {todo}")
             float_runner = stack.enter_context(open_runner(float_file, runner.device))
             known[float_file] = float_runner.metadata.get("data")
+            if runner.names and float_runner.names and runner.names != float_runner.names:
+                first, second = (short_repr([*(one.names or {}).values()]) for one in (float_runner, runner))
+                raise InputError(
+                    f"--reference {float_file} detects {first} and {file} {second}; give the float network of {file}"
+                )
         options = options.model_copy(update={"data": dataset_of(options.data, known)})
         data = load_data(options.data or "", options.strict_labels)
         configs = make_configs(options, runner)
@@ -72,6 +78,7 @@ def run(options: ValOptions, command: str, folder: Path) -> Report:
             config = replace(configs[0], imgsz=plan.imgsz, save_json=False, save_txt=False)
             result = evaluate(float_runner, data, config, name=float_file.stem, as_reference=True)
             report.add(make_row(float_runner, config, result, float_file, "float", result.seconds))
+            warn_of_low_ap(result.score.decides)
             reference = result.reference
             own = f"float ({file.suffix[1:]})" if own == "float" else own  # a row that compares with the float row
         for config in configs:
@@ -225,6 +232,16 @@ def ap_with(config: EvalConfig, result: EvalResult, runner: Runner | None = None
     return ", ".join(text for text, holds in marks.items() if holds)
 
 
+def warn_of_low_ap(ap: float) -> None:
+    """Say so when the AP of a float model is near 0, with the usual reasons: its INT8 network can only be as bad."""
+    if ap < LOW_AP:
+        logger.warning(
+            "the float model has AP %.4f, so that nothing can be said of INT8; usual reasons: --imgsz or --data is not "
+            "that of its training, classes are in another order, labels are missing, images are rotated, or the "
+            "weights are not trained", ap,
+        )  # fmt: skip
+
+
 def warn_of_a_cut_curve(config: EvalConfig) -> None:
     """Say so when the confidence threshold leaves out detections that AP counts."""
     if config.conf_thres > AP_CONFIDENCE:
@@ -239,7 +256,9 @@ def lost_by_qat(rows: Sequence[Row]) -> str:
     """
     stages = {row.stage: row for row in rows}
     ptq, qat = stages.get("PTQ"), stages.get("QAT")
-    scores: dict[AnyAp, str] = {"ap": "has the higher AP", "agreement": "agrees more with the float network"}
+    agrees = "agrees more with the float network"
+    higher = agrees if ptq and AGREEMENT in ptq.ap_with else "has the higher AP"
+    scores: dict[AnyAp, str] = {"ap": higher, "agreement": agrees}
     for score, words in scores.items():
         less = qat.difference(ptq, score) if ptq and qat else None
         if ptq and less and less.significant and less.value < 0:

@@ -135,9 +135,11 @@ class Inputs(Generic[Kind]):
         imgsz = fitting_size(options.imgsz or 640, source.stride)
         held_out = choose_held_out(data, recipe.finetune.held_out)
         number = min(recipe.calibration.images, len(data.read("train").images))
+        asked = f", all there are of the {wanted} wanted" if number < (wanted := recipe.calibration.images) else ""
         if number < FEW_IMAGES:
-            what = "calibration has %s; with fewer than %d AP varies more (docs/recipe.md of the overlay)"
-            logger.info(what, plural(number, "image"), FEW_IMAGES)
+            asked += f"; with fewer than {FEW_IMAGES} AP varies more (docs/recipe.md of the overlay)"
+        if asked:
+            logger.info("calibration has %s%s", plural(number, "image"), asked)
         teacher = load_teacher(options.teacher, source, recipe) if isinstance(options, QuantizeOptions) else None
         return cls(options, recipe, source, plan, data, device, imgsz, held_out, hyp, teacher, profile)
 

@@ -132,10 +132,12 @@ def against_float(report: Report) -> tuple[str, list[tuple[str, ...]]] | None:
         rows.append((name, agreement, f"{row.best_threshold or 0:.3f}", fraction(at.precision), precision,
                      fraction(at.recall), recall, f"{at.objects - at.found} of {at.objects}"))  # fmt: skip
     thresholds = " or ".join(dict.fromkeys(f"{at.threshold:.3f}" for _, _, at, _ in compared))
+    unlabelled = AGREEMENT in report.rows[-1].ap_with
+    what = "lowest confidence that makes a label" if unlabelled else "confidence threshold of best F1"
     heading = (
         "Against the float network: AP with its detections as labels (agreement; 0.995 if all are alike, since "
         "upstream's curve falls to precision 0 at recall 1), and precision and recall at its "
-        f"confidence threshold of best F1, {thresholds} (all classes together, IoU 0.5)"
+        f"{what}, {thresholds} (all classes together, IoU 0.5)"
     )
     return heading, rows
 
@@ -156,7 +158,7 @@ def threshold_advice(report: Report) -> str:
     if not both or not moved:
         return ""
     return (
-        f"{labels(report)[-1]}: a product that keeps the float network's threshold {both[1].threshold:.3f} has "
+        f"{labels(report)[-1]}: a product that keeps the threshold {both[1].threshold:.3f} has "
         f"{' and '.join(moved)}; F1 is best at {row.best_threshold or 0:.3f} now"
     )
 

@@ -26,7 +26,7 @@ from utils.trt.tune import build_or_tune
 WITHOUT_GRAPH = "timed without a CUDA graph, which holds no results whose size depends on the image, as of NMS"
 FAILURES = (QatError, RuntimeError)  # of one row: torch's too, when memory is short or nothing can be captured
 NOISE = 0.03  # of speeds, where each file was built once
-TENSORRT, PYTORCH, COMPILED, ONNX_RUNTIME = "TensorRT", "PyTorch", "torch.compile", "ONNX Runtime"
+TENSORRT, PYTORCH, ONNX_RUNTIME = "TensorRT", "PyTorch", "ONNX Runtime"
 
 
 def one_line(error: Exception) -> str:
@@ -312,7 +312,7 @@ def compared(rows: Sequence[BenchmarkRow]) -> list[BenchmarkRow]:
     """Rows of one batch size, with their speed against the baseline of their kind and against PyTorch."""
     results = []
     for row in rows:
-        of_pytorch, kind = row.runtime in (PYTORCH, COMPILED), (row.nms, row.masks, row.contexts)
+        of_pytorch, kind = row.runtime == PYTORCH, (row.nms, row.masks, row.contexts)
         eager = [one.figures for one in rows if one.runtime == PYTORCH and one.precision == "FP32"
                  and one.masks == row.masks and (one.model == row.model or not of_pytorch) and one.figures]  # fmt: skip
         bases = [one.figures for one in rows

@@ -36,34 +36,20 @@ def pytorch(precision="FP32", runtime="PyTorch", **more):
 # PyTorch
 
 
-@pytest.fixture
-def compiler(monkeypatch):
-    """torch.compile as a list of what it was asked for; the result counts as compiled while it runs."""
-    asked = []
-
-    def compile_(model, **options):
-        asked.append(options)
-        return lambda images: model(images)
-
-    monkeypatch.setattr(torch, "compile", compile_)
-    return asked
+def opened(model, shape=(2, 32, 64)):
+    return benchmark.open_checkpoint(Path("a.pt"), model, shape, CPU)
 
 
-def opened(model, compiled=True, shape=(2, 32, 64)):
-    return benchmark.open_checkpoint(Path("a.pt"), model, shape, CPU, compiled=compiled, graphs=True)
-
-
-def test_a_checkpoint_has_four_rows(compiler):
+def test_a_checkpoint_has_two_rows():
     model, calls = Detector(), []
     model.register_forward_pre_hook(lambda module, images: calls.append(images[0].dtype))
     found = opened(model)
     assert [(one.row.runtime, one.row.precision, one.row.error) for one in found] == [
-        ("PyTorch", "FP32", ""), ("torch.compile", "FP32", ""), ("PyTorch", "FP16", ""), ("torch.compile", "FP16", "")
+        ("PyTorch", "FP32", ""), ("PyTorch", "FP16", "")
     ]  # fmt: skip
-    assert compiler == [{"dynamic": False}] * 2
-    assert calls == [torch.float32] * 2 + [torch.float16] * 2
+    assert calls == [torch.float32, torch.float16]
     assert model.model[0].weight.dtype == torch.float32
-    execution = found[2].running[0]
+    execution = found[1].running[0]
     assert execution.buffers["images"].shape == (2, 3, 32, 64)
     assert execution.buffers["output0"].dtype == torch.float16
     assert [spec.name for spec in execution.outputs] == ["output0"]
@@ -72,7 +58,6 @@ def test_a_checkpoint_has_four_rows(compiler):
     half = execution.buffers["output0"]
     expected = model(torch.full((2, 3, 32, 64), 0.5))[0]
     torch.testing.assert_close(half.float(), expected, atol=0.01, rtol=0.01)
-    assert [one.row.runtime for one in opened(model, compiled=False)] == ["PyTorch"] * 2
 
 
 # rows
@@ -80,17 +65,17 @@ def test_a_checkpoint_has_four_rows(compiler):
 
 def test_speed_against_pytorch_in_fp32_eager():
     rows = [
-        pytorch(ms=20.0), pytorch(ms=10.0, runtime="torch.compile"), pytorch("FP16", ms=8.0),
+        pytorch(ms=20.0), pytorch("FP16", ms=8.0),
         row("seg", ms=5.0, masks=True, precision="INT8"),
         row("c-int8", ms=2.0, precision="INT8"), row("c-int8", ms=1.6, contexts=2, precision="INT8"),
         BenchmarkRow("d", 8, False, error="no memory"),
     ]  # fmt: skip
     found = compared(rows)
-    assert [one.speedup for one in found] == [1.0, 2.0, 2.5, None, 10.0, 12.5, None]
+    assert [one.speedup for one in found] == [1.0, 2.5, None, 10.0, 12.5, None]
     lines = benchmark_report.benchmark_text(found).splitlines()
     assert lines[0].split("  ")[0] == "model"
     assert "against PyTorch" in lines[0]
-    assert [line.rsplit("  ", 1)[-1].strip() for line in lines[1:4]] == ["1.00x", "2.00x", "2.50x"]
+    assert [line.rsplit("  ", 1)[-1].strip() for line in lines[1:3]] == ["1.00x", "2.50x"]
     assert lines[-1].endswith("no memory")
     assert benchmark_report.fastest_lines(found)[-1] == "most images/s: c-int8, batch 8, 2 contexts: 5,000 at 1.600 ms"
     assert compared([row("c-int8", ms=2.0)])[0].speedup is None
@@ -220,7 +205,7 @@ def test_files_of_different_sizes_are_not_compared(tmp_path):
 
 
 def test_a_checkpoint_alone_needs_neither_tensorrt_nor_a_gpu(program, tmp_path):
-    code, out, _ = program("a.pt", "--sweep", 2, "--no-compile")
+    code, out, _ = program("a.pt", "--sweep", 2)
     assert code == 0
     assert [(one["batch"], one["precision"]) for one in rows_of(tmp_path)] == [
         (1, "FP32"), (1, "FP16"), (2, "FP32"), (2, "FP16"),

@@ -104,6 +104,7 @@ def test_the_demo_goes_through_all_programs(folder):
     assert (value(strong, "--typing"), value(weak, "--typing")) == ("strong", "weak")
     assert "--output" not in strong + weak  # beside the weights: the weakly typed file is evaluated
     assert value(evaluate, "--engine-file") == "runs/quickstart/weights/qat_best_model-int8.onnx"
+    assert value(evaluate, "--reference") == value(quantize, "--weights")
     assert report[1:3] == ["runs/quickstart", "runs/quickstart/onnx"]
 
 
@@ -210,8 +211,11 @@ def test_an_earlier_run_is_replaced_or_resumed(folder):
     resumed = call(quickstart(folder, "--resume"), "qat.py")
     assert resumed == [*first[:-1], "--resume", "runs/quickstart", "--device"]
     assert old.exists()
+    assert quickstart(folder, FAILING="qat.py", STATUS="2").returncode == 2  # input that cannot be used
+    assert old.exists()
     assert call(quickstart(folder), "qat.py") == first
     assert not old.exists()
+    assert not (folder / "runs/quickstart.earlier").exists()
 
 
 def test_a_folder_of_somebody_else_is_left_alone(folder, tmp_path):

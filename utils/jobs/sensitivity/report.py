@@ -203,9 +203,7 @@ def lines(content: Mapping[str, Any]) -> list[str]:
         found.append(f"The rank correlation of score and AP is {spearman}.")
     found += [f"note: {note}" for note in content["notes"]]
     share = f" (this run added {recipe['cost']:.1%} of the cost)" if recipe["units"] else ""
-    found.append(
-        f"The recipe keeps {', '.join(recipe['float']) or 'nothing'} in float{share}, because {recipe['why']}."
-    )
+    found.append(f"The recipe keeps {', '.join(recipe['float']) or 'nothing'} in float{share}: {recipe['why']}.")
     if ap["recipe"] is not None:
         gain = Difference(ap["recipe"] - ap["INT8"], errors["recipe to INT8"])
         found.append(f"Placed and calibrated anew, its AP is {ap['recipe']:.5f} ({gain} against INT8).")
