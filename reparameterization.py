@@ -8,6 +8,7 @@ Run it in a patched YOLOv9 checkout (patch_yolov9.sh).
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -78,6 +79,8 @@ def convert_checkpoint(options: ReparameterizationOptions) -> None:
         f"{target.stat().st_size / 1e6:.1f} MB; "
         f"largest difference from the training network's output: {difference:g}{when}"
     )
+    if not options.if_needed:  # of quickstart.sh, which goes on by itself
+        print(f"next: {shlex.join(['python', 'qat.py', 'quantize', '--weights', str(target)])}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
