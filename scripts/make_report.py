@@ -102,7 +102,11 @@ def main(options: ReportOptions) -> None:
     name = "report-merged.json" if own else JSON_NAME
     written = [folder / file for file in (name, *PLOTS, PAGE_NAME)]
     refuse_overwrite(written, [*read, *(options.compare or ()), options.data])
-    report = merged({path: Report.load(path) for path in read})
+    reports = {path: Report.load(path) for path in read}
+    report = merged(reports)
+    for note in report.notes:
+        if not any(note in one.notes for one in reports.values()):
+            logger.info("%s", note)  # of what the runs do not share
     report.title = options.title or report.title
     report.notes += [note for note in options.note if note not in report.notes]
     if options.compare:

@@ -266,6 +266,8 @@ class Session:
         if best is None or self.options.qat == "never":
             return f"quantized: {self.final}"
         score = "" if best.score is None else f", {best.score}"
+        if self.options.unlabelled:
+            score = score.replace("AP", "agreement")
         ptq = "the PTQ state, which no epoch beat by two standard errors" if trained else "the PTQ state"
         origin = ptq if best.epoch is None else f"epoch {best.epoch}"
         lost = lost_by_qat(report.rows)

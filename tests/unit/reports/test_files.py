@@ -136,6 +136,10 @@ class TestProgram:
         assert [row.run for row in report.rows] == [str(tmp_path / "qat"), str(tmp_path / "qat"), str(tmp_path)]
         assert "0.5000" in done.stdout
         assert "Title" in (tmp_path / "out" / "report.html").read_text()
+        for path, report.data in ((tmp_path / "out/report.json", "a.yaml"), (tmp_path / "other.json", "b.yaml")):
+            report.save(path)
+        done = self.make(tmp_path / "out", tmp_path / "other.json", "--output", tmp_path / "both")
+        assert "the runs are of several datasets" in done.stdout.splitlines()[0]
 
 
 def test_nothing_to_merge():
