@@ -76,7 +76,10 @@ def run(options: ValOptions, command: str, folder: Path) -> Report:
         if options.reference:
             plan = InputPlan.of(runner, configs[0].imgsz, configs[0].batch_size, rect=options.rect)
             config = replace(configs[0], imgsz=plan.imgsz, save_json=False, save_txt=False)
-            result = evaluate(float_runner, data, config, name=float_file.stem, as_reference=True)
+            try:
+                result = evaluate(float_runner, data, config, name=float_file.stem, as_reference=True)
+            except InputError as error:
+                raise InputError(f"--reference {float_file}: {error}") from error
             report.add(make_row(float_runner, config, result, float_file, "float", result.seconds))
             warn_of_low_ap(result.score.decides)
             reference = result.reference

@@ -90,7 +90,7 @@ def run(options: QuantizeOptions) -> Report:
             session.write_results(model)
         report = session.report()
     command = tables.verdict(report)[1] or shlex.join(tables.export_command(str(session.final)))
-    if any(counts.lacks_labels and counts.name != "train" for counts in report.splits):
+    if not options.unlabelled and any(counts.lacks_labels and counts.name != "train" for counts in report.splits):
         command = "correct what the warnings name, then quantize again"
     logger.info("\n%s\n%s\nnext: %s", tables.terminal_table(report), session.verdict(report), command)
     return report

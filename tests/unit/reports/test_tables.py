@@ -117,6 +117,7 @@ NOISE, LOSS, GAIN = (0.74, 0.76, 0.72), (0.71, 0.721, 0.699), (0.76, 0.771, 0.74
          "python export_qat.py --verify q.onnx"),
         ([("PTQ", "p.pt", 0.7420, NOISE), ("QAT", "q.pt", 0.7112, LOSS)], "PTQ does not lose as much",
          "python export_qat.py --weights p.pt"),
+        ([("PTQ", "p.pt", 0.7420, NOISE), ("mse", "r.yaml", 0.7112, LOSS)], "noise .*export p.pt", "python export"),
         ([("QAT", "q.pt", 0.7420, NOISE), ("recipe", "r.yaml", 0.7112, LOSS)], "noise .*export q.pt", "python export"),
         ([("ONNX", "q.onnx", 0.7420, NOISE), ("TensorRT FP16", "f.engine", 0.5, LOSS),
           ("TensorRT INT8", "q.engine", 0.7420, NOISE)], "noise .* deploy q.engine", ""),
