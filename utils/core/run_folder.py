@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
@@ -85,6 +86,8 @@ def _new_run(project: str | Path, name: str, exist_ok: bool, written: Sequence[s
 @contextlib.contextmanager
 def _set_aside(folder: Path, files: Collection[Path]) -> Iterator[None]:
     """Take away files in `folder`, for good unless an error comes before anything was written there."""
+    for left in folder.glob(".earlier-*"):  # by a program that was killed
+        shutil.rmtree(left)
     with tempfile.TemporaryDirectory(prefix=".earlier-", dir=folder) as store:
         aside = {file.replace(Path(store, str(number))): file for number, file in enumerate(files)}
         before = set(folder.rglob("*"))

@@ -127,6 +127,7 @@ def test_a_run_that_fails_before_it_writes_anything_leaves_the_run_that_it_was_t
         with new_run(tmp_path, "exp", exist_ok=True, written=("report.*", "weights/*")) as folder:
             (folder / "report.json").write_text("old")
             (folder / "weights").mkdir(exist_ok=True)
+        (folder / ".earlier-killed").mkdir()
         with pytest.raises(RuntimeError), new_run(tmp_path, "exp", True, ("report.*", "weights/*")):
             raise RuntimeError([(folder / name).write_text("new") for name in written])
         assert left == ((folder / "report.json").read_text() if (folder / "report.json").exists() else None)
