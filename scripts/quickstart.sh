@@ -66,7 +66,7 @@ main() {
 }
 
 parse_arguments() {
-  weights='' data='' imgsz='' batch_size=10 epochs=5 iters='' device='' run=runs/quickstart resume=no segments=no evaluated=()
+  weights='' data='' imgsz='' batch_size=10 epochs=5 iters='' device='' run=runs/quickstart resume=no segments=no aside='' evaluated=()
   local option
   while [ $# -gt 0 ]; do
     option=$1
@@ -134,7 +134,7 @@ make_run_folder() {
     [ -f "$run/weights/last.pt" ] || die 2 "there is no run to resume in $run"
   elif [ -f "$run/$MARK" ]; then
     say "replacing the results of an earlier run in $run"
-    rm -rf "$run.earlier" && mv "$run" "$run.earlier" # back again if the input turns out to be wrong
+    aside=$(mktemp -d "$run.earlier-XXXXXX") && mv "$run" "$aside/run" # back again if the input turns out to be wrong
   elif [ -d "$run" ] && [ -n "$(find "$run" -type f ! -name .lock)" ]; then
     die 2 "$run holds files that are no quickstart's; choose another --output, or delete it"
   fi
@@ -147,8 +147,8 @@ program() { # NAME ARGUMENTS...: one of the overlay's programs, in the patched c
 }
 
 ended() { # EXIT-CODE of a part that reads the input
-  if [ "$1" = 2 ] && [ -d "$run.earlier" ]; then
-    rm -rf "$run" && mv "$run.earlier" "$run" && say "the results of the earlier run are still in $run"
+  if [ "$1" = 2 ] && [ -n "$aside" ]; then
+    rm -rf "$run" && mv "$aside/run" "$run" && rmdir "$aside" && say "the results of the earlier run are still in $run"
   fi
   exit "$1"
 }
@@ -171,7 +171,7 @@ quantize() {
     --iters "$iters" --project "$(dirname "$run")" --name "$(basename "$run")" --exist-ok)
   [ "$resume" = no ] || arguments+=(--resume "$run")
   run_part "1/4 quantize: float, PTQ, QAT" program qat.py quantize "${arguments[@]}" || ended $?
-  rm -rf "$run.earlier"
+  [ -z "$aside" ] || rm -rf "$aside"
   local found=("$run"/weights/qat_best*.pt)
   best=${found[0]}
 }

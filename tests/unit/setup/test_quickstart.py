@@ -211,11 +211,12 @@ def test_an_earlier_run_is_replaced_or_resumed(folder):
     resumed = call(quickstart(folder, "--resume"), "qat.py")
     assert resumed == [*first[:-1], "--resume", "runs/quickstart", "--device"]
     assert old.exists()
+    (folder / "runs/quickstart.earlier").mkdir()  # the user's
     assert quickstart(folder, FAILING="qat.py", STATUS="2").returncode == 2  # input that cannot be used
     assert old.exists()
     assert call(quickstart(folder), "qat.py") == first
     assert not old.exists()
-    assert not (folder / "runs/quickstart.earlier").exists()
+    assert [path.name for path in (folder / "runs").glob("quickstart.*")] == ["quickstart.earlier"]
 
 
 def test_a_folder_of_somebody_else_is_left_alone(folder, tmp_path):
