@@ -5,12 +5,12 @@
     python scripts/benchmark_trt.py yolov9-c-int8.onnx yolov9-c-converted.pt --sweep 64 --infStreams 1 2 4
 
 FILE is an ONNX file, of which an engine is built for each batch size (FILE-bN.engine beside it, used again while it is
-newer), an engine, or a float .pt, which PyTorch runs in FP32 and FP16. All are timed at one
-image size: that of the files, which a .pt takes over (alone: that of its training), or --imgsz. --baseline is the float
-model's ONNX; its engine is FP16. Files with NMS inside are compared with a baseline that has it inside too, and files
-with masks with one that has masks: a segmentation network beside a detector shows what masks cost. trtexec takes the
-times where it is installed and no .pt takes part, else our own loop does. With --device cpu, ONNX Runtime runs ONNX
-files on the CPU, and there are no engines.
+newer), an engine, or a float .pt, which PyTorch runs in FP32 and FP16. All are timed at one image size: that of the
+files, which a .pt takes over (alone: that of its training), or --imgsz. --baseline is the float model's ONNX; its
+engine is FP16. Files with NMS inside are compared with a baseline that has it inside too, and files with masks with one
+that has masks: a segmentation network beside a detector shows what masks cost. trtexec takes the times where it is
+installed and no .pt takes part, else our own loop does. With --device cpu, ONNX Runtime runs ONNX files on the CPU, and
+there are no engines.
 """
 
 from __future__ import annotations

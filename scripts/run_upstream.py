@@ -71,11 +71,13 @@ def main() -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    except (InputError, FileNotFoundError) as error:  # of a checkpoint or a model description that was refused
-        if getattr(error, "filename", "") is None:
+    except InputError as error:  # of a checkpoint or a model description that was refused
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except FileNotFoundError as error:
+        if error.filename is None:
             raise
-        text = f"{error.filename}: {error.strerror}" if isinstance(error, FileNotFoundError) else error
-        print(f"error: {text}", file=sys.stderr)
+        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
         return InputError.exit_code
     return 0
 

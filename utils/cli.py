@@ -102,6 +102,7 @@ def run_program(
         leaf.exit(2, "" if world.rank else f"error: {leaf.prog} is one process; start it without torchrun\n")
     setup_logging(arguments.debug, world.rank)
     gc.set_threshold(50_000, 5, 5)  # Python looks for cycles after 700 new objects; importing torch makes a million
+    hook = sys.unraisablehook
     _answer_signals()
     try:
         return _ended(kind, work, arguments, world.rank)
@@ -110,6 +111,7 @@ def run_program(
         print(word, file=sys.stderr)
         return code
     finally:
+        sys.unraisablehook = hook
         with contextlib.suppress(ValueError):
             signal.signal(signal.SIGTERM, signal.SIG_DFL)  # an exception while the interpreter ends is a traceback
 
@@ -176,12 +178,12 @@ def _answer_signals() -> None:
         raise Terminated
 
     def again(dropped: Any) -> None:
-        if isinstance(dropped.exc_value, KeyboardInterrupt):
-            ended = isinstance(dropped.exc_value, Terminated)
-            number = signal.SIGTERM if ended and signal.signal(signal.SIGTERM, terminate) else signal.SIGINT
-            threading.Timer(0.1, os.kill, (os.getpid(), number)).start()
-        else:
+        if not isinstance(dropped.exc_value, KeyboardInterrupt):
             sys.__unraisablehook__(dropped)
+            return
+        number = signal.SIGTERM if isinstance(dropped.exc_value, Terminated) else signal.SIGINT
+        signal.signal(signal.SIGTERM, terminate)  # which is ignored since it came
+        threading.Timer(0.1, os.kill, (os.getpid(), number)).start()
 
     def in_child() -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -72,6 +72,12 @@ def test_a_killed_run_is_not_continued_and_left_as_it_was(run: Any, tmp_path: Pa
     assert ours == theirs
 
 
+def test_a_recipe_is_taken(run: Any, tmp_path: Path) -> None:
+    done = run("qat.py", "quantize", "--weights", "float.pt", *FEW, "--recipe", "recipe.yaml", "--ptq-only")
+    assert done.returncode == 0, done.stderr
+    assert "calibration" in done.stdout
+
+
 def test_a_report_is_a_page(run: Any, tmp_path: Path) -> None:
     done = run("scripts/make_report.py", "runs/qat/finished", "--output", "page")
     assert done.returncode == 0, done.stderr

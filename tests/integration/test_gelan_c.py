@@ -1,4 +1,4 @@
-"""Upstream's yolov9-c, a quarter as wide and with random weights, through all programs; what its ONNX files hold."""
+"""Upstream's yolov9-c, as trained but with random weights, through all programs, and what its ONNX files hold."""
 
 import json
 
@@ -6,7 +6,7 @@ import onnx
 import pytest
 import torch
 from qat_runs import write_small_set
-from random_networks import narrow, random_network, save_float
+from random_networks import random_network, save_float
 
 from utils.core.errors import QatError
 from utils.jobs import compare_outputs
@@ -24,15 +24,20 @@ SIDE = "128"  # pixels
 
 
 @pytest.fixture(scope="module")
-def best(tmp_path_factory, run, demo_data, upstream_yaml):
+def best(tmp_path_factory, start, demo_data, upstream_yaml):
     """The quantized checkpoint, exported with raw predictions and with NMS inside."""
     folder = tmp_path_factory.mktemp("yolov9-c")
     data = write_small_set(folder / "set", demo_data, train=8, val=4)
-    training = save_float(folder / "best.pt", random_network(narrow(upstream_yaml("yolov9-c")), nc=10))
+    training = save_float(folder / "best.pt", random_network(upstream_yaml("yolov9-c"), nc=10))
     weights = folder / "gelan-c.pt"
     options = ["--data", data, "--imgsz", SIDE, "--batch-size", "2", "--workers", "0", "--device", "cpu"]
 
-    run("reparameterization.py", "--weights", training, "--save", weights, "--device", "cpu", "--model", "c")
+    def run(*command):
+        result = start(*command)
+        assert result.returncode == 0, result.stderr[-1500:]
+        return result.stdout
+
+    run("reparameterization.py", "--weights", training, "--save", weights, "--device", "cpu")
     schedule = ["--iters", "2", "--epochs", "1", "--calib-images", "4", "--no-eval-origin", "--project", folder]
     run("qat.py", "quantize", "--weights", weights, *options, *schedule, "--name", "qat")
     best = folder / "qat/weights/qat_best_gelan-c.pt"

@@ -17,6 +17,7 @@ from random_networks import TINY, random_network, save_float, save_quantized, ti
 
 import export_qat
 import export_yoloV9
+import val_trt
 from models.quantize import checkpoint, placement
 from models.quantize.calibration import calibrate
 from models.quantize.recipe import Calibration, Recipe
@@ -125,6 +126,17 @@ def test_ap_is_that_of_floats(typing, quantized_demo: Path, demo_data: Path, tmp
     assert expected.ap > 0.5
     for form, found in scores.items():
         assert (found.ap, found.ap50) == pytest.approx((expected.ap, expected.ap50), abs=0.001), form
+
+
+def test_source_draws_with_each_form(weights, demo_data: Path, tmp_path: Path, program: Program):
+    image = next(Path(load_data(demo_data).paths("val")[0]).glob("*.jpg"))
+    drawn = []
+    for form in ("float", "nhwc"):
+        path = exported(program, weights["quantized"], tmp_path, form, "--typing", "weak", "--check", 0)
+        words = ["--engine-file", path, "--source", image, "--project", tmp_path, "--name", form, "--conf-thres", 0.3]
+        assert program(lambda argv: val_trt.main(argv), *words)[0] == 0
+        drawn.append((tmp_path / form / image.name).read_bytes())
+    assert drawn[0] == drawn[1]
 
 
 @pytest.mark.parametrize("kind", ["float", "quantized", "masks", "grey"])

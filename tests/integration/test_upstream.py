@@ -96,6 +96,15 @@ def test_a_yamls_activation_does_not_stay_for_the_next_network():
     assert isinstance(upstream.build_model(TINY).model[0].act, nn.SiLU)
 
 
+def test_fusing_keeps_outputs_and_is_what_upstream_computes(network):
+    x = torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    ours = upstream.call_fused(upstream.fuse(copy.deepcopy(network)))
+    theirs = copy.deepcopy(network).fuse()
+    with torch.no_grad():
+        torch.testing.assert_close(ours(x)[0], network(x)[0], atol=1e-3, rtol=1e-4)
+        torch.testing.assert_close(ours(x)[0], theirs(x)[0], atol=1e-4, rtol=1e-5)
+
+
 WITHOUT_CHANGES = dict.fromkeys(
     ("mixup", "copy_paste", "degrees", "translate", "scale", "shear", "perspective", "hsv_h", "hsv_s", "hsv_v",
      "flipud", "fliplr"), 0.0) | {"mosaic": 1.0}  # fmt: skip

@@ -94,8 +94,9 @@ def _set_aside(folder: Path, files: Collection[Path]) -> Iterator[None]:
         try:
             yield
         except BaseException:
-            for stored, file in aside.items() if before == set(folder.rglob("*")) else ():
-                stored.replace(file)
+            if before == set(folder.rglob("*")):
+                for stored, file in aside.items():
+                    stored.replace(file)
             raise
 
 

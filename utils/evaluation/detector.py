@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from utils.runners.base import Runner
 
 logger = logging.getLogger(__name__)
+warn_once = cache(logger.warning)  # of what each evaluation of a run would say again
 
 
 @dataclass(frozen=True)
@@ -304,7 +305,7 @@ class Detector:
                 "the dataset that it was trained on"
             )
         if names and list(names.values()) != list(data.names.values()):
-            _warn_once(f"the network's class names{_few(names)} differ from those of {data.file}{_few(data.names)}: "
+            warn_once(f"the network's class names{_few(names)} differ from those of {data.file}{_few(data.names)}: "
                        "classes are matched by number")  # fmt: skip
 
     def _named(self, raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -346,11 +347,6 @@ def in_images(found: Sequence[Tensor], shapes: Sequence[Any], *, single_cls: boo
     if single_cls:
         rows[:, 5] = 0
     return RaggedBatch(rows, found.counts)
-
-
-@cache
-def _warn_once(text: str) -> None:
-    logger.warning("%s", text)
 
 
 def _few(names: Any) -> str:

@@ -200,12 +200,12 @@ def merged(reports: Mapping[Path, Report]) -> Report:
         for row in report.rows:
             new = row.model_copy(update={"run": str(path.parent)} if len(reports) > 1 else {})
             old = None if several else result.row_like(new)
-            fuller = max(old or new, new, key=lambda one: sum(value not in (None, "", {}) for _, value in one))
-            if old:
-                result.add(fuller.model_copy(update={"ms_per_image": old.ms_per_image, "run": old.run}))
-            else:
+            if not old:
                 result.rows.append(new)
-            if old and old != new.model_copy(update={"run": old.run}):
+                continue
+            fuller = max(old, new, key=lambda one: sum(value not in (None, "", {}) for _, value in one))
+            result.add(fuller.model_copy(update={"ms_per_image": old.ms_per_image, "run": old.run}))
+            if old != new.model_copy(update={"run": old.run}):
                 result.notes.append(
                     f"{new.stage} {Path(new.file).name} was measured in {old.run} and in {new.run}: AP is that of "
                     f"{fuller.run}, ms that of {old.run}"

@@ -256,8 +256,8 @@ class Search:
             return self._choose()
         error = difference_error(self.resampled.get(FLOAT), self.resampled.get(INT8))
         lost = Difference(self.ap[FLOAT] - self.ap[INT8], error)
-        recipe = " with --recipe" if self._options.recipe else ""
         if not lost.significant:
+            recipe = " with --recipe" if self._options.recipe else ""
             return Selection((), self.ap[INT8], 0.0, f"INT8{recipe} loses no AP that these images can show")
         chosen = self._choose()
         if self._options.granularity == "quantizer":
