@@ -115,7 +115,7 @@ def main(options: BenchmarkOptions) -> int:
     batches = benchmark.batch_sizes(options.batch_size, options.sweep)
     timing = TimingConfig(options.warmUp, options.duration, options.rounds, options.useCudaGraph, options.useSpinWait,
                           not options.noDataTransfers, overlap=not options.exposeDMA)  # fmt: skip
-    check_entries(entries)
+    check_entries(entries, size)
     building = options.build_config()
     if not engines:
         if built := [entry.file for entry in entries if entry.is_engine]:

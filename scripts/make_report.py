@@ -88,16 +88,15 @@ def main(options: ReportOptions) -> None:
         check_file(network, "--compare takes a .pt, .onnx or .engine")
         need_for(network)
     check_files(data=options.data)
-    for run in options.runs:
-        if not Path(run).is_dir():
-            check_file(run, "give run folders, or their report.json")
     from utils.reports.page import JSON_NAME, PAGE_NAME, PLOTS, merged, write_all
-    from utils.reports.schema import Report
+    from utils.reports.schema import UNFINISHED, Report
     from utils.reports.tables import terminal_table
 
     first = Path(options.runs[0])
     folder = Path(options.output) if options.output else first if first.is_dir() else first.parent
     read = [Path(run, JSON_NAME) if Path(run).is_dir() else Path(run) for run in options.runs]
+    for path in read:
+        check_file(path, "give the folder of a run that qat.py or val_trt.py has finished, or its report.json")
     own = (folder / JSON_NAME).resolve() in [path.resolve() for path in read]
     name = "report-merged.json" if own else JSON_NAME
     written = [folder / file for file in (name, *PLOTS, PAGE_NAME)]
@@ -105,7 +104,7 @@ def main(options: ReportOptions) -> None:
     reports = {path: Report.load(path) for path in read}
     report = merged(reports)
     for note in report.notes:
-        if not any(note in one.notes for one in reports.values()):
+        if note.startswith(UNFINISHED) or not any(note in one.notes for one in reports.values()):
             logger.info("%s", note)  # of what the runs do not share
     report.title = options.title or report.title
     report.notes += [note for note in options.note if note not in report.notes]

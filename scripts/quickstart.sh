@@ -36,6 +36,7 @@ say_how_to_go_on() {
   if [ "$status" != 0 ] && [ -n "${started_run:-}" ] && [ -f "$run/weights/last.pt" ]; then
     say "the same command with --resume continues this run; without it this run is replaced"
   fi
+  [ -z "${aside:-}" ] || [ ! -d "$aside" ] || say "the results of the earlier run are in $aside/run"
 }
 trap say_how_to_go_on EXIT
 

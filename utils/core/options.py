@@ -206,6 +206,9 @@ def image_size(text: str) -> int | tuple[int, int]:
     return (int(height), int(width)) if width else int(text)
 
 
+image_size.__name__ = "image size"  # argparse says: invalid image size value: 'abc'
+
+
 def size_text(size: int | Sequence[int]) -> str:
     """As `image_size` reads it: 640 or (640, 640) → '640', (384, 640) → '384x640'."""
     height, width = height_width(size)

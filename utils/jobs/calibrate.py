@@ -75,8 +75,15 @@ class Sweep:
         text = ", ".join([f"{best} {ap[best]:.4f}", *(f"{name} {ap[name]:.4f} ({less[name]})" for name in others)])
         chosen = f"chosen: {self.name}, {self.measure} {self.chosen_ap:.4f}"
         if equal := [name for name in self.equal if name != self.name]:
-            by = f"agreement is highest ({self.agreement[self.name]:.4f})" if self.agreement else "it is the best"
-            chosen += f": {by}, and {self.measure} does not tell it from {', '.join(equal)} (two standard errors)"
+            by = (
+                f"its agreement is the highest ({self.agreement[self.name]:.4f})"
+                if self.agreement
+                else "it is the best"
+            )
+            chosen += (
+                f": {by} of the methods whose {self.measure} is not lower by two standard errors than that of the "
+                f"float network or of the best method, whichever is less: {', '.join([self.name, *equal])}"
+            )
         return [f"calibration sweep, {self.measure} on {plural(self.images, 'image')}: {text}", chosen]
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -73,10 +74,11 @@ def make(options: ServingOptions) -> list[Path]:
     if file.pending:
         (network,) = (config.name for config in configs if config.platform == PLAN)
         engine = options.output / network / "1" / MODEL_FILES[PLAN]
-        words = ["python", "scripts/build_engine.py", file.path, "--output", engine]
+        program = os.path.relpath(Path(__file__).parents[2] / "scripts/build_engine.py")  # from where this was started
+        words = ["python", program, file.path, "--output", engine]
         words += ["--batch-size", *(options.batch_size or DEFAULT_BATCH)] if file.batched else []
         words += ["--imgsz", *map(size_text, options.imgsz)] if options.imgsz else []
-        logger.info("the engine is still to be built: %s", " ".join(map(str, words)))
+        logger.info("the engine is still to be built: %s", shlex.join(map(str, words)))
     return written
 
 

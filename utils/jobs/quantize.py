@@ -45,7 +45,7 @@ from utils.jobs.inputs import HELD_OUT, Inputs, image_batches
 from utils.jobs.options import QuantizeOptions
 from utils.jobs.run_state import STOPPED, Best, RunState, checkpoint_name, open_run
 from utils.reports import figures, tables
-from utils.reports.schema import AP, BEST_PTQ, Epoch, Range, Report, Row
+from utils.reports.schema import AP, BEST_PTQ, UNFINISHED, Epoch, Range, Report, Row
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -291,7 +291,10 @@ class Session:
         if row is not None:
             self.state.rows[row.stage] = row.model_dump()
         self.state.save(self.folder)
-        self.report().save(self.folder / "report.json")
+        report = self.report()
+        go_on = shlex.join(["python", "qat.py", "quantize", "--resume", str(self.folder)])
+        report.notes.append(f"{UNFINISHED}; continue with: {go_on}")
+        report.save(self.folder / "report.json")
 
     def report(self) -> Report:
         """What was measured until now."""
@@ -335,8 +338,8 @@ class Training:
         self._images_per_step = min(options.batch_size, images / steps)  # an epoch's last batch may be smaller
         short = "" if steps == settings.iters else f"; an epoch is one pass over {plural(images, 'image')}"
         logger.info(
-            "QAT: %d epochs x %d steps = %d steps of %d images, learning rate up to %.2g%s",
-            settings.epochs, steps, settings.epochs * steps, min(options.batch_size, images),
+            "QAT: %s x %d steps = %d steps of %d images, learning rate up to %.2g%s",
+            plural(settings.epochs, "epoch"), steps, settings.epochs * steps, min(options.batch_size, images),
             self._highest, short,
         )  # fmt: skip
         if state:

@@ -37,7 +37,7 @@ from utils.core.text import plural
 from utils.evaluation.dataset import check_unchanged
 from utils.jobs.inputs import Inputs
 from utils.jobs.options import QuantizeOptions, SensitiveOptions
-from utils.reports.schema import Report
+from utils.reports.schema import UNFINISHED, Report
 
 if TYPE_CHECKING:
     from utils.jobs.sensitivity.report import AnalysisState
@@ -153,7 +153,7 @@ class RunState:
         if self.finished:
             return "the run is finished"
         if not self.checkpoint:
-            return f"{'the float model is evaluated' if self.rows else 'nothing is done yet'}; calibration comes next"
+            return "calibration is not done yet"
         if not self.history:
             return "PTQ is done; the first epoch of QAT comes next"
         return f"QAT has done {plural(len(self.history), 'epoch')}"
@@ -258,7 +258,8 @@ def find_run(where: str | Path, project: str | Path, state: str = f"weights/{STA
     """The run folder that `--resume` means.
 
     Args:
-        where: a run folder, a folder in it or a file; empty for the run last written to below `project`.
+        where: a run folder, a folder in it or a file; empty for the run last written to below `project`, of those that
+            are not finished if there are any.
         project: where runs lie.
         state: the file of a run that holds its state.
 
@@ -273,4 +274,9 @@ def find_run(where: str | Path, project: str | Path, state: str = f"weights/{STA
     runs = [path for path in Path(project).glob("*") if (path / state).is_file()]
     if not runs:
         raise InputError(f"--resume: no run in {project}; give the run's folder, as in --resume {project}/exp")
-    return max(runs, key=lambda path: (path / state).stat().st_mtime_ns)
+    unfinished = [path for path in runs if not _finished(path / "report.json")]
+    return max(unfinished or runs, key=lambda path: (path / state).stat().st_mtime_ns)
+
+
+def _finished(report: Path) -> bool:
+    return report.is_file() and UNFINISHED not in report.read_text(encoding="utf-8", errors="replace")

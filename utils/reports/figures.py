@@ -144,7 +144,7 @@ def f1_curves(report: Report) -> Figure:
         axes.plot([index / (len(row.f1) - 1) for index in range(len(row.f1))], row.f1, line, color=colour, label=label)
         axes.plot([row.best_threshold], [max(row.f1)], "o", color=colour)
     if (baseline := report.baseline(named[0][1])) and baseline.best_threshold is not None:
-        axes.axvline(baseline.best_threshold, color=GREY, linewidth=0.8, label="float's threshold")
+        axes.axvline(baseline.best_threshold, color=GREY, linewidth=0.8, label=f"float: {baseline.best_threshold:.3f}")
     axes.set(xlabel="confidence threshold", ylabel="F1", xlim=(0, 1), ylim=(0, None))
     axes.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1.01, 1))
     return figure

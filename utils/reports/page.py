@@ -10,6 +10,7 @@ import base64
 import contextlib
 import os
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -94,8 +95,8 @@ def page(report: Report) -> str:
     with contextlib.suppress(ValueError):
         created = datetime.fromisoformat(created).astimezone().strftime("%Y-%m-%d %H:%M %Z")
     sentence, command = verdict(report)
-    # a path that is not shared cannot be run; without it, the programs take that of the weights' training
-    command = re.sub(r" --data ('/[^']*'|/\S*)", "", command.replace(f"{Path.cwd()}/", ""))
+    # the page says nothing of where files lie: who copies the command fills their folders in
+    words = [re.sub("^/.*/", "FOLDER/", word.removeprefix(f"{Path.cwd()}/")) for word in shlex.split(command)]
     names = labels(report)
     by_class = [(name, row.ap_by_class) for name, row in zip(names, report.rows, strict=True) if row.ap_by_class]
     classes = dict.fromkeys(name for _, scores in by_class for name in scores)
@@ -104,7 +105,7 @@ def page(report: Report) -> str:
         report=report,
         created=created,
         verdict=sentence,
-        next_command=command,
+        next_command=shlex.join(words),
         headers=headers(report),
         rows=[
             (row, (name, *cells(report, row)[1:]), not_compared(report, row),

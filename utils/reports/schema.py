@@ -25,6 +25,7 @@ from utils.reports.machine import hardware
 
 SCHEMA_VERSION = 2  # 1 has no masks
 BEST_PTQ = "best (PTQ)"  # the stage of a run's result where that is the PTQ state
+UNFINISHED = "this run is not finished"  # how a note of its report begins
 SIZES = ("small", "medium", "large")  # of objects, as COCO has them
 AnyAp = Literal["ap", "mask_ap", "agreement"]  # of boxes, of masks, and of boxes with float's detections as labels
 AP: tuple[AnyAp, ...] = ("ap", "mask_ap")
@@ -187,7 +188,7 @@ class Row(StrictModel):
         images, labels or sizes of the input. An image that only one of the two could read makes them different.
         """
         if self.ap_with != other.ap_with:
-            return f"{self.ap_with or 'the usual AP'} here, {other.ap_with or 'the usual AP'} there"
+            return f"{self.ap_with or 'the defaults'} here, {other.ap_with or 'the defaults'} there"
         if self.input_size and other.input_size and self.input_size != other.input_size:
             return f"input {self.input_size} here, {other.input_size} there"
         resampled, base = self.resampled(ap), other.resampled(ap)

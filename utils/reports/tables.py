@@ -86,7 +86,8 @@ def labels(report: Report) -> list[str]:
         words = {i: dict.fromkeys(re.split(r"[-_/., ]+", text)) for i, text in texts.items()}
         common = set.intersection(*map(set, words.values()))
         for i, own in words.items():
-            names[i] = " ".join([stage, *(word for word in own if word not in common)])[:LONGEST_NAME].strip()
+            name = " ".join([stage, *(word for word in own if word not in common)])
+            names[i] = textwrap.shorten(name, LONGEST_NAME, placeholder="") or stage
     return distinct_names(names)
 
 
@@ -208,7 +209,8 @@ def verdict(report: Report) -> tuple[str, str]:
         baseline = int8 and report.baseline(int8[0])
         reason = "no row compares with the float row" if baseline else "there is no float row"
         return (f"What INT8 costs is not known: {reason}.", "") if int8 else ("", "")
-    row = next((row for row in reversed(rows) if not row.file.endswith(".yaml")), rows[-1])
+    of_networks = [row for row in rows if row.stage not in OF_RECIPES and not row.file.endswith(".yaml")]
+    row = (of_networks or rows)[-1]
     kind, difference = min(
         ((ap, difference) for ap in AP if (difference := report.difference(row, ap))),
         key=lambda pair: pair[1].value / max(pair[1].error or 0, 1e-9),  # boxes or masks, whichever lose more

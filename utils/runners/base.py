@@ -13,13 +13,15 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from utils.core.errors import InputError, QatError
 from utils.core.input_spec import InputSpec, with_channels
 from utils.core.tasks import Task, task_of_outputs
+
+if TYPE_CHECKING:  # a model repository is written without torch
+    import torch
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -181,6 +183,8 @@ def as_feed(images: Tensor, form: InputSpec, dtype: str) -> Tensor:
     Returns:
         `[B, channels, H, W]`, of a network that takes them so `[B, H, W, channels]`; bytes of RGB are not copied.
     """
+    import torch
+
     images = with_channels(images, form.channels)
     if form.kind == "uint8":
         return images.permute(0, 2, 3, 1) if form.layout == "nhwc" else images

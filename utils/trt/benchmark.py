@@ -97,11 +97,11 @@ def planned(entry: Entry, batch: int, size: tuple[int, int] | None, config: Buil
     return entry.file.with_name(f"{name}.engine"), config.model_copy(update=changes)
 
 
-def check_entries(entries: Sequence[Entry]) -> None:
-    """Check what would only be noticed after minutes.
+def check_entries(entries: Sequence[Entry], size: tuple[int, int] | None = None) -> None:
+    """Check what would only be noticed after minutes; `size` is the (height, width) in pixels that was asked for.
 
     Raises:
-        InputError: a file is missing or of no known kind, or the baseline holds quantizers.
+        InputError: a file is missing or of no known kind, the baseline holds quantizers, or a file has another size.
     """
     for entry in entries:
         if not entry.file.is_file():
@@ -110,9 +110,15 @@ def check_entries(entries: Sequence[Entry]) -> None:
             continue
         if entry.file.suffix.lower() != ".onnx":
             raise InputError(f"{entry.file} is neither an .onnx file nor an engine (.engine, .plan)")
-        if OnnxFile.read(entry.file).quantized and entry.baseline:
+        file = OnnxFile.read(entry.file)
+        if file.quantized and entry.baseline:
             raise InputError(
                 f"--baseline {entry.file} holds quantizers; give the float model's ONNX, exported the same way"
+            )
+        own = file.image[1][2:]
+        if size and any(fixed not in (None, asked) for fixed, asked in zip(own, size, strict=True)):
+            raise InputError(
+                f"{entry.file} takes images of {own[0]}x{own[1]} only; leave the size out, or export it with --dynamic"
             )
 
 

@@ -22,7 +22,8 @@ def test_differences_to_the_best_method_and_what_decided():
     assert first.endswith("mse 0.7120, percentile 99.9 0.7115 (-0.0005 ± 0.0010), max 0.7000 (-0.0120 ± 0.0020)")
     assert second.startswith("chosen: mse, AP 0.7120: ")
     assert "0.9800" in second
-    assert "percentile 99.9" in second
+    assert "not lower by two standard errors" in second
+    assert second.endswith(": mse, percentile 99.9")
     assert sweep(errors=errors, equal=("mse",)).lines()[1] == "chosen: mse, AP 0.7120"
 
 

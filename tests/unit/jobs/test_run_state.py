@@ -16,6 +16,7 @@ from utils.jobs import run_state
 from utils.jobs.options import QuantizeOptions
 from utils.jobs.run_state import Best, RunState
 from utils.jobs.sensitivity.report import AnalysisState
+from utils.reports.schema import UNFINISHED, Report
 
 
 @pytest.fixture
@@ -140,6 +141,9 @@ def test_runs_are_found_by_folder_file_or_time(tmp_path, state):
         seconds = path.stat().st_mtime - age
         os.utime(path, (seconds, seconds))
     assert run_state.find_run("", tmp_path) == tmp_path / "exp2"
+    for name, note in (("exp2", "done"), ("exp", "done"), ("exp3", f"{UNFINISHED}; continue with: ...")):
+        Report(command="", notes=[note]).save(tmp_path / name / "report.json")
+    assert run_state.find_run("", tmp_path) == tmp_path / "exp3"  # the only one with something left to do
     for where in (tmp_path / "exp", tmp_path / "exp/weights", tmp_path / "exp/weights/last.pt"):
         assert run_state.find_run(where, "elsewhere") == tmp_path / "exp"
     with pytest.raises(InputError, match="no run in"):

@@ -95,7 +95,7 @@ def test_f1_is_drawn_for_each_row_with_the_float_threshold(compared):
     (axes,) = f1_curves(compared).axes
     lines = {line.get_label(): line for line in axes.get_lines()}
     assert lines["INT8, best at 0.281"].get_ydata() == pytest.approx(compared.rows[1].f1)
-    assert list(lines["float's threshold"].get_xdata()) == [0.312, 0.312]
+    assert list(lines["float: 0.312"].get_xdata()) == [0.312, 0.312]
 
 
 def test_older_reports_load_and_new_ones_come_back(compared, tmp_path):

@@ -232,7 +232,7 @@ def chart(content: Mapping[str, Any]) -> Figure:
     loss = content["ap"]["float"] - content["ap"]["INT8"]
     right.axvline(loss, color=figures.GREEN, linestyle="--", linewidth=1.6)
     right.annotate(
-        "all that INT8 lost", (loss, 1), xycoords=("data", "axes fraction"), xytext=(-3, 2),
+        "all that INT8 lost", (loss, 0), xycoords=("data", "axes fraction"), xytext=(-3, 4),
         textcoords="offset points", ha="right", fontsize=8, color=figures.GREEN,
     )  # fmt: skip
     right.axvline(0, color=figures.GREY, linewidth=0.8)
