@@ -98,7 +98,8 @@ def test_an_ensemble_is_three_folders(tmp_path):
 
 def test_torch_is_not_needed(tmp_path):
     program, file = ROOT / "scripts/make_triton.py", write_boxes(tmp_path / "a.onnx")
-    code = "import runpy, sys\nsys.modules['torch'] = None\ndel sys.argv[0]\nrunpy.run_path(sys.argv[0], {}, '__main__')"
+    code = "import runpy, sys; sys.modules['torch'] = None; "
+    code += "del sys.argv[0]; runpy.run_path(sys.argv[0], {}, '__main__')"
     subprocess.run([sys.executable, "-c", code, program, file, "--output", tmp_path / "repo"], check=True)
     model_repository.check_models(tmp_path / "repo")
 
