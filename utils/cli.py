@@ -109,6 +109,7 @@ def run_program(
     except KeyboardInterrupt as end:  # also while the line of an error is printed
         word, code = ("terminated", 143) if isinstance(end, Terminated) else ("interrupted", 130)
         print(word, file=sys.stderr)
+        hook = _drop  # the destructor of a loader that was just starting
         return code
     finally:
         sys.unraisablehook = hook
@@ -188,11 +189,16 @@ def _answer_signals() -> None:
     def in_child() -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        threading.excepthook = _drop  # that the program has ended is no news
 
     with contextlib.suppress(ValueError):  # not in the main thread, as in a test
         signal.signal(signal.SIGTERM, terminate)
         sys.unraisablehook = again
         os.register_at_fork(after_in_child=in_child)
+
+
+def _drop(_: object) -> None:
+    """Take an exception of a program that was interrupted, and say nothing."""
 
 
 def _described(error: Exception) -> tuple[int, str]:
