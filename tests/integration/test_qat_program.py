@@ -373,6 +373,8 @@ def test_images_without_labels_go_through_all_with_the_float_networks_detections
         assert [row["ap"] for row in report["rows"][:2]] == pytest.approx(agreed, abs=0.003)
         assert "detections as labels" in report["rows"][1]["ap_with"]
         assert (len(report["history"]), name in report["notes"][0]) == (name == "trains", True)
+        best = capsys.readouterr().out.rpartition("\nbest: ")[2].partition("\n")[0]
+        assert (", agreement 0." in best, "AP" in best) == (True, False)
     known = report["rows"][1]["ap"]
     found = json.loads((run("calibrate", "calibrate", *common, bare, "--unlabelled") / "calibration.json").read_text())
     assert found["methods"]["percentile 99.999"] == pytest.approx(known, abs=1e-9)

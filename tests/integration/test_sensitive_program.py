@@ -350,6 +350,8 @@ class TestCalibrate:
         words = (*TINY, "--num-image", "2", "--target-drop", "1", "--recipe", str(recipe))
         assert sensitive(demo_weights, few, tmp_path, *words) == 0
         assert Recipe.from_file(tmp_path / "exp/recipe.yaml") == Recipe.from_file(recipe)
+        (sentence,) = (note for note in report_of(tmp_path / "exp")["notes"] if note.startswith("The recipe keeps "))
+        assert ": INT8 with --recipe loses no AP" in sentence
 
     def test_method_auto_takes_the_smallest_loss_on_training_images(self, few, demo_weights, tmp_path):
         """The losses are those that QAT begins with where each method is named."""

@@ -7,7 +7,7 @@ import math
 import pytest
 from report_examples import make_row, resampled
 
-from utils.core.score import Difference
+from utils.core.score import AGREEMENT, Difference
 from utils.reports.figures import f1_curves
 from utils.reports.page import page
 from utils.reports.schema import AtThreshold, Report
@@ -71,6 +71,8 @@ def test_no_advice_where_noise_explains_it_or_thresholds_differ(compared):
     assert against_float(report) is None
     inside = int8.model_copy(update={"ap_with": "confidence 0.25 and IoU 0.45 in the file"})
     assert (threshold_advice(report := Report(command="x", rows=[base, inside])), against_float(report)) == ("", None)
+    unlabelled = [row.model_copy(update={"ap_with": AGREEMENT}) for row in compared.rows]
+    assert "lowest confidence that makes a label, 0.312" in against_float(Report(command="x", rows=unlabelled))[0]
     assert against_float(Report(command="x", rows=[base])) is None
     assert against_float(Report(command="x", rows=[make_row(), make_row("PTQ")])) is None
 
