@@ -136,7 +136,7 @@ def environment_text(files: Iterable[str | Path] = ()) -> str:
         from torch.utils.collect_env import get_pretty_env_info
 
         libraries = get_pretty_env_info().strip()
-    overlay = f"Overlay: {__version__}, in a folder at commit {commit}\nTensorRT: {tensorrt}"
+    overlay = f"Overlay: {__version__}\nThe folder that it lies in: at commit {commit}\nTensorRT: {tensorrt}"
     return "\n\n".join([overlay, libraries, *map(_describe_file, files)])
 
 
