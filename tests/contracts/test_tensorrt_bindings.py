@@ -1,6 +1,7 @@
 """What the library asks of TensorRT is in its real Python API, from 8.6 to 11.4, and the stand-in has nothing else."""
 
 import ast
+import enum
 import importlib.util
 import inspect
 import sys
@@ -22,7 +23,8 @@ ROOT = Path(__file__).resolve().parents[2]
 USED = {  # by utils/trt and examples/detect.py, beside what the stand-in's classes have
     "IBuilderConfig": "profiling_verbosity builder_optimization_level max_aux_streams avg_timing_iterations "
     "hardware_compatibility_level", "ILayer": "name num_outputs", "ITensor": "dtype", "ParserError": "desc",
-    "ICudaEngine": "num_aux_streams", "EngineInspector": "execution_context",
+    "INetworkDefinition": "num_layers", "IExecutionContext": "profiler", "OnnxParser": "num_errors",
+    "ICudaEngine": "num_aux_streams num_io_tensors", "EngineInspector": "execution_context",
     "BuilderFlag": "TF32", "MemoryPoolType": "WORKSPACE", "ProfilingVerbosity": "DETAILED",
     "LayerInformationFormat": "JSON", "TensorLocation": "HOST", "TensorIOMode": "INPUT OUTPUT",
     "DataType": "FLOAT HALF INT8 INT32 UINT8 BOOL", "TensorFormat": "LINEAR",
@@ -39,13 +41,8 @@ SOMETIMES = {
 }  # fmt: skip
 OTHER = {  # of other objects, too
     "__init__", "reset", "name", "update", "min", "max", "kind", "type", "data", "size", "shape", "dims", "format",
-    "file", "node", "metadata", "engine", "value", "read", "write", "log",
+    "file", "node", "metadata", "engine", "value", "read", "write", "log", "ERROR",
 }  # fmt: skip
-STAND_IN = {"Builder": "_Builder", "INetworkDefinition": "_Network", "ILayer": "_Layer", "IBuilderConfig": "_Config",
-            "ITimingCache": "_Cache", "IOptimizationProfile": "_Profile", "OnnxParser": "_Parser",
-            "Runtime": "_Runtime", "ICudaEngine": "_Engine", "EngineInspector": "_Inspector",
-            "IExecutionContext": "_Context", "Refitter": "_Refitter",
-            "OnnxParserRefitter": "_OnnxParserRefitter"}  # fmt: skip
 ANSWERS = {  # weakly typed, strongly typed, how files are exported by default
     "8.6": (True, False, "weak"), "10.0": (True, True, "weak"), "10.3": (True, True, "weak"),
     "10.9": (True, True, "weak"), "10.12": (True, True, "strong"), "10.16": (True, True, "strong"),
@@ -56,6 +53,16 @@ ANSWERS = {  # weakly typed, strongly typed, how files are exported by default
 @pytest.fixture(params=BINDINGS)
 def version(request):
     return request.param
+
+
+def stand_in():
+    """Class of the stand-in → its public members; `trt` and `parts` are what `make` says to all of them."""
+    classes = {kind: one for kind, one in vars(fake_tensorrt.make("11.4")).items() if inspect.isclass(one)}
+    return {
+        kind: {name: member for name, member in inspect.getmembers(one)
+               if name[0] != "_" and name not in ("trt", "parts") and member is not None}
+        for kind, one in classes.items() if not issubclass(one, enum.Enum)
+    }  # fmt: skip
 
 
 @pytest.fixture
@@ -76,8 +83,8 @@ def test_what_the_library_asks_for_is_there(real, version):
 def test_every_member_that_the_library_names_is_listed(real):
     """What is in no list above is not TensorRT's, or is missing from the lists."""
     listed = {name for names in USED.values() for name in names.split()} | {name for _, name in SOMETIMES} | OTHER
-    listed |= {name for kind in STAND_IN.values() for name in vars(getattr(fake_tensorrt, kind))}
-    theirs = {member for members in (real.get(kind, {}) for kind in STAND_IN) for member in members}
+    listed |= {name for members in stand_in().values() for name in members}
+    theirs = {name for kind in stand_in() for name in real.get(kind, {})}
     files = [*ROOT.glob("utils/trt/*.py"), ROOT / "examples/detect.py"]
     named = {
         node.attr for file in files for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Attribute)
@@ -86,11 +93,9 @@ def test_every_member_that_the_library_names_is_listed(real):
 
 
 def test_the_stand_in_has_only_what_the_real_one_has(real):
-    for kind, stand_in in STAND_IN.items():
-        for name, member in vars(getattr(fake_tensorrt, stand_in)).items():
-            if name.startswith("_"):
-                continue
-            assert name in real.get(kind, {}) or (kind, name) in SOMETIMES, f"{stand_in}.{name} is not in {kind}"
+    for kind, members in stand_in().items():
+        for name, member in members.items():
+            assert name in real.get(kind, {}) or (kind, name) in SOMETIMES, f"{kind}.{name} is not TensorRT's"
             if inspect.isfunction(member) and (overloads := signatures(str(real.get(kind, {}).get(name, "")))):
                 parameters = list(inspect.signature(member).parameters.values())[1:]
                 needed = sum(one.default is one.empty for one in parameters)
@@ -98,7 +103,7 @@ def test_the_stand_in_has_only_what_the_real_one_has(real):
 
 
 def test_the_comparison_notices_a_member_that_is_not_there(real, monkeypatch):
-    monkeypatch.setattr(fake_tensorrt._Config, "set_everything", lambda self: None, raising=False)
+    monkeypatch.setattr(fake_tensorrt.IBuilderConfig, "set_everything", lambda self: None, raising=False)
     with pytest.raises(AssertionError, match="set_everything"):
         test_the_stand_in_has_only_what_the_real_one_has(real)
 
@@ -110,8 +115,7 @@ def test_the_lean_runtime_has_what_runs_an_engine(real, version):
     except (OSError, ValueError) as error:
         pytest.skip(f"the lean runtime's bindings of TensorRT {version} cannot be had here: {error}")
     for kind in ["Runtime", "ICudaEngine", "IExecutionContext"]:
-        members = {name for name in vars(getattr(fake_tensorrt, STAND_IN[kind])) if not name.startswith("_")}
-        assert members <= lean[kind].keys(), kind
+        assert {*stand_in()[kind], *USED.get(kind, "").split()} <= lean[kind].keys(), kind
     assert set(USED["DataType"].split()) <= lean["DataType"].keys()
     with pytest.raises(InputError, match="builds no engines"):
         check_target(Api(module_of(lean, version, "tensorrt_lean")), GPU, ())

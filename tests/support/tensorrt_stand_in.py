@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fake_cuda
 import fake_tensorrt
 import pytest
 
@@ -15,10 +16,10 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, version: str = "8.6.0") -> Api:
     """Put a fake TensorRT of that version and a fake GPU in place, and return the module's Api."""
     from utils.trt import runner, timing
 
-    api = Api(fake_tensorrt.make(version, GPU.name))
+    api = Api(fake_tensorrt.make(version))
     monkeypatch.setattr(tensorrt_api, "load_tensorrt", lambda name=None: api)
     monkeypatch.setattr(tensorrt_api, "installed_module", lambda names=None: "tensorrt")
     monkeypatch.setattr(tensorrt_api, "gpu", lambda index=None: GPU)
     for module in (runner, timing):
-        monkeypatch.setattr(module, "cuda", fake_tensorrt.FakeCuda)
+        monkeypatch.setattr(module, "cuda", fake_cuda)
     return api

@@ -121,7 +121,7 @@ import runpy, sys
 sys.path.insert(0, {support!r})
 from types import ModuleType
 import fake_cuda_python, fake_tensorrt
-sys.modules["tensorrt"] = fake_tensorrt.make("8.6.0", "Fake GPU")
+sys.modules["tensorrt"] = fake_tensorrt.make("8.6.0")
 sys.modules["cuda"], sys.modules["cuda.bindings"] = ModuleType("cuda"), ModuleType("cuda.bindings")
 sys.modules["cuda.bindings.runtime"] = fake_cuda_python.make()
 sys.argv = ["detect.py", *sys.argv[1:]]

@@ -88,7 +88,7 @@ def test_layer_times_are_means_without_warming_up(execution):
 def test_the_lean_runtime_runs_version_compatible_engines(tmp_path, monkeypatch, version):
     stand_in(monkeypatch, version)
     paths = [engine(tmp_path, version_compatible=True), engine(tmp_path / "plain")]
-    api = Api(fake_tensorrt.make(version, GPU.name, lean=True))
+    api = Api(fake_tensorrt.make(version, lean=True))
     one = Execution(paths[0], api, CPU)
     check(one, feed(one, 2, 3, 4, 8))
     with pytest.raises(InputError, match="lean runtime"):

@@ -3,7 +3,7 @@
 import time
 from types import SimpleNamespace
 
-import fake_tensorrt
+import fake_cuda
 import numpy as np
 import pytest
 import torch
@@ -36,7 +36,7 @@ def execution(tmp_path, monkeypatch):
 def journal(monkeypatch):
     """What happens on each stream, in order: `(stream, what)`; streams are numbered as they are made."""
     found, numbers, names = [], {}, {}
-    record, synchronize = fake_tensorrt.FakeCuda.Event.record, fake_tensorrt.FakeCuda.Event.synchronize
+    record, synchronize = fake_cuda.Event.record, fake_cuda.Event.synchronize
 
     def number(stream):
         return numbers.setdefault(id(stream), (len(numbers), stream))[0]
@@ -54,9 +54,9 @@ def journal(monkeypatch):
         found.append(("host", f"waits for {names[id(self)][0]}"))
         synchronize(self)
 
-    monkeypatch.setattr(fake_tensorrt.FakeCuda.Event, "record", recorded)
-    monkeypatch.setattr(fake_tensorrt.FakeCuda.Event, "synchronize", synchronized)
-    monkeypatch.setattr(fake_tensorrt.FakeCuda.Stream, "wait_event", waited)
+    monkeypatch.setattr(fake_cuda.Event, "record", recorded)
+    monkeypatch.setattr(fake_cuda.Event, "synchronize", synchronized)
+    monkeypatch.setattr(fake_cuda.Stream, "wait_event", waited)
     return found
 
 
@@ -144,7 +144,7 @@ def test_inputs_of_any_type_are_random_and_copied(monkeypatch, dtype, most):
 
     spec = TensorSpec("images", (4, 3, 8, 8), dtype)
     buffers = {"images": torch.zeros(4, 3, 8, 8, dtype=getattr(torch, dtype))}
-    stream = fake_tensorrt.FakeCuda.Stream()
+    stream = fake_cuda.Stream()
     plain = SimpleNamespace(inputs=[spec], outputs=[], device=CPU, stream=stream, buffers=buffers, run=lambda: None)
     lane = timing._Lane(plain, TimingConfig())
     values = buffers["images"].float()
