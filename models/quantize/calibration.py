@@ -17,6 +17,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median_low
 from typing import Any
 
@@ -149,16 +150,33 @@ def collect(model: nn.Module, batches: Iterable[Tensor]) -> Statistics:
     statistics = Statistics()
     quantizers: Any = model.activation_quantizers
     calls: Counter[str] = Counter()  # of each quantizer in the present forward: which of its tensors comes next
-    part = _Part()
-    handles = [
-        module.register_forward_pre_hook(_counter(statistics, calls, name, part)) for name, module in quantizers.items()
-    ]
+    counts = True  # False for a placeholder
+
+    def count(name: str, _module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        magnitude = inputs[0].detach().float().abs()
+        maxima = magnitude.flatten(1).amax(1)
+        of_images, largest = maxima.tolist(), float(maxima.max())  # NaN if there is one
+        if not counts:
+            magnitude, of_images, largest = magnitude.flatten()[:0], [], 0.0
+        each = [value for (value,) in distributed.all_numbers([largest])]
+        largest = max(each) if all(map(math.isfinite, each)) else math.nan
+        if not math.isfinite(largest):
+            raise InputError(
+                f"the float network computes NaN or infinity at {name.replace('/', '.')}; check the weights"
+            )
+        if name not in statistics.histograms:
+            statistics.histograms[name] = Histogram.empty(largest, magnitude.device)
+        statistics.histograms[name].add(magnitude, largest, calls[name])
+        statistics.histograms[name].add_images(of_images, calls[name])
+        calls[name] += 1
+
+    handles = [module.register_forward_pre_hook(partial(count, name)) for name, module in quantizers.items()]
     images: Tensor | None = None
     try:
         with quantizers_off(model), torch.inference_mode(), disable_tf32():
             for images in batches:
                 calls.clear()
-                images, part.counts = placeholder(images)
+                images, counts = placeholder(images)
                 model(images)
     finally:
         for handle in handles:
@@ -244,34 +262,6 @@ def tensor_ranges(model: Any) -> list[dict[str, Any]]:
         rows.append({"name": name, "kind": kind, "amax": high, "min": low, "max": high, "channels": amax.numel(),
                      "tensors": tensors})  # fmt: skip
     return rows
-
-
-class _Part:
-    """What the present forward runs on: `counts` is False for a placeholder."""
-
-    counts = True
-
-
-def _counter(statistics: Statistics, calls: Counter[str], name: str, part: _Part) -> Any:
-    def count(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        magnitude = inputs[0].detach().float().abs()
-        maxima = magnitude.flatten(1).amax(1)
-        images, largest = maxima.tolist(), float(maxima.max())  # NaN if there is one
-        if not part.counts:
-            magnitude, images, largest = magnitude.flatten()[:0], [], 0.0
-        each = [value for (value,) in distributed.all_numbers([largest])]
-        largest = max(each) if all(map(math.isfinite, each)) else math.nan
-        if not math.isfinite(largest):
-            raise InputError(
-                f"the float network computes NaN or infinity at {name.replace('/', '.')}; check the weights"
-            )
-        if name not in statistics.histograms:
-            statistics.histograms[name] = Histogram.empty(largest, magnitude.device)
-        statistics.histograms[name].add(magnitude, largest, calls[name])
-        statistics.histograms[name].add_images(images, calls[name])
-        calls[name] += 1
-
-    return count
 
 
 def _mse(counts: Tensor, top: Tensor, largest: Tensor) -> Tensor:

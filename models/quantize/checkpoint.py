@@ -39,7 +39,7 @@ class QuantizedCheckpoint:
     nc: int
     stride: int  # pixels: image sizes are multiples of it
     yaml: dict[str, Any]  # upstream's model description
-    extra: dict[str, Any] = field(default_factory=dict)
+    extra: dict[str, Any] = field(default_factory=dict)  # plain values, such as AP and the file it was made from
 
     @property
     def imgsz(self) -> int | tuple[int, int] | None:
@@ -52,35 +52,21 @@ class QuantizedCheckpoint:
         return self.extra.get("data") and str(self.extra["data"])
 
 
-def save(
-    path: str | Path,
-    model: nn.Module,
-    *,
-    recipe: Recipe,
-    names: Mapping[int, str],
-    nc: int,
-    stride: int,
-    yaml: Mapping[str, Any],
-    extra: Mapping[str, Any] | None = None,
-) -> None:
-    """Write a quantized network that `placement.apply` made; the file appears whole or not at all.
-
-    Args:
-        extra: plain values to keep beside it, such as AP and the file it was made from.
-    """
+def save(path: str | Path, checkpoint: QuantizedCheckpoint) -> None:
+    """Write a quantized network that `placement.apply` made; the file appears whole or not at all."""
     from models.quantize import __version__
 
     content = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         "version": __version__,
-        "recipe": recipe.to_dict(),
-        "names": dict(names),
-        "nc": int(nc),
-        "stride": int(stride),
-        "yaml": dict(yaml),
-        "extra": dict(extra or {}),
-        STATE: {name: value.detach().cpu().clone() for name, value in model.state_dict().items()},
+        "recipe": checkpoint.recipe.to_dict(),
+        "names": dict(checkpoint.names),
+        "nc": int(checkpoint.nc),
+        "stride": int(checkpoint.stride),
+        "yaml": dict(checkpoint.yaml),
+        "extra": dict(checkpoint.extra),
+        STATE: {name: value.detach().cpu().clone() for name, value in checkpoint.model.state_dict().items()},
     }
     save_torch(content, path)
 

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from models.quantize.modules import QuantPoint
+from models.quantize.placement import point_of
 from utils.core.tasks import trained
 
 SMALLEST_VARIANCE = 1e-8  # a layer whose output is constant must not divide by zero
@@ -198,15 +199,7 @@ def _result_points(model: Any) -> list[QuantPoint | None]:
     if plan is None:
         return [None] * len(top_layers(model))
     tensors = {tensor.name: tensor for tensor in plan.tensors if tensor.owner}
-    points: list[QuantPoint | None] = []
-    for name in plan.results:
-        tensor = tensors.get(name)
-        if tensor is None:
-            points.append(None)
-            continue
-        owner = model.get_submodule(tensor.owner)
-        points.append(owner.points[tensor.variable] if tensor.variable else owner.output_point)
-    return points
+    return [point_of(model, tensors[name]) if name in tensors else None for name in plan.results]
 
 
 def tensors_of(output: Any) -> Iterator[Tensor]:

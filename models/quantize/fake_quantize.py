@@ -84,15 +84,6 @@ def trained_fake_quantize(x: Tensor, scale: Tensor) -> Tensor:
     return _TrainedFakeQuantize.apply(x, scale, _type_of_result(x))
 
 
-def trained_silu_fake_quantize(x: Tensor, scale: Tensor) -> Tensor:
-    """SiLU and then `trained_fake_quantize` as one operation, which keeps `x` for backward and not its SiLU.
-
-    Only where `fused_cuda.usable(x)`. SiLU is computed in float32 and not rounded in between, so results are
-    those of a float32 network, also for `x` in half precision.
-    """
-    return fused_cuda.silu_fake_quantize(x, scale, _type_of_result(x))
-
-
 def _type_of_result(x: Tensor) -> torch.dtype:
     cuda = x.device.type == "cuda"
     return torch.get_autocast_dtype("cuda") if cuda and torch.is_autocast_enabled("cuda") else x.dtype
@@ -185,8 +176,12 @@ def takes_silu(quantizer: Any, x: Tensor) -> bool:
 
 
 def silu_rounded_by(quantizer: Any, x: Tensor) -> Tensor:
-    """SiLU of a tensor, rounded with the scale that training has put in, see `takes_silu`."""
-    return trained_silu_fake_quantize(x, quantizer.__dict__["trained_scale"])
+    """SiLU of a tensor, rounded with the scale that training has put in, see `takes_silu`.
+
+    One operation, which keeps `x` for backward and not its SiLU, computes SiLU in float32 and does not round it: results
+    are those of a float32 network, also for `x` in half precision.
+    """
+    return fused_cuda.silu_fake_quantize(x, quantizer.__dict__["trained_scale"], _type_of_result(x))
 
 
 def put_scale(quantizer: nn.Module, scale: Tensor | None) -> None:

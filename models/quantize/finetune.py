@@ -179,19 +179,6 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-class Student(nn.Module):
-    """The quantized network and the ranges that it is trained with, as one module."""
-
-    def __init__(self, network: nn.Module, ranges: LearnedRanges) -> None:
-        super().__init__()
-        self.network, self.ranges = network, ranges
-
-    def forward(self, images: Tensor) -> Any:
-        """What the head returns while training, of float images `[B, 3, H, W]`: raw maps, with masks also theirs."""
-        self.ranges.put_in()
-        return self.network(images)
-
-
 class Finetuner:
     """One student, its teacher and the optimizer; `run_epoch` may be called as often as wanted.
 
@@ -216,7 +203,6 @@ class Finetuner:
         self._channels = channels_of(student)
         self.ranges = LearnedRanges(student, learned=settings.ranges == "learned").to(device)
         groups = self._groups(trainable_parameters(student))
-        self.whole = Student(student, self.ranges)
         self._parameters = [parameter for group in groups for parameter in group["params"]]
         share_parameters(self._parameters)
         self._amp = device.type == "cuda"
@@ -280,7 +266,10 @@ class Finetuner:
             stack.enter_context(raw_head(self.student))
             stack.enter_context(raw_head(self.teacher))
             stack.enter_context(self.ranges.in_use())
-            self._taps = [stack.enter_context(LayerTaps(m, self._tapped())) for m in (self.student, self.teacher)]
+            tapped: list[int] = []  # layers whose results are compared beside the head's maps
+            if self._by_layers:
+                tapped = supervised_layers(len(top_layers(self.student)), self.settings.supervision_stride)[:-1]
+            self._taps = [stack.enter_context(LayerTaps(model, tapped)) for model in (self.student, self.teacher)]
             for batch in batches:
                 for group in self.optimizer.param_groups:
                     group["lr"] = rate(count) * group["factor"]
@@ -290,22 +279,12 @@ class Finetuner:
                     mean = _finite(total) / count
                     if on_step:
                         on_step(mean)
-            self._check_last_step()
+            if not self.ranges.finite() or not all(bool(one.isfinite().all()) for one in self._parameters):
+                raise DivergedError("weights or ranges are not finite after the last step")  # no next one looks at them
         self.optimizer.zero_grad(set_to_none=True)
         if not count:
             raise ValueError("no images to finetune on")
         return EpochResult(loss=_finite(total) / count, iterations=count, seconds=time.perf_counter() - start)
-
-    def _check_last_step(self) -> None:
-        """Raises `DivergedError` where the loss of a next step would not be finite: no further step looks at it."""
-        if not self.ranges.finite() or not all(bool(one.isfinite().all()) for one in self._parameters):
-            raise DivergedError("weights or ranges are not finite after the last step")
-
-    def _tapped(self) -> list[int]:
-        """The layers whose results the supervision compares, beside the head's maps."""
-        if self._by_layers:
-            return supervised_layers(len(top_layers(self.student)), self.settings.supervision_stride)[:-1]
-        return []
 
     def _step(self, images: Tensor) -> Tensor:
         """One optimizer step on float images `[B, 3, H, W]`; returns the loss of the whole batch, float32 scalar."""
@@ -330,10 +309,15 @@ class Finetuner:
         On a GPU the teacher runs on a stream of its own, beside the student's forward.
         """
         ours, theirs = self._taps
+        beside: AbstractContextManager[Any] = nullcontext()
+        if self._side is not None:  # its tensors are freed before the next step, for which it waits: none is used early
+            self._side.wait_stream(torch.cuda.current_stream(self.device))
+            beside = torch.cuda.stream(self._side)
         with torch.autocast(self.device.type, dtype=torch.float16, enabled=self._amp):
-            with self._beside(), torch.no_grad():  # not inference_mode: the loss's backward needs these tensors
+            with beside, torch.no_grad():  # not inference_mode: the loss's backward needs these tensors
                 maps, features = self.teacher(images), theirs.take()
-            student = self.whole(images)
+            self.ranges.put_in()
+            student = self.student(images)
         if self._side is not None:
             torch.cuda.current_stream(self.device).wait_stream(self._side)
         if self._by_layers:
@@ -344,16 +328,6 @@ class Finetuner:
             loss = distance / weight.clamp(min=SMALLEST_WEIGHT)
         self.scaler.scale(loss).backward()
         return torch.stack((loss.detach(), weight))
-
-    def _beside(self) -> AbstractContextManager[Any]:
-        """On the teacher's stream, which takes over what was computed so far; on a CPU nothing.
-
-        What is computed there is freed before the next step, and that stream waits for it: no memory is used too early.
-        """
-        if self._side is None:
-            return nullcontext()
-        self._side.wait_stream(torch.cuda.current_stream(self.device))
-        return torch.cuda.stream(self._side)
 
 
 def _finite(loss: Tensor | float, name: str = "the supervision loss") -> float:
@@ -409,35 +383,29 @@ def add_gradients(parameters: Sequence[nn.Parameter], loss: Tensor, weight: Tens
 def part_of_layer_loss(
     student: Sequence[Sequence[Tensor]], teacher: Sequence[Sequence[Tensor]], *, counts: bool
 ) -> Tensor:
-    """What this process's images add to `layer_loss` of the whole batch, a float32 scalar."""
-    if distributed.world().size == 1:
+    """What this process's images add to `layer_loss` of the whole batch, a float32 scalar.
+
+    The variance of a tensor over all processes is put together from the parts' (Chan, Golub and LeVeque, "Updating
+    Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979).
+    """
+    world = distributed.world()
+    if world.size == 1:
         return layer_loss(student, teacher)
     pairs = [
         (a.float(), b.float())
         for ours, theirs in zip(student, teacher, strict=True)
         for a, b in zip(ours, theirs, strict=True)
     ]
-    number, spread = _spread([target for _, target in pairs], counts=counts)
-    errors = torch.stack([(a - b).square().sum() for a, b in pairs])
-    return (errors * counts / number / spread).sum()
-
-
-def _spread(tensors: Sequence[Tensor], *, counts: bool) -> tuple[Tensor, Tensor]:
-    """Of each tensor over all processes the number of values and their variance, float32 `[n]`.
-
-    The variance is put together from the parts' (Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm
-    for Computing Sample Variances", 1979).
-    """
-    world = distributed.world()
-    own = [(*torch.var_mean(one, correction=0), one.new_tensor(one.numel() * counts)) for one in tensors]
+    own = [(*torch.var_mean(one, correction=0), one.new_tensor(one.numel() * counts)) for _, one in pairs]
     mine = torch.stack([torch.stack(one) for one in own]).double()
     parts = mine.new_zeros(world.size, *mine.shape)
     parts[world.rank] = mine
     variance, mean, number = distributed.all_sum(parts).unbind(2)  # each [processes, n]
     total = number.sum(0)
     middle = (number * mean).sum(0) / total
-    whole = (number * (variance + (mean - middle).square())).sum(0) / total
-    return total.float(), whole.float().clamp(min=SMALLEST_VARIANCE)
+    spread = ((number * (variance + (mean - middle).square())).sum(0) / total).float().clamp(min=SMALLEST_VARIANCE)
+    errors = torch.stack([(a - b).square().sum() for a, b in pairs])
+    return (errors * counts / total.float() / spread).sum()
 
 
 BELOW = 1 - 2**-20  # exp(log(amax)) may be a hair above amax, whose scale would then be rounded up to the next float16

@@ -29,17 +29,14 @@ class _Export:
     active = False
 
 
-_export = _Export()
-
-
 @contextmanager
 def export_mode() -> Iterator[None]:
     """While active, networks compute in PyTorch what they compute while they are exported, see `exporting`."""
-    before, _export.active = _export.active, True
+    before, _Export.active = _Export.active, True
     try:
         yield
     finally:
-        _export.active = before
+        _Export.active = before
 
 
 def exporting() -> bool:
@@ -48,7 +45,7 @@ def exporting() -> bool:
     Then redundant points quantize too, so that the graph holds every Q/DQ pair, and operations are written in the form
     that suits a graph.
     """
-    return _export.active or torch.onnx.is_in_onnx_export()
+    return _Export.active or torch.onnx.is_in_onnx_export()
 
 
 def _resize_like(x: Tensor, like: Tensor) -> Tensor:
@@ -111,29 +108,24 @@ class Step:
         return {name: _evaluate(node, {}, module) for name, node in self.keywords}
 
 
-_parsed: dict[tuple[str, ...], tuple[Step, ...]] = {}
-
-
+@functools.cache
 def parse(statements: tuple[str, ...]) -> tuple[Step, ...]:
     """Parse the statements of a flow.
 
     Raises:
         SyntaxError: a statement is not of the form `name[, name] = call(...)`.
     """
-    if statements not in _parsed:
-        _parsed[statements] = tuple(_parse_one(text) for text in statements)
-    return _parsed[statements]
-
-
-def _parse_one(text: str) -> Step:
-    node = ast.parse(text).body[0]
-    if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
-        raise SyntaxError(f"a flow statement reads 'name = call(...)', not {text!r}")
-    target = node.targets[0]
-    names = target.elts if isinstance(target, ast.Tuple) else [target]
-    keywords = tuple((keyword.arg or "", keyword.value) for keyword in node.value.keywords)
-    path = ast.unparse(node.value.func).replace("[", ".").replace("]", "").removeprefix("self.")  # cv2[0].m → cv2.0.m
-    return Step(tuple(ast.unparse(name) for name in names), path, tuple(node.value.args), keywords)
+    steps = []
+    for text in statements:
+        node = ast.parse(text).body[0]
+        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
+            raise SyntaxError(f"a flow statement reads 'name = call(...)', not {text!r}")
+        target, call = node.targets[0], node.value
+        names = target.elts if isinstance(target, ast.Tuple) else [target]
+        keywords = tuple((keyword.arg or "", keyword.value) for keyword in call.keywords)
+        path = ast.unparse(call.func).replace("[", ".").replace("]", "").removeprefix("self.")  # cv2[0].m → cv2.0.m
+        steps.append(Step(tuple(ast.unparse(name) for name in names), path, tuple(call.args), keywords))
+    return tuple(steps)
 
 
 def _evaluate(node: ast.expr, values: dict[str, Any], module: Any) -> Any:
@@ -175,7 +167,8 @@ class Graph:
     flows: dict[str, rules.Flow] = field(default_factory=dict)  # modules to replace by a FlowModule
     unknown: dict[str, str] = field(default_factory=dict)  # path → class of modules that no rule describes
     results: list[Any] = field(default_factory=list)  # of each top-level layer: its value, None for a head
-    unused: frozenset[str] = frozenset()  # paths of top-level layers that nothing leads from to the last one
+    unused: frozenset[str] = frozenset()  # paths of top-level layers that nothing leads from to the last one, as those
+    # in front of a head that was cut down to fewer levels: an exporter leaves them out
 
     @cached_property
     def ends(self) -> frozenset[str]:
@@ -201,18 +194,13 @@ def read(model: Any) -> Graph:
             value = pick[0] if isinstance(sources, int) else pick
         value = reader.module(layer, f"model.{index}", value)
         results.append(value)
-    graph.unused = _unused(model)
-    return graph
-
-
-def _unused(model: Any) -> frozenset[str]:
-    """Layers that an exporter leaves out; a head that was cut down to fewer levels has some in front of it."""
     used = {len(model.model) - 1}
-    for index in range(len(model.model) - 1, -1, -1):
+    for index in reversed(range(len(model.model))):
         if index in used:
             sources = model.model[index].f
             used |= {one if one >= 0 else index + one for one in ([sources] if isinstance(sources, int) else sources)}
-    return frozenset(f"model.{index}" for index in range(len(model.model)) if index not in used)
+    graph.unused = frozenset(f"model.{index}" for index in range(len(model.model)) if index not in used)
+    return graph
 
 
 class _Reader:

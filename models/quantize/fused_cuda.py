@@ -85,7 +85,8 @@ class _Fused(torch.autograd.Function):
         rows, length, block = _cut(x, scale)
         parts = torch.empty(rows, -(-length // block), dtype=torch.float32, device=x.device)
         if x.numel():
-            gradient = _laid_out_as(gradient, x)
+            if _strides(gradient) != _strides(x):  # its elements in the order in which those of `x` lie in memory
+                gradient = torch.empty_like(x, dtype=gradient.dtype).copy_(gradient)
             _launch("backward", x, scale, (gradient, x, _flat(scale), of_x, parts), ctx, LEARNED=learned)
         return of_x, parts.sum(1).reshape(scale.shape) if learned else None, None, None
 
@@ -128,10 +129,3 @@ def _rows_follow_each_other(x: Tensor, by_row: bool) -> bool:
             return False
         expected *= size
     return not by_row or x.shape[0] == 1 or ordered[-1] == (x.stride(0), x.shape[0])
-
-
-def _laid_out_as(gradient: Tensor, x: Tensor) -> Tensor:
-    """The gradient with its elements in the order in which those of `x` lie in memory."""
-    if _strides(gradient) == _strides(x):
-        return gradient
-    return torch.empty_like(x, dtype=gradient.dtype).copy_(gradient)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from models.quantize import backend
 from models.quantize.modules import QuantPoint
-from models.quantize.placement import Plan
+from models.quantize.placement import Plan, point_of
 from utils.core.device import disable_tf32
 from utils.core.tasks import Prediction, Task, prediction_of, task_of_head
 
@@ -210,12 +210,7 @@ def _switches(model: Any) -> dict[str, _Switch]:
     found = {}
     for tensor in plan.tensors:
         paths = (tensor.owner,) if tensor.owner else plan.image_consumers
-        owner = model.get_submodule(paths[0])
-        if tensor.variable:
-            point = owner.points[tensor.variable]
-        else:
-            point = owner.output_point if tensor.owner else owner.input_point  # one for all that read the image
-        found[tensor.name] = _Switch(point, paths)
+        found[tensor.name] = _Switch(point_of(model, tensor), paths)
     for path in plan.fallback:
         found[fallback_input(path)] = _Switch(model.get_submodule(path).input_point, (path,))
     return found

@@ -153,10 +153,16 @@ def apply(model: nn.Module, plan: Plan, library: str = "torch") -> None:
             weight = backend.create(conv.out_channels, library)
             backend.set_weight_amax(weight, conv.weight)
         _replace(model, path, modules.QuantConv2d.from_float(conv, weight))
-    for tensor in plan.tensors:
+    for tensor in (tensor for tensor in plan.tensors if tensor.owner):
         point = modules.QuantPoint(scales[scale_key(tensor.scale)], tensor.redundant)
-        if tensor.owner:
-            _place(model, tensor, point)
+        owner = model.get_submodule(tensor.owner)
+        if tensor.variable:
+            owner.points[tensor.variable] = point
+            continue
+        if not isinstance(owner, (modules.QuantConv2d, modules.ConvBlock, modules.PassThrough)):
+            owner = modules.PassThrough(owner)
+            _replace(model, tensor.owner, owner)
+        owner.output_point = point
     image = modules.QuantPoint(scales[scale_key(IMAGES)]) if plan.image_consumers else None
     for path in plan.image_consumers:
         model.get_submodule(path).input_point = image
@@ -361,15 +367,12 @@ def _is_image(value: Value) -> bool:
     return not value.owner
 
 
-def _place(model: nn.Module, tensor: QuantizedTensor, point: modules.QuantPoint) -> None:
+def point_of(model: Any, tensor: QuantizedTensor) -> modules.QuantPoint:
+    """The point that rounds a tensor in a network with quantizers; of the image one for all that read it."""
+    if not tensor.owner:
+        return model.get_submodule(model.quantization_plan.image_consumers[0]).input_point
     owner = model.get_submodule(tensor.owner)
-    if tensor.variable:
-        owner.points[tensor.variable] = point
-        return
-    if not isinstance(owner, (modules.QuantConv2d, modules.ConvBlock, modules.PassThrough)):
-        owner = modules.PassThrough(owner)
-        _replace(model, tensor.owner, owner)
-    owner.output_point = point
+    return owner.points[tensor.variable] if tensor.variable else owner.output_point
 
 
 def _replace(model: nn.Module, path: str, module: nn.Module) -> None:

@@ -43,7 +43,7 @@ def trained(graph: bool, **settings: object) -> tuple[Finetuner, list[float]]:
 def test_losses_weights_and_ranges_are_the_same(settings):
     (ours, losses), (theirs, expected) = trained(True, **settings), trained(False, **settings)
     assert losses == pytest.approx(expected, rel=1e-3)  # backward kernels may add in another order
-    for one, other in zip(ours.whole.parameters(), theirs.whole.parameters(), strict=True):
+    for one, other in zip(*([*t.student.parameters(), *t.ranges.parameters()] for t in (ours, theirs)), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-4)
 
 

@@ -99,8 +99,8 @@ def quantized_demo(demo_weights: Path, demo_data: Path, tmp_path_factory: pytest
     placement.apply(model, placement.plan(model, Recipe()))
     calibrate(model, [batch], Calibration(method="max"))
     path = tmp_path_factory.mktemp("demo") / "demo-int8.pt"
-    checkpoint.save(path, model, recipe=Recipe(), names=source.names, nc=source.nc, stride=source.stride,
-                    yaml=source.yaml)  # fmt: skip
+    content = (model, Recipe(), source.names, source.nc, source.stride, source.yaml)
+    checkpoint.save(path, checkpoint.QuantizedCheckpoint(*content))
     return path
 
 

@@ -59,7 +59,8 @@ def check(config, file: Path, golden: str) -> None:
     expected = outputs(quantized)
     assert not torch.equal(expected[0], outputs(original)[0])
     nc = quantized.model[-1].nc
-    checkpoint.save(file, quantized, recipe=Recipe(), names=quantized.names, nc=nc, stride=32, yaml=quantized.yaml)
+    content = checkpoint.QuantizedCheckpoint(quantized, Recipe(), quantized.names, nc, 32, quantized.yaml)
+    checkpoint.save(file, content)
     for ours, theirs in zip(
         outputs(checkpoint.load_quantized(file, [type(quantized.model[-1]).__name__]).model), expected, strict=True
     ):

@@ -279,6 +279,7 @@ def test_a_panoptic_network_is_refused_wherever_one_is_opened(files, tmp_path):
         upstream.load_training(files["Panoptic"])
     model = upstream.fuse(random_network(tiny_with("Panoptic")))
     placement.apply(model, placement.plan(model, Recipe()))
-    checkpoint.save(tmp_path / "a.pt", model, recipe=Recipe(), names=model.names, nc=10, stride=32, yaml=model.yaml)
+    content = checkpoint.QuantizedCheckpoint(model, Recipe(), model.names, 10, 32, model.yaml)
+    checkpoint.save(tmp_path / "a.pt", content)
     with pytest.raises(CheckpointError, match="Panoptic"):
         checkpoint.load_quantized(tmp_path / "a.pt")

@@ -101,10 +101,8 @@ def save_quantized(path: Path, weights: Path, recipe: Recipe | None = None, imgs
     torch.manual_seed(1)
     settings = recipe.replace(calibration_method="max").calibration
     calibrate(model, [torch.rand(2, channels_of(model), imgsz, imgsz)], settings)
-    checkpoint.save(
-        path, model, recipe=recipe, names=source.names, nc=source.nc, stride=source.stride, yaml=source.yaml,
-        extra={"imgsz": imgsz},
-    )  # fmt: skip
+    content = (model, recipe, source.names, source.nc, source.stride, source.yaml, {"imgsz": imgsz})
+    checkpoint.save(path, checkpoint.QuantizedCheckpoint(*content))
     return path
 
 

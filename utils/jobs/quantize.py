@@ -278,11 +278,11 @@ class Session:
         source = self.inputs.source
         origin = {"float_weights": self.options.weights, "float_sha256": self.state.weights_hash}
         origin |= {"labels_of": self.options.weights} if self.options.unlabelled else {}
-        checkpoint.save(
-            self.weights / name, student, recipe=self.recipe, names=source.names, nc=source.nc,
-            stride=source.stride, yaml=source.yaml, extra={**extra, **origin, "imgsz": self.inputs.imgsz,
-                   "data": self.options.data},
-        )  # fmt: skip
+        extra = {**extra, **origin, "imgsz": self.inputs.imgsz, "data": self.options.data}
+        content = checkpoint.QuantizedCheckpoint(
+            student, self.recipe, source.names, source.nc, source.stride, source.yaml, extra
+        )
+        checkpoint.save(self.weights / name, content)
         self.state.files.append(name)
         self.state.checkpoint = name
 
