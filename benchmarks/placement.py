@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -56,8 +57,7 @@ def convolutions_only(model: onnx.ModelProto) -> onnx.ModelProto:
     Args:
         model: a quantized file whose convolutions are whole (export_qat.py --no-int8-rewrites).
     """
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
+    result = deepcopy(model)
     graph = result.graph
     producers = {output: node for node in graph.node for output in node.output}
     constants = {one.name: one for one in graph.initializer}

@@ -178,7 +178,7 @@ def takes_silu(quantizer: Any, x: Tensor) -> bool:
 def silu_rounded_by(quantizer: Any, x: Tensor) -> Tensor:
     """SiLU of a tensor, rounded with the scale that training has put in, see `takes_silu`.
 
-    One operation, which keeps `x` for backward and not its SiLU, computes SiLU in float32 and does not round it: results
+    One operation, which keeps `x` for backward and not its SiLU, and computes SiLU in float32 without rounding: results
     are those of a float32 network, also for `x` in half precision.
     """
     return fused_cuda.silu_fake_quantize(x, quantizer.__dict__["trained_scale"], _type_of_result(x))

@@ -11,8 +11,7 @@ from golden_graphs import FORMS, check_graphs
 from graph_signature import signature
 from known_networks import DEMO, DETECTORS, quantized
 
-from utils.onnx_graph.export import export_forms
-from utils.onnx_graph.export_config import ExportConfig
+from utils.onnx_graph.export import ExportConfig, export_forms
 
 
 @pytest.mark.parametrize("name", [*DEMO, *DETECTORS])

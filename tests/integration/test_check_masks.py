@@ -15,7 +15,7 @@ from torch import nn
 
 from utils.jobs import compare_outputs
 from utils.jobs.open import Network, load_network
-from utils.onnx_graph.export_config import ExportConfig
+from utils.onnx_graph.export import ExportConfig
 
 SIDE = 64
 IMAGES = torch.rand(3, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(5))

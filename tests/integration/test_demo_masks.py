@@ -15,8 +15,7 @@ from models.quantize.recipe import Recipe
 from utils import upstream
 from utils.jobs.open import load_network
 from utils.onnx_graph import output_formats
-from utils.onnx_graph.export import export_forms
-from utils.onnx_graph.export_config import ExportConfig
+from utils.onnx_graph.export import ExportConfig, export_forms
 from utils.onnx_graph.output_formats import NmsSettings
 from utils.reports.schema import Report
 

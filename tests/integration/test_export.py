@@ -23,8 +23,7 @@ from utils.core.errors import QatError
 from utils.jobs.compare_tensors import compare_tensors
 from utils.jobs.open import Network, load_network, open_runner
 from utils.onnx_graph import export
-from utils.onnx_graph.export import ExportResult
-from utils.onnx_graph.export_config import ExportConfig
+from utils.onnx_graph.export import ExportConfig, ExportResult
 from utils.onnx_graph.qdq_view import QdqGraph
 from utils.onnx_graph.verify import verify
 from utils.onnx_graph.view import metadata_of

@@ -17,7 +17,7 @@ from models.quantize.flow import export_mode
 from models.quantize.recipe import Recipe
 from utils.jobs.compare_tensors import compare_tensors
 from utils.jobs.open import load_network
-from utils.onnx_graph.export_config import ExportConfig
+from utils.onnx_graph.export import ExportConfig
 from utils.onnx_graph.verify import verify
 
 CPU = torch.device("cpu")

@@ -30,8 +30,7 @@ from utils.evaluation.nms import non_max_suppression
 from utils.jobs import compare_outputs, export
 from utils.jobs.open import Network, load_network
 from utils.onnx_graph import deepstream, output_formats, topk_anchors
-from utils.onnx_graph.export import export_forms
-from utils.onnx_graph.export_config import ExportConfig
+from utils.onnx_graph.export import ExportConfig, export_forms
 from utils.onnx_graph.output_formats import NmsSettings
 from utils.onnx_graph.view import metadata_of
 from utils.runners.onnxrt import OnnxRuntimeRunner

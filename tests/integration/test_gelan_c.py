@@ -12,8 +12,7 @@ from utils.core.errors import QatError
 from utils.jobs import compare_outputs
 from utils.jobs.open import load_network
 from utils.onnx_graph import output_formats
-from utils.onnx_graph.export import export_forms
-from utils.onnx_graph.export_config import ExportConfig
+from utils.onnx_graph.export import ExportConfig, export_forms
 from utils.onnx_graph.output_formats import NmsSettings
 from utils.onnx_graph.verify import verify
 from utils.trt import tensorrt_api

@@ -29,8 +29,7 @@ from utils.evaluation.nms import non_max_suppression
 from utils.jobs import compare_outputs
 from utils.jobs.open import Network, load_network
 from utils.onnx_graph import deepstream, output_formats
-from utils.onnx_graph.export import ExportResult, export_forms
-from utils.onnx_graph.export_config import ExportConfig
+from utils.onnx_graph.export import ExportConfig, ExportResult, export_forms
 from utils.onnx_graph.output_formats import NmsSettings
 from utils.onnx_graph.view import metadata_of
 from utils.runners.onnxrt import OnnxRuntimeRunner

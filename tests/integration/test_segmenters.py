@@ -28,7 +28,7 @@ from models.quantize.recipe import Recipe
 from utils import upstream
 from utils.core.errors import CheckpointError
 from utils.core.tasks import predicted
-from utils.onnx_graph.export_config import ExportConfig
+from utils.onnx_graph.export import ExportConfig
 
 HEADS = ("Segment", "DSegment")
 X = torch.rand(2, 3, 96, 64, generator=torch.Generator().manual_seed(0))

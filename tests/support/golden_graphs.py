@@ -18,7 +18,7 @@ from known_networks import quantized
 
 from utils.core.input_spec import InputSpec
 from utils.onnx_graph import export, output_formats
-from utils.onnx_graph.export_config import ExportConfig
+from utils.onnx_graph.export import ExportConfig
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 FORMS = {

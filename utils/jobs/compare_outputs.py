@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -226,8 +227,7 @@ class ObservedFile:
         self.batch = graph.graph.input[0].type.tensor_type.shape.dim[0].dim_value
         self.form = input_spec(graph)
         self._input = graph.graph.input[0].name
-        observed = ModelProto()
-        observed.CopyFrom(graph)
+        observed = deepcopy(graph)
         plugin = next((node for node in observed.graph.node if node.op_type == PLUGIN), None)
         self._names = {value.name: value.name for value in observed.graph.output}  # name here → in the graph
         if plugin is not None:
@@ -371,8 +371,7 @@ class BehindPlugin:
     """What stands in a graph behind TensorRT's plugin, in ONNX Runtime."""
 
     def __init__(self, graph: ModelProto, options: Any) -> None:
-        model = ModelProto()
-        model.CopyFrom(graph)
+        model = deepcopy(graph)
         view = GraphView(model)
         inputs = [DETECT.prediction, SEGMENT.prototypes]
         for node in [*map(view.producer, inputs), *(node for node in view.nodes if node.op_type == PLUGIN)]:

@@ -9,6 +9,7 @@ from layer to layer until both results are as far apart as quantization noise, w
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -261,8 +262,7 @@ def _cut(graph: ModelProto, order: Collection[str], task: Task) -> tuple[ModelPr
         # not the QuantizeLinear's, which is 255 times as much where it reads bytes
         scale = qdq_graph.view.array(readers[0].input[1]) if readers else None
         scales[integers] = float(scale) if scale is not None else 1.0
-    cut = ModelProto()
-    cut.CopyFrom(graph)
+    cut = deepcopy(graph)
     for node in cut.graph.node:
         node.input[:] = [f"{name}/fed" if name in scales else name for name in node.input]
     del cut.graph.output[:], cut.graph.value_info[:]

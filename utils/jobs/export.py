@@ -24,8 +24,7 @@ from utils.jobs import compare_outputs
 from utils.jobs.compare_outputs import check_images
 from utils.jobs.inputs import check_classes, fitting_size
 from utils.jobs.open import Network, load_network
-from utils.onnx_graph.export import ExportResult, export_forms
-from utils.onnx_graph.export_config import ExportConfig
+from utils.onnx_graph.export import ExportConfig, ExportResult, export_forms
 from utils.onnx_graph.output_formats import OutputFormat
 from utils.onnx_graph.verify import table
 from utils.onnx_graph.view import metadata_of

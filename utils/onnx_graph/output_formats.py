@@ -133,7 +133,8 @@ def deepstream(settings: NmsSettings | None = None) -> OutputFormat:
 @pure
 def attach_nms(model: ModelProto, settings: NmsSettings, mask_resolution: int = RESOLUTION) -> None:
     """Turn raw predictions into detections, with masks where there are prototypes."""
-    _decode_few(model, settings)
+    if settings.kind == "none":  # NMS may need any anchor whose score suffices
+        keep_best_anchors(model, settings.topk)
     tail, raw = GraphAppender(model, "end2end"), _Raw.of(model)
     masked = _attach(model, tail, raw, settings)
     floats, integers, k = TensorProto.FLOAT, TensorProto.INT32, settings.topk
@@ -144,17 +145,31 @@ def attach_nms(model: ModelProto, settings: NmsSettings, mask_resolution: int = 
         masks = framed(tail, sums, kept, side, side) if side else cropped(tail, sums, kept)
         tail.add("Identity", masks, outputs=[SEGMENT.masks])
         outputs.append(_output(SEGMENT.masks, floats, raw.batch, k, *((side * side,) if side else raw.grid)))
-        _say(model, mask_resolution=str(side))
+        model.metadata_props.add(key="mask_resolution", value=str(side))
     tail.outputs(outputs)
 
 
 @pure
 def attach_deepstream(model: ModelProto, settings: NmsSettings | None = None) -> None:
     """Turn raw predictions into rows of x1, y1, x2, y2, score, class; with masks after NMS with these settings."""
-    if SEGMENT.prototypes in (value.name for value in model.graph.output):
-        _deepstream_masks(model, settings or NmsSettings())
-        return
+    settings = settings or NmsSettings()
+    masked = SEGMENT.prototypes in (value.name for value in model.graph.output)
+    if masked and settings.kind == "none":
+        keep_best_anchors(model, settings.topk)
     tail, raw = GraphAppender(model, "deepstream"), _Raw.of(model)
+    if masked:
+        height, width = raw.grid
+        attached = _attach(model, tail, raw, settings)
+        if attached is None or not isinstance(height, int) or not isinstance(width, int):
+            raise InputError("DeepStream's masks have a fixed size, and height and width are dynamic here")
+        kept, sums = attached
+        masks = framed(tail, sums, kept, height, width)
+        _, boxes, scores, labels = DETECT.detections
+        (labels,) = tail.add("Cast", labels, to=TensorProto.FLOAT)
+        columns = [tail.add("Unsqueeze", name, tail.value([2]))[0] for name in (scores, labels)]
+        tail.add("Concat", boxes, *columns, masks, outputs=["output"], axis=2)
+        tail.outputs([_output("output", TensorProto.FLOAT, raw.batch, settings.topk, 6 + height * width)])
+        return
     boxes, scores, _ = _parts(tail, raw.layout)
     best, label = _best_class(tail, scores)
     (label,) = tail.add("Cast", label, to=TensorProto.FLOAT)
@@ -163,32 +178,10 @@ def attach_deepstream(model: ModelProto, settings: NmsSettings | None = None) ->
     tail.outputs([_output("output", TensorProto.FLOAT, raw.batch, raw.anchors, 6)])
 
 
-def _decode_few(model: ModelProto, settings: NmsSettings) -> None:
-    """Without suppression only the best anchors can be detections; NMS may need any whose score suffices."""
-    if settings.kind == "none":
-        keep_best_anchors(model, settings.topk)
-
-
-def _deepstream_masks(model: ModelProto, settings: NmsSettings) -> None:
-    _decode_few(model, settings)
-    tail, raw = GraphAppender(model, "deepstream"), _Raw.of(model)
-    height, width = raw.grid
-    masked = _attach(model, tail, raw, settings)
-    if masked is None or not isinstance(height, int) or not isinstance(width, int):
-        raise InputError("DeepStream's masks have a fixed size, and height and width are dynamic here")
-    kept, sums = masked
-    masks = framed(tail, sums, kept, height, width)
-    _, boxes, scores, labels = DETECT.detections
-    (labels,) = tail.add("Cast", labels, to=TensorProto.FLOAT)
-    columns = [tail.add("Unsqueeze", name, tail.value([2]))[0] for name in (scores, labels)]
-    tail.add("Concat", boxes, *columns, masks, outputs=["output"], axis=2)
-    tail.outputs([_output("output", TensorProto.FLOAT, raw.batch, settings.topk, 6 + height * width)])
-
-
 def _attach(model: ModelProto, tail: GraphAppender, raw: _Raw, settings: NmsSettings) -> tuple[Kept, Sums] | None:
     """Attach NMS, whose results have the names of `DETECT.detections`, and sums of prototypes where there are any."""
     boxes, scores, coefficients = _parts(tail, raw.layout)
-    _say(model, nms=json.dumps(asdict(settings)))
+    model.metadata_props.add(key="nms", value=json.dumps(asdict(settings)))
     if settings.kind == "efficient":
         _plugin(model, tail, boxes, scores, settings)
         kept = None
@@ -231,12 +224,6 @@ class _Raw:
                     "of prototypes with a cell for 4 pixels in each direction, as upstream's heads have them"
                 )
         return cls(batch, Layout.of_rows(int(rows), int(nm)), anchors, (height, width))
-
-
-def _say(model: ModelProto, **entries: str) -> None:
-    """Write into the file's metadata."""
-    for key, value in entries.items():
-        model.metadata_props.add(key=key, value=value)
 
 
 def _output(name: str, kind: int, *shape: int | str) -> ValueInfoProto:

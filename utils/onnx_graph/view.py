@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from functools import wraps
 from typing import Any
 
@@ -149,18 +150,11 @@ def pure(edit: Callable[..., None]) -> Callable[..., ModelProto]:
 
     @wraps(edit)
     def edited(model: ModelProto, *args: object, **kwargs: object) -> ModelProto:
-        result = copied(model)
+        result = deepcopy(model)
         edit(result, *args, **kwargs)
         return result
 
     return edited
-
-
-def copied(model: ModelProto) -> ModelProto:
-    """A copy, which edits of the model leave as it is."""
-    result = ModelProto()
-    result.CopyFrom(model)
-    return result
 
 
 @pure
@@ -184,11 +178,7 @@ def input_spec(model: ModelProto) -> InputSpec:
 
 def set_nodes(model: ModelProto, nodes: list[NodeProto]) -> None:
     """Make these the graph's nodes; they may be some of its own."""
-    copies = []
-    for node in nodes:
-        copy = NodeProto()
-        copy.CopyFrom(node)  # deleting the field would empty the originals
-        copies.append(copy)
+    copies = [deepcopy(node) for node in nodes]  # deleting the field would empty the originals
     del model.graph.node[:]
     model.graph.node.extend(copies)
 

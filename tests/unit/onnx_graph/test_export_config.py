@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from utils.onnx_graph import export_config
-from utils.onnx_graph.export_config import ExportConfig
+from utils.onnx_graph import export
+from utils.onnx_graph.export import ExportConfig
 
 
 @pytest.mark.parametrize(
@@ -29,8 +29,8 @@ def test_typing_follows_from_network_and_opset(quantized: bool, asked: dict, typ
 def test_an_installed_tensorrt_decides(installed: dict, typing: str, monkeypatch: pytest.MonkeyPatch):
     def version(name: str) -> str:
         if name not in installed:
-            raise export_config.metadata.PackageNotFoundError(name)
+            raise export.metadata.PackageNotFoundError(name)
         return installed[name]
 
-    monkeypatch.setattr(export_config.metadata, "version", version)
+    monkeypatch.setattr(export.metadata, "version", version)
     assert ExportConfig(typing="auto").resolved(quantized=True).typing == typing

@@ -13,7 +13,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from qdq_graph import SIZE, Builder, Editor, good_graph
 
 from utils.onnx_graph import passes
-from utils.onnx_graph.export_config import ExportConfig
+from utils.onnx_graph.export import ExportConfig
 from utils.onnx_graph.passes.to_half import to_half
 from utils.onnx_graph.qdq_view import without_provenance
 from utils.onnx_graph.verify import verify

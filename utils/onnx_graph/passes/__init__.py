@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from onnx import ModelProto
 
-from utils.onnx_graph.export_config import ExportConfig
 from utils.onnx_graph.passes.align_channels import align_channels
 from utils.onnx_graph.passes.convolve_pools import convolve_pools
 from utils.onnx_graph.passes.decode_boxes import decode_boxes
@@ -32,6 +32,9 @@ from utils.onnx_graph.passes.store_int8_weights import store_int8_weights
 from utils.onnx_graph.passes.to_half import to_half
 from utils.onnx_graph.qdq_view import number_quantizers
 from utils.onnx_graph.view import drop_unused, pure
+
+if TYPE_CHECKING:
+    from utils.onnx_graph.export import ExportConfig
 
 remove_unused = pure(drop_unused)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +24,6 @@ from utils.onnx_graph.view import (
     attribute,
     channel_bounds,
     channel_counts,
-    copied,
     drop_unused,
 )
 
@@ -46,7 +46,7 @@ class _Link:
 
 def align_channels(model: ModelProto) -> ModelProto:
     """Widen parts of Concats and Splits to whole blocks, see above; only where quantized tensors are concerned."""
-    graph, result = _Graph(model), copied(model)
+    graph, result = _Graph(model), deepcopy(model)
     layouts = graph.layouts()
     for node in result.graph.node:
         if node.op_type == QUANTIZE and node.input[0] in layouts:

@@ -8,6 +8,7 @@ one, so each part is copied by a depthwise convolution that changes nothing (doc
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 from itertools import pairwise
 
@@ -17,14 +18,14 @@ from onnx import ModelProto, NodeProto, helper
 from utils.onnx_graph.passes.convolve_pools import depthwise
 from utils.onnx_graph.passes.separate_parts import Cut, compute_parts, numbered, quantized_convolution, replace_nodes
 from utils.onnx_graph.qdq_view import INT8_VECTOR, QdqGraph, annotate
-from utils.onnx_graph.view import QUANTIZE, copied, drop_unused
+from utils.onnx_graph.view import QUANTIZE, drop_unused
 
 ONE = np.array([[0, 0, 0], [0, 1, 0], [0, 0, 0]], np.float32)
 
 
 def separate_first(model: ModelProto) -> ModelProto:
     """Compute the first convolution in parts of 32 channels, which are copied and joined in front of its quantizer."""
-    graph, result = QdqGraph(model), copied(model)
+    graph, result = QdqGraph(model), deepcopy(model)
     view, cuts = graph.view, []
     for cut in filter(None, (quantized_convolution(quantizer, graph) for quantizer in graph.activations)):
         dequantizer = view.producer(cut.nodes[0].input[0])
@@ -58,8 +59,7 @@ def _copied(cut: Cut, index: int, model: ModelProto) -> list[NodeProto]:
     nodes = depthwise(source, f"{source}.copy", (name, weight), ONE, INT8_VECTOR, [1, 1, 1, 1], model)
     tensor = nodes[-1].output[0]
     for node in cut.nodes[-2:]:
-        copy = NodeProto()
-        copy.CopyFrom(node)
+        copy = deepcopy(node)
         copy.name = f"{name}/{node.op_type}"
         copy.input[0], copy.output[0] = tensor, f"{name}/{node.op_type}_output_0"
         tensor = copy.output[0]

@@ -9,6 +9,7 @@ which costs less than the copy (docs/placement.md). The results are the same.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -22,7 +23,6 @@ from utils.onnx_graph.view import (
     GraphView,
     attribute,
     channel_bounds,
-    copied,
     drop_unused,
     rename_inputs,
     set_nodes,
@@ -53,7 +53,7 @@ class Cut:
 
 def separate_parts(model: ModelProto) -> ModelProto:
     """Compute the parts of quantized results that are cut one by one, see above."""
-    graph, result = QdqGraph(model), copied(model)
+    graph, result = QdqGraph(model), deepcopy(model)
     cuts = [cut for quantizer in graph.activations if (cut := _find(quantizer, graph)) is not None]
     if not cuts:
         return result
@@ -174,8 +174,7 @@ def compute_parts(cut: Cut, model: ModelProto, view: GraphView) -> list[NodeProt
             assert value is not None, f"{name} is constant"
             model.graph.initializer.append(numpy_helper.from_array(value[slice(*bounds)], names[name]))
         for node in (quantizer, dequantizer, *cut.nodes):
-            copy = NodeProto()
-            copy.CopyFrom(node)
+            copy = deepcopy(node)
             tensor, slash, kind = node.name.rpartition("/")  # `.../Mul/QuantizeLinear` → `.../Mul.0/QuantizeLinear`
             copy.name = f"{tensor}.{index}/{kind}" if slash and kind in QDQ else f"{node.name}.{index}"
             if node in cut.weights:
