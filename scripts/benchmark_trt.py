@@ -41,6 +41,7 @@ from utils.core.options import (
     size_option,
 )
 from utils.core.run_folder import new_run
+from utils.core.text import aligned
 from utils.jobs.open import need, need_tensorrt
 from utils.trt.preflight import BUILD_OPTIONS, BuildOptions
 
@@ -102,7 +103,7 @@ def main(options: BenchmarkOptions) -> int:
     if engines:
         need_tensorrt()
     need("torch", "onnx", *(["onnxruntime"] if on_cpu and (others or options.baseline) else []))
-    from utils.jobs import benchmark, benchmark_report
+    from utils.jobs import benchmark
     from utils.trt import tensorrt_api
     from utils.trt.benchmark import Entry, check_entries, verdicts
     from utils.trt.preflight import check_target
@@ -137,7 +138,7 @@ def main(options: BenchmarkOptions) -> int:
     )  # fmt: skip
     if not job.on_gpu and options.given(*OF_GPUS):  # benchmark_trt.sh gives them, wherever it runs
         logger.warning("on a CPU these do nothing: %s", ", ".join(options.given(*OF_GPUS)))
-    about = benchmark_report.about(job, _method(options, job.program, job.on_gpu))
+    about = job.about(_method(options, job.program, job.on_gpu))
     logger.info("=== Device Information ===\n%s\n", "\n".join(f"{k}: {v}" for k, v in about["device"].items()))
     rows: list[BenchmarkRow] = []
     with new_run(options.project, options.name, options.exist_ok) as folder:
@@ -147,14 +148,14 @@ def main(options: BenchmarkOptions) -> int:
                 logger.info("%s\n%s\n", row.title,
                             "\n".join(row.figures.lines()) if row.figures else f"no figures: {row.error}")  # fmt: skip
             rows += batch_rows
-            files = benchmark_report.save_benchmark(rows, about, command_line(), folder)
-    logger.info("%s\n", benchmark_report.benchmark_text(rows))
-    notes = ["\n".join(benchmark_report.fastest_lines(rows)), *(note for row in rows for note in row.notes)]
+            files = benchmark.save_benchmark(rows, about, command_line(), folder)
+    logger.info("%s\n", "\n".join(aligned(*benchmark.benchmark_table(rows))))
+    notes = ["\n".join(benchmark.fastest_lines(rows)), *(note for row in rows for note in row.notes)]
     notes += verdicts(rows)
     for note in dict.fromkeys(filter(None, notes)):
         logger.info("%s\n", note)
     logger.info("%s", " ".join(map(str, files)))
-    return 0 if benchmark.succeeded(rows) else 1
+    return int(any(row.error for row in rows))
 
 
 def check_outputs(

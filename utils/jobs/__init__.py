@@ -9,6 +9,5 @@ evaluate.py           AP of a checkpoint                  visualize.py        de
 export.py             checkpoint → checked ONNX files     compare_outputs.py  ONNX Runtime beside PyTorch
 compare_tensors.py    the same between quantizers         check_engine.py     TensorRT beside ONNX Runtime
 evaluate_file.py      AP of a file, and its report row    benchmark.py        engines, .pt and .onnx, timed
-benchmark_report.py   its rows, written                   model_repository.py Triton's, from a file, checked
-sensitivity/          which parts hurt in INT8, and a recipe
+sensitivity/          which parts hurt in INT8            model_repository.py Triton's, from a file, checked
 """

@@ -1,13 +1,17 @@
-"""The job behind `scripts/benchmark_trt.py`: engines, PyTorch networks and ONNX files, timed interleaved."""
+"""The job behind `scripts/benchmark_trt.py`: engines, PyTorch networks and ONNX files, timed interleaved.
+
+Their rows are written as a table, JSON, and a plot of latency against throughput.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,9 +21,12 @@ from torch import Tensor, cuda
 from models.quantize import checkpoint
 from utils import upstream
 from utils.core.errors import InputError
+from utils.core.files import write_text
 from utils.core.input_spec import COLOURS, KIND_KEY, InputSpec, channels_of
 from utils.core.options import height_width
 from utils.core.tasks import DETECT, IMAGES, task_of_head
+from utils.core.text import Column, code, columns, markdown_table, plural
+from utils.reports.figures import BLUE, GREEN, GREY, ORANGE, VERMILLION, new_figure, save_figure
 from utils.runners import onnxrt
 from utils.runners.base import TensorSpec
 from utils.runners.onnxrt import OnnxRuntimeRunner, convolution_type
@@ -29,6 +36,7 @@ from utils.trt.benchmark import (
     FAILURES,
     ONNX_RUNTIME,
     PYTORCH,
+    TENSORRT,
     BenchmarkRow,
     Candidate,
     Entry,
@@ -39,6 +47,7 @@ from utils.trt.preflight import BuildConfig, OnnxFile, profile_shapes
 from utils.trt.timing import TimingConfig
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from torch import nn
 
     from utils.runners.base import Runner
@@ -49,6 +58,7 @@ logger = logging.getLogger(__name__)
 
 BATCHES = (1, 4, 8, 12)
 DEFAULT_SIZE = (640, 640)  # of a .pt that does not say one; pixels
+LOGARITHMIC = 12  # more between the fastest and the slowest, and the axes of the plot are logarithmic
 
 
 @dataclass(frozen=True)
@@ -104,11 +114,20 @@ class Benchmark:
             torch.cuda.empty_cache()  # TensorRT cannot have what PyTorch keeps
         return rows
 
-    def software(self) -> list[str]:
-        """Names and versions of what runs the networks."""
-        names = [self.api.name] if self.api else []
-        names += [f"PyTorch {torch.__version__.split('+')[0]}"] if self.networks else []
-        return names + ([f"ONNX Runtime {onnxrt.version()}"] if self.entries and not self.api else [])
+    def about(self, method: str) -> dict[str, Any]:
+        """What rows are measured on and how, as JSON holds it."""
+        software = [self.api.name] if self.api else []
+        software += [f"PyTorch {torch.__version__.split('+')[0]}"] if self.networks else []
+        software += [f"ONNX Runtime {onnxrt.version()}"] if self.entries and not self.api else []
+        on_cpu = {"Selected Device": f"CPU, {plural(torch.get_num_threads(), 'thread')}"}
+        return {
+            "device": device_information(self.device.index) if self.on_gpu else on_cpu,
+            "tensorrt": self.api.name if self.api else "",
+            "software": ", ".join(software),
+            "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+            "imgsz": list(self.timed_size) if self.timed_size else None,
+            "method": method,
+        }
 
 
 def common_size(entries: Sequence[Entry], checkpoints: Sequence[Path]) -> tuple[int, int] | None:
@@ -159,11 +178,6 @@ def batch_sizes(given: Sequence[int] | None, sweep: int | None) -> list[int]:
         return list(dict.fromkeys(given or BATCHES))
     powers = [1 << n for n in range(sweep.bit_length()) if 1 << n <= sweep]
     return list(dict.fromkeys((*powers, sweep)))
-
-
-def succeeded(rows: Sequence[BenchmarkRow]) -> bool:
-    """Whether all rows have figures."""
-    return not any(row.error for row in rows)
 
 
 # --- networks in PyTorch and in ONNX Runtime as candidates ------------------------------------------------------------
@@ -297,3 +311,153 @@ def open_onnx(file: Path, baseline: bool, batch: int, size: tuple[int, int] | No
 
 def _spec(name: str, tensor: Tensor) -> TensorSpec:
     return TensorSpec(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+
+
+# --- rows as a table, JSON and a plot ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A column: its text of a row with figures, and whether it is shown for these rows."""
+
+    title: str
+    text: Callable[[BenchmarkRow], str]
+    shown: Callable[[Sequence[BenchmarkRow]], bool] = lambda rows: True
+    left: bool = False
+    measured: bool = True  # empty without figures
+
+
+def _milliseconds(part: str, percentile: str = "median") -> Callable[[BenchmarkRow], str]:
+    def text(row: BenchmarkRow) -> str:
+        statistics = row.figures.parts.get(part) if row.figures else None
+        return f"{getattr(statistics, percentile):.3f} ms" if statistics else ""
+
+    return text
+
+
+def _any(holds: Callable[[BenchmarkRow], bool]) -> Callable[[Sequence[BenchmarkRow]], bool]:
+    return lambda rows: any(map(holds, rows))
+
+
+def benchmark_table(rows: Sequence[BenchmarkRow]) -> tuple[Sequence[Column], list[tuple[str, ...]]]:
+    """Columns and cells; those of masks, contexts, copies and PyTorch are there where a row has some.
+
+    Latency is the median in milliseconds; why a row has no figures stands in the last column.
+    """
+    bases = {row.precision for row in rows if row.baseline}
+    copied = _any(lambda row: row.figures is not None and "h2d" in row.figures.parts)
+    known = [
+        _Column("model", lambda row: row.model, left=True, measured=False),
+        _Column("in", lambda row: row.runtime, _any(lambda row: row.runtime != TENSORRT), left=True, measured=False),
+        _Column("precision", lambda row: row.precision, left=True, measured=False),
+        _Column("NMS", lambda row: "inside" if row.nms else "without", left=True, measured=False),
+        _Column("masks", lambda row: "with" if row.masks else "without", _any(lambda row: row.masks), left=True,
+                measured=False),
+        _Column("batch", lambda row: str(row.batch), measured=False),
+        _Column("contexts", lambda row: str(row.contexts), _any(lambda row: row.contexts > 1), measured=False),
+        _Column("latency", _milliseconds("latency")),
+        _Column("p99", _milliseconds("latency", "p99")),
+        _Column("H2D", _milliseconds("h2d"), copied),
+        _Column("compute", _milliseconds("compute"), copied),
+        _Column("D2H", _milliseconds("d2h"), copied),
+        _Column("qps", lambda row: f"{row.figures.qps:,.1f}" if row.figures else ""),
+        _Column("images/s", lambda row: f"{row.images_per_second:,.0f}"),
+        _Column("against PyTorch", lambda row: "" if row.speedup is None else f"{row.speedup:.2f}x",
+                _any(lambda row: row.speedup is not None)),
+        _Column("against FP16" if bases <= {"FP16"} else "against the baseline",
+                lambda row: "" if row.gain is None else f"{row.gain:+.1%}",
+                lambda rows: any(row.gain is not None for row in rows) or all(row.speedup is None for row in rows)),
+    ]  # fmt: skip
+    shown = [column for column in known if column.shown(rows)]
+    cells = []
+    for row in rows:
+        line = [column.text(row) if row.figures or not column.measured else "" for column in shown]
+        cells.append((*line[:-1], line[-1] or row.error))
+    return columns([column.title for column in shown], [column.title for column in shown if column.left]), cells
+
+
+def fastest_lines(rows: Sequence[BenchmarkRow]) -> list[str]:
+    """A line for each network with the most images per second of all batch sizes and contexts, if there are several."""
+    if len({(row.batch, row.contexts) for row in rows}) < 2:
+        return []
+    return [
+        f"most images/s: {row.title}: {row.images_per_second:,.0f} at {row.figures.parts['latency'].median:.3f} ms"
+        for row in benchmark.fastest_rows(rows)
+        if row.figures
+    ]
+
+
+def plot(rows: Sequence[BenchmarkRow], title: str) -> Figure:
+    """Latency against throughput: a colour for each network, a line and a marker for each number of its contexts."""
+    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
+
+    measured = [row for row in rows if row.figures]
+    lines = list(dict.fromkeys((_name(row, rows), row.contexts) for row in measured))
+    names, numbers = list(dict.fromkeys(name for name, _ in lines)), sorted({number for _, number in lines})
+    figure, (axes,) = new_figure(7.0, 4.2 + 0.2 * max(len(lines) - 4, 0), 1)
+    for name, contexts in lines:
+        colour = (BLUE, VERMILLION, GREEN, ORANGE, GREY)[names.index(name) % 5]
+        place = numbers.index(contexts) if len(numbers) > 1 else names.index(name)
+        own = [row for row in measured if (_name(row, rows), row.contexts) == (name, contexts)]
+        points = [(row.images_per_second, row.figures.parts["latency"].median, row.batch)
+                  for row in own if row.figures]  # fmt: skip
+        several = len({number for other, number in lines if other == name}) > 1
+        label = f", {contexts} context{'s' * (contexts > 1)}" if several or contexts > 1 else ""
+        axes.plot([p[0] for p in points], [p[1] for p in points], color=colour, marker="osD^vP"[place % 6],
+                  linestyle=("-", "--", ":", "-.")[place % 4] if several else "-", label=name + label)  # fmt: skip
+        for speed, latency, batch in points:
+            axes.annotate(
+                str(batch), (speed, latency), textcoords="offset points", xytext=(5, 5), fontsize=7, color=colour
+            )
+    axes.set(title=title, xlabel="images/s (batch size beside the points)", ylabel="latency, ms")
+    times = [row.figures.parts["latency"].median for row in measured if row.figures]
+    if times and max(times) > LOGARITHMIC * min(times):
+        axes.set(xscale="log", yscale="log")
+        for axis in (axes.xaxis, axes.yaxis):  # plain numbers at 1, 2 and 5 of each power of ten
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.set_minor_locator(NullLocator())
+            axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    else:
+        axes.set_ylim(0, None)
+    figure.legend(loc="outside lower left", frameon=False, fontsize=8, ncols=2)
+    return figure
+
+
+def _name(row: BenchmarkRow, rows: Sequence[BenchmarkRow]) -> str:
+    """What tells a row's network from the others."""
+    if row.runtime == PYTORCH:
+        return f"{row.model}, {row.runtime} {row.precision}"
+    several = len({one.runtime for one in rows if one.model == row.model}) > 1
+    return f"{row.model}, {row.runtime}" if several else row.model
+
+
+def save_benchmark(rows: Sequence[BenchmarkRow], about: Mapping[str, Any], command: str, folder: Path) -> list[Path]:
+    """Write `benchmark.md` (a table, what it was measured on, what the layers say), `.json` and `.png`."""
+    words = f"{about['device']['Selected Device']}, {about['software']}, {about['date']}; {about['method']}"
+    lines = [*markdown_table(*benchmark_table(rows)), "", words, "", code(command)]
+    notes = (note for row in rows for note in row.notes)
+    lines += [f"\n{note}" for note in (*fastest_lines(rows), *notes, *benchmark.verdicts(rows))]
+    content = {"command": command, **about, "rows": [row.to_dict() for row in rows]}
+    files = {folder / "benchmark.md": "\n".join(lines) + "\n",
+             folder / "benchmark.json": json.dumps(content, indent=2) + "\n"}  # fmt: skip
+    for path, body in files.items():
+        write_text(path, body)
+    return [*files, save_figure(plot(rows, str(about["device"]["Selected Device"])), folder / "benchmark.png")]
+
+
+def device_information(index: int | None = None) -> dict[str, str]:
+    """The GPU as trtexec describes it; what torch does not tell is left out."""
+    gpu = torch.cuda.get_device_properties(index if index is not None else torch.cuda.current_device())
+    lines = {
+        "Selected Device": gpu.name,
+        "Compute Capability": f"{gpu.major}.{gpu.minor}",
+        "SMs": str(gpu.multi_processor_count),
+        "Device Global Memory": f"{gpu.total_memory >> 20} MiB",
+    }
+    shared = getattr(gpu, "shared_memory_per_multiprocessor", 0)
+    bus, clock, memory = (getattr(gpu, name, 0) for name in ("memory_bus_width", "clock_rate", "memory_clock_rate"))
+    lines |= {"Shared Memory per SM": f"{shared >> 10} KiB"} if shared else {}
+    lines |= {"Memory Bus Width": f"{bus} bits"} if bus else {}
+    lines |= {"Compute Clock Rate": f"{clock / 1e6:.3f} GHz"} if clock else {}
+    lines |= {"Memory Clock Rate": f"{memory / 1e6:.3f} GHz"} if memory else {}
+    return lines

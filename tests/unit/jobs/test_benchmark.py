@@ -12,7 +12,8 @@ from tensorrt_stand_in import stand_in
 from timed_networks import Detector
 
 from utils.core.errors import InputError
-from utils.jobs import benchmark, benchmark_report
+from utils.core.text import aligned
+from utils.jobs import benchmark
 from utils.trt.benchmark import BenchmarkRow, Entry, compared, fastest_rows
 from utils.trt.engine_file import EngineNote
 from utils.trt.timing import Figures, TimeStatistics
@@ -72,12 +73,12 @@ def test_speed_against_pytorch_in_fp32_eager():
     ]  # fmt: skip
     found = compared(rows)
     assert [one.speedup for one in found] == [1.0, 2.5, None, 10.0, 12.5, None]
-    lines = benchmark_report.benchmark_text(found).splitlines()
+    lines = aligned(*benchmark.benchmark_table(found))
     assert lines[0].split("  ")[0] == "model"
     assert "against PyTorch" in lines[0]
     assert [line.rsplit("  ", 1)[-1].strip() for line in lines[1:3]] == ["1.00x", "2.50x"]
     assert lines[-1].endswith("no memory")
-    assert benchmark_report.fastest_lines(found)[-1] == "most images/s: c-int8, batch 8, 2 contexts: 5,000 at 1.600 ms"
+    assert benchmark.fastest_lines(found)[-1] == "most images/s: c-int8, batch 8, 2 contexts: 5,000 at 1.600 ms"
     assert compared([row("c-int8", ms=2.0)])[0].speedup is None
 
 
@@ -102,7 +103,7 @@ def test_fastest_of_batches_and_contexts():
         BenchmarkRow("a", 64, False),
     ]
     assert [(one.model, one.batch, one.contexts) for one in fastest_rows(rows)] == [("a", 16, 2), ("b", 1, 1)]
-    assert benchmark_report.fastest_lines([row("a", 8)]) == []
+    assert benchmark.fastest_lines([row("a", 8)]) == []
 
 
 @pytest.mark.parametrize(
@@ -216,7 +217,7 @@ def test_a_checkpoint_alone_needs_neither_tensorrt_nor_a_gpu(program, tmp_path):
 
 def test_checkpoint_and_contexts_beside_engines(program, tmp_path, monkeypatch):
     stand_in(monkeypatch)
-    monkeypatch.setattr(benchmark_report, "device_information", lambda index=None: {"Selected Device": "Fake GPU"})
+    monkeypatch.setattr(benchmark, "device_information", lambda index=None: {"Selected Device": "Fake GPU"})
     write_onnx(tmp_path / "int8.onnx", ("b", 3, 32, 32), quantized=True)
     write_onnx(tmp_path / "float.onnx", (4, 3, 32, 32))
     words = ("int8.onnx", "a.pt", "--baseline", "float.onnx", "--batch-size", 4, 4)

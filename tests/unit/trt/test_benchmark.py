@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from utils.jobs import benchmark_report
+from utils.jobs.benchmark import benchmark_table
 from utils.trt import trtexec
 from utils.trt.benchmark import BenchmarkRow, compared, verdicts
 from utils.trt.timing import PARTS, Figures, TimeStatistics
@@ -36,7 +36,7 @@ def test_speed_against_the_baseline_of_the_same_kind():
     ]
     found = compared(rows)
     assert [one.gain for one in found] == [None, pytest.approx(0.6), None, pytest.approx(-1 / 6)]
-    assert benchmark_report.benchmark_table(found)[1][1] == (
+    assert benchmark_table(found)[1][1] == (
         "int8", "INT8", "without", "8", "2.500 ms", "2.500 ms", "400.0", "3,200", "+60.0%",
     )  # fmt: skip
 

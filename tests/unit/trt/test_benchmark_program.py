@@ -12,7 +12,7 @@ from tensorrt_stand_in import stand_in
 from trtexec_summary import SUMMARY
 
 from utils.core.errors import QatError
-from utils.jobs import benchmark_report
+from utils.jobs import benchmark as job
 from utils.reports import figures
 from utils.trt import benchmark, trtexec
 from utils.trt.build import build
@@ -35,7 +35,7 @@ def program(tmp_path, monkeypatch, capsys):
     """
     api = stand_in(monkeypatch)
     monkeypatch.setattr(figures, "render", lambda *_: b"not rendered")
-    monkeypatch.setattr(benchmark_report, "device_information", lambda index=None: {"Selected Device": "Fake GPU"})
+    monkeypatch.setattr(job, "device_information", lambda index=None: {"Selected Device": "Fake GPU"})
     monkeypatch.setattr(benchmark_trt, "_trtexec", lambda api: None)
     write_onnx(tmp_path / "float.onnx", ("b", 3, 32, 32))
     write_onnx(tmp_path / "int8.onnx", ("b", 3, 32, 32), quantized=True)
