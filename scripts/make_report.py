@@ -24,8 +24,9 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 import importlib.util
 import logging
 import platform
+import subprocess
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -38,7 +39,6 @@ from utils.core.run_folder import held
 from utils.core.tasks import DISPLAY_CONF
 from utils.core.text import printable, short_repr
 from utils.jobs.open import need, need_for
-from utils.reports.machine import output_of
 
 if TYPE_CHECKING:
     from utils.reports.schema import Sample
@@ -125,7 +125,9 @@ def environment_text(files: Iterable[str | Path] = ()) -> str:
     from utils.trt import tensorrt_api
 
     root = Path(__file__).resolve().parents[1]
-    commit = output_of("git", f"--git-dir={root / '.git'}", "rev-parse", "HEAD").strip() or "unknown"
+    command, commit = ["git", f"--git-dir={root / '.git'}", "rev-parse", "HEAD"], ""
+    with suppress(OSError, subprocess.SubprocessError):
+        commit = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
     try:
         tensorrt = tensorrt_api.load_tensorrt().name
     except QatError as error:
@@ -136,7 +138,8 @@ def environment_text(files: Iterable[str | Path] = ()) -> str:
         from torch.utils.collect_env import get_pretty_env_info
 
         libraries = get_pretty_env_info().strip()
-    overlay = f"Overlay: {__version__}\nThe folder that it lies in: at commit {commit}\nTensorRT: {tensorrt}"
+    where = f"The folder that it lies in: at commit {commit or 'unknown'}"
+    overlay = f"Overlay: {__version__}\n{where}\nTensorRT: {tensorrt}"
     return "\n\n".join([overlay, libraries, *map(_describe_file, files)])
 
 

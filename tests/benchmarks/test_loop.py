@@ -44,7 +44,7 @@ def plain_loop(runner, data, count):
         found.append(detections[:, 4:])
         labels.append(truth[:, 0])
     correct, found, labels = (torch.cat(rows).numpy() for rows in (correct, found, labels))
-    ap = score(correct, found[:, 0], found[:, 1], labels).mean()[3]
+    ap = score(correct, found[:, 0], found[:, 1], labels).mean().ap
     return len(images) / (time.perf_counter() - began), ap
 
 

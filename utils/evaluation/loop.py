@@ -33,7 +33,6 @@ from utils.evaluation.results import (
     EvalResult,
     Reference,
     as_labels,
-    averages,
     per_class_results,
     result_table,
 )
@@ -179,10 +178,9 @@ def evaluate(
         if undecodable:
             logger.warning("images left out: %d; the first: %s", len(undecodable), undecodable[0])
         coco, mask_coco = files.finish(statistics.paths)
-        agreed = None if agreement is None else AgreementScore(agreement.scores().mean()[3], agreement.resampled())
-        precision, recall, ap50, ap = scores.mean()
+        agreed = None if agreement is None else AgreementScore(agreement.scores().mean().ap, agreement.resampled())
         result = EvalResult(
-            ap=ap, ap50=ap50, precision=precision, recall=recall,
+            **vars(scores.mean()),
             ap_coco=float(np.mean(scores.ap_coco)) if len(scores.classes) else 0.0,
             ap50_coco=float(np.mean(scores.ap_coco[:, 0])) if len(scores.classes) else 0.0,
             per_class=per_class_results(scores, mask_scores, data, len(statistics.paths), config.single_cls),
@@ -190,7 +188,7 @@ def evaluate(
             seconds=time.perf_counter() - start, left_out=(*dataset.split.left_out, *undecodable), parts=seconds,
             measured_on=f"{runner.description}, {plan.describe(config.rect)}"
             + (f", {plural(processes, 'process')}" if processes > 1 else ""),
-            not_finite=not_finite, masks=averages(mask_scores) if mask_scores else None, mask_coco=mask_coco,
+            not_finite=not_finite, masks=mask_scores.mean() if mask_scores else None, mask_coco=mask_coco,
             threshold=scores.threshold, f1=tuple(scores.f1.tolist()), agreement=agreed,
             groups=groups, limited=dataset.split.name != config.split,
             at=statistics.at(reference.threshold if reference else scores.threshold),

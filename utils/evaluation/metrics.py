@@ -104,6 +104,16 @@ def pairwise_iou(a: Tensor, b: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
+class Averages:
+    """Means over the classes that have labels, fractions; AP is over IoU 0.50:0.95."""
+
+    ap: float
+    ap50: float
+    precision: float
+    recall: float
+
+
+@dataclass(frozen=True)
 class ClassScores:
     """Scores of the classes that have labels; all arrays have one entry per class.
 
@@ -126,13 +136,10 @@ class ClassScores:
     threshold: float
     f1: np.ndarray
 
-    def mean(self) -> tuple[float, float, float, float]:
-        """(precision, recall, AP50, AP), means over classes; zeros when there is no label."""
-        if not len(self.classes):
-            return 0.0, 0.0, 0.0, 0.0
-        parts = self.precision, self.recall, self.ap[:, 0], self.ap
-        precision, recall, ap50, ap = (float(part.mean()) for part in parts)
-        return precision, recall, ap50, ap
+    def mean(self) -> Averages:
+        """Means over classes; zeros when there is no label."""
+        parts = (self.ap, self.ap[:, 0], self.precision, self.recall)
+        return Averages(*(float(part.mean()) if len(self.classes) else 0.0 for part in parts))
 
 
 def score(correct: np.ndarray, confidence: np.ndarray, classes: np.ndarray, label_classes: np.ndarray) -> ClassScores:
@@ -367,7 +374,7 @@ class EvalStatistics:
             DataError: there was no image.
         """
         masks = self.mask_scores()
-        return Score(self.scores().mean()[3], masks.mean()[3] if masks else None)
+        return Score(self.scores().mean().ap, masks.mean().ap if masks else None)
 
     def scores(self) -> ClassScores:
         """AP, precision and recall of each class.

@@ -16,24 +16,14 @@ from utils.core.score import Resampled, Score
 from utils.core.tasks import DETECT, DISPLAY_CONF, Task
 from utils.core.text import Column, aligned, plural
 from utils.evaluation.batch import RaggedBatch
+from utils.evaluation.metrics import Averages, ClassScores, EvalStatistics, OperatingPoint
 
 if TYPE_CHECKING:
     from utils.evaluation.data_yaml import DataConfig
-    from utils.evaluation.metrics import ClassScores, EvalStatistics, OperatingPoint
 
 
 @dataclass(frozen=True)
-class Averages:
-    """Means over the classes that have labels, fractions; AP is over IoU 0.50:0.95."""
-
-    ap: float
-    ap50: float
-    precision: float
-    recall: float
-
-
-@dataclass(frozen=True)
-class ClassResult:
+class ClassResult(Averages):
     """One class: its labels, and scores as fractions; `images` is the number of images evaluated.
 
     `masks` are the scores of its masks, None for detection.
@@ -43,10 +33,6 @@ class ClassResult:
     name: str
     images: int
     instances: int
-    precision: float
-    recall: float
-    ap50: float
-    ap: float
     masks: Averages | None = None
 
 
@@ -90,7 +76,7 @@ class AgreementScore:
 
 
 @dataclass(frozen=True)
-class EvalResult:
+class EvalResult(Averages):
     """What an evaluation found.
 
     Attributes:
@@ -122,10 +108,6 @@ class EvalResult:
         reference: this network's detections, if they were asked for.
     """
 
-    ap: float
-    ap50: float
-    precision: float
-    recall: float
     per_class: tuple[ClassResult, ...]
     images: int
     instances: int
@@ -160,12 +142,6 @@ class EvalResult:
     def mark(self) -> str:
         """What a table says beside AP where it is no AP of a network that computes; empty for nothing."""
         return f"NaN or infinity for {self.not_finite} of {plural(self.images, 'image')}" if self.not_finite else ""
-
-
-def averages(scores: ClassScores) -> Averages:
-    """Means over the classes that have labels."""
-    precision, recall, ap50, ap = scores.mean()
-    return Averages(ap, ap50, precision, recall)
 
 
 def per_class_results(

@@ -25,8 +25,7 @@ from utils.evaluation.input_plan import InputPlan, fixed_sizes, has_nms, image_i
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.evaluation.results import EvalResult
 from utils.jobs.open import dataset_of, open_runner
-from utils.reports.machine import library_versions
-from utils.reports.schema import SIZES, AnyAp, AtThreshold, Report, Row
+from utils.reports.schema import SIZES, AnyAp, AtThreshold, Report, Row, library_versions
 from utils.reports.tables import terminal_table
 from utils.runners.base import Runner
 from utils.trt.engine_file import EngineNote

@@ -2,26 +2,31 @@
 
 `Report` is the one object that programs fill and that tables, figures and the page read. It is stored as `report.json`.
 
-This module imports neither torch nor anything else that is slow.
+Beside it the machine and the libraries, since times are those of a machine, and AP may differ between versions of a
+library. This module imports neither torch nor anything else that is slow.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import json
 import math
+import os
+import platform
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
+from utils.core.device import cpu_cores
 from utils.core.errors import InputError
 from utils.core.files import read_json, write_text
 from utils.core.score import Difference, Resampled, SplitCounts, difference_error
 from utils.core.strict_model import StrictModel, first_problem
 from utils.core.tasks import DISPLAY_CONF
 from utils.core.text import short_repr
-from utils.reports.machine import hardware
 
 SCHEMA_VERSION = 2  # 1 has no masks
 BEST_PTQ = "best (PTQ)"  # the stage of a run's result where that is the PTQ state
@@ -29,6 +34,44 @@ UNFINISHED = "this run is not finished"  # how a note of its report begins
 SIZES = ("small", "medium", "large")  # of objects, as COCO has them
 AnyAp = Literal["ap", "mask_ap", "agreement"]  # of boxes, of masks, and of boxes with float's detections as labels
 AP: tuple[AnyAp, ...] = ("ap", "mask_ap")
+# What is shown for each library, and the distributions that can bring it (the first one found is reported).
+_LIBRARIES = {
+    "torch": ("torch",),
+    "numpy": ("numpy",),
+    "onnx": ("onnx",),
+    "onnxruntime": ("onnxruntime", "onnxruntime-gpu"),
+    "tensorrt": ("tensorrt", "tensorrt-cu13", "tensorrt-cu12", "tensorrt-rtx"),
+}
+
+
+def library_versions() -> dict[str, str]:
+    """Versions of Python and of the libraries that results depend on, read from package metadata (nothing is imported).
+
+    A library that is not installed has no entry.
+    """
+    versions = {"python": platform.python_version()}
+    for name, distributions in _LIBRARIES.items():
+        for distribution in distributions:
+            try:
+                versions[name] = importlib.metadata.version(distribution)
+                break
+            except importlib.metadata.PackageNotFoundError:
+                continue
+    return versions
+
+
+def hardware() -> dict[str, str]:
+    """The machine in words: `system`, `cpu`, `cores` (those this process may use) and `memory`, as far as it tells."""
+    cpu = platform.processor() or platform.machine() or "unknown"
+    with contextlib.suppress(OSError):  # Linux has the name
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        fields = [line.partition(":") for line in lines]
+        names = [value.strip() for key, _, value in fields if key.strip() in {"model name", "Model"}]
+        cpu = next(filter(None, names), cpu)
+    machine = {"system": f"{platform.system()} {platform.machine()}", "cpu": cpu, "cores": str(cpu_cores())}
+    with contextlib.suppress(ValueError, OSError, AttributeError):  # some systems do not tell
+        machine["memory"] = f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.0f} GiB"
+    return machine
 
 
 def _writable(text: Any) -> Any:
@@ -120,7 +163,7 @@ class Row(StrictModel):
         ap, ap50, precision, recall: fractions in 0..1 (AP is the mean over IoU 0.50:0.95).
         seconds: wall time of the stage: making the file and evaluating it.
         device: the device in words, e.g. `CPU` or `NVIDIA H200`.
-        versions: library versions, see `machine.library_versions`.
+        versions: library versions, see `library_versions`.
         size_bytes: size of `file`.
         ms_per_image: inference alone, without pre-processing and NMS.
         measured_on: what the numbers were measured on, e.g. `ONNX Runtime 1.31, CPU, 2 threads, batch 10`.

@@ -42,7 +42,7 @@ def drawn_again(found: Outcomes, drawn: np.ndarray) -> float:
     """AP by `score` of the images in `drawn`, an index as often as the image is there."""
     rows = np.concatenate([np.flatnonzero(found.image == index) for index in drawn])
     labels = np.concatenate([found.label_classes[found.label_image == index] for index in drawn])
-    return score(found.correct[rows], found.confidence[rows], found.classes[rows], labels).mean()[3]
+    return score(found.correct[rows], found.confidence[rows], found.classes[rows], labels).mean().ap
 
 
 def columns(weights: np.ndarray) -> list[np.ndarray]:
@@ -63,7 +63,7 @@ def test_weights_give_what_images_drawn_again_give(seed, ties):
 def test_images_counted_once_give_ap_itself():
     found = outcomes(np.random.default_rng(5))
     once = np.ones((len(found.paths), 1), np.int32)
-    every = score(found.correct, found.confidence, found.classes, found.label_classes).mean()[3]
+    every = score(found.correct, found.confidence, found.classes, found.label_classes).mean().ap
     assert weighted_ap(found, once)[0] == pytest.approx(every, abs=1e-12)
 
 
@@ -163,7 +163,7 @@ def test_an_error_is_the_spread_over_sets_of_new_images():
     changes, errors, alone = [], [], []
     for _ in range(40):
         both = pair(rng, 150)
-        one, other = (score(each.correct, each.confidence, each.classes, each.label_classes).mean()[3] for each in both)
+        one, other = (score(each.correct, each.confidence, each.classes, each.label_classes).mean().ap for each in both)
         first, second = (resample(each, 60) for each in both)
         changes.append(other - one)
         errors.append(difference_error(second, first))

@@ -15,9 +15,8 @@ from report_examples import make_row
 from utils.core.errors import InputError
 from utils.evaluation.data_yaml import load_data
 from utils.jobs.visualize import collect_samples
-from utils.reports.machine import library_versions
 from utils.reports.page import merged, write_all
-from utils.reports.schema import Epoch, Range, Report
+from utils.reports.schema import Epoch, Range, Report, library_versions
 from utils.runners.base import Runner, TensorSpec
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -148,7 +147,7 @@ def test_nothing_to_merge():
 
 
 def test_versions_come_without_importing_the_libraries():
-    code = "import sys; from utils.reports import machine; machine.library_versions(); print('torch' in sys.modules)"
+    code = "import sys; from utils.reports import schema; schema.library_versions(); print('torch' in sys.modules)"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert output.strip() == "False"
     assert library_versions()["numpy"] == np.__version__

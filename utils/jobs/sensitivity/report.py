@@ -21,8 +21,7 @@ from utils.core.text import plural
 from utils.jobs.options import RECIPE_FILE
 from utils.jobs.run_state import START_AGAIN, marked, unmarked
 from utils.reports import figures
-from utils.reports.machine import hardware, library_versions
-from utils.reports.schema import Report, Row
+from utils.reports.schema import Report, Row, hardware, library_versions
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
