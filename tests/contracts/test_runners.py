@@ -215,20 +215,6 @@ def test_torch_runner_leaves_the_network_as_it_was():
         assert not model.training
         runner.infer({"images": images(1, 3, 2, 2)})
     assert model.training
-    with pytest.raises(InputError, match="half precision needs a CUDA device, this is cpu"):
-        TorchRunner(model, "cpu", half=True)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_torch_runner_in_half_precision():
-    model = OneConv()
-    with TorchRunner(model, "cuda", half=True) as runner:
-        result = runner.infer({"images": images(2, 3, 4, 4).half()})["output0"]
-    assert result.dtype == torch.float16
-    assert result.device.type == "cuda"
-    assert model.conv.weight.dtype == torch.float32  # a copy was converted
-    np.testing.assert_allclose(result.cpu().float(), reference(images(2, 3, 4, 4).numpy()), atol=1e-2)
 
 
 # ONNX Runtime

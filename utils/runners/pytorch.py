@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from copy import deepcopy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from utils.core.device import device_name, disable_tf32
-from utils.core.errors import InputError
 from utils.core.input_spec import channels_of
 from utils.core.tasks import IMAGES, Layout, masks_of_head, task_of_head
 from utils.core.text import plural
@@ -24,22 +22,19 @@ class TorchRunner(Runner):
     """
 
     def __init__(
-        self, model: nn.Module, device: torch.device | str, half: bool = False, *,
+        self, model: nn.Module, device: torch.device | str, *,
         imgsz: int | tuple[int, int] | None = None, data: str | None = None,
     ) -> None:  # fmt: skip
         """Move `model` to `device`.
 
         Args:
             model: with `names` and `stride`, as upstream's have them; what it ends in tells the task.
-            half: run a float16 copy of it; on CUDA only.
             imgsz: what its metadata says of the input's side, or (height, width), in pixels.
             data: what its metadata says of the dataset's YAML.
         """
         device = torch.device(device)
-        if half and device.type != "cuda":
-            raise InputError(f"half precision needs a CUDA device, this is {device.type}; use float32")
         self._mode = model.training
-        self._model = (deepcopy(model).half() if half else model).to(device).eval()
+        self._model = model.to(device).eval()
         names = getattr(model, "names", None)
         names = dict(enumerate(names)) if isinstance(names, (list, tuple)) else names
         stride = getattr(model, "stride", 32)
@@ -49,17 +44,18 @@ class TorchRunner(Runner):
         if isinstance(names, dict):
             metadata["names"] = json.dumps({int(key): str(name) for key, name in names.items()})
         metadata |= {name: str(value) for name, value in (("imgsz", imgsz), ("data", data)) if value}
-        dtype = "float16" if half else "float32"
         threads = f", {plural(torch.get_num_threads(), 'thread')}" if device.type == "cpu" else ""
         nm = masks_of_head(head)
         rows = Layout(len(names), nm).rows if isinstance(names, dict) else None
         shapes = ((None, rows, None), (None, nm, None, None))
         super().__init__(
-            inputs=[TensorSpec(IMAGES, (None, channels_of(model), None, None), dtype)],
-            outputs=[TensorSpec(name, shape, dtype) for name, shape in zip(self._task.outputs, shapes, strict=False)],
+            inputs=[TensorSpec(IMAGES, (None, channels_of(model), None, None), "float32")],
+            outputs=[
+                TensorSpec(name, shape, "float32") for name, shape in zip(self._task.outputs, shapes, strict=False)
+            ],
             metadata=metadata,
             device=device,
-            description=f"PyTorch {torch.__version__.split('+')[0]}, {device_name(device)}{threads}, {dtype}",
+            description=f"PyTorch {torch.__version__.split('+')[0]}, {device_name(device)}{threads}, float32",
         )
 
     def _infer(self, feeds: dict[str, Tensor]) -> dict[str, Tensor]:

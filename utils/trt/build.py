@@ -64,7 +64,9 @@ def build(
         QatError: TensorRT built no engine.
     """
     file, engine = OnnxFile.read(onnx), Path(engine)
-    api, gpu = api or tensorrt_api.load_for(config.targets), tensorrt_api.gpu()
+    # TensorRT-RTX alone builds for other GPUs, also where TensorRT is installed
+    known = tensorrt_api.installed_module(tensorrt_api.RTX) if config.targets else None
+    api, gpu = api or tensorrt_api.load_tensorrt(known), tensorrt_api.gpu()
     decision = decide(file, api, gpu, config)
     log = api.log()
     builder = api.module.Builder(log.handle)

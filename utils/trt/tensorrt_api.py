@@ -250,11 +250,6 @@ def load_tensorrt(name: str | None = None) -> Api:
         raise DependencyError(f"{name} is installed but cannot be imported: {' '.join(str(error).split())}") from error
 
 
-def load_for(targets: Sequence[str]) -> Api:
-    """The same to build with: for other GPUs TensorRT-RTX, which alone does that, also where TensorRT is installed."""
-    return load_tensorrt(installed_module(RTX) if targets else None)
-
-
 @dataclass(frozen=True)
 class Gpu:
     """The GPU that torch sees.
