@@ -36,7 +36,7 @@ def grid_mask(
     Returns:
         uint8 [h, w], ``color`` where it is set.
     """
-    from utils.evaluation.gt_masks import filled, on_grid
+    from utils.evaluation.batch import filled, on_grid
 
     (points,) = (np.asarray(polygon).reshape(-1, 2) for polygon in polygons)
     return on_grid(filled(points, size), downsample_ratio).astype(np.uint8) * np.uint8(color)

@@ -86,6 +86,14 @@ class Run:
         return prediction_of(self.task, self.results[-1])
 
 
+@dataclass(frozen=True)
+class _Switch:
+    """The point of one tensor, which is the switch; `at` are the paths of the modules that it acts in."""
+
+    point: QuantPoint
+    at: tuple[str, ...]
+
+
 class Layerwise:
     """A placed network that runs only the layers whose state has changed; see the module's docstring.
 
@@ -106,8 +114,14 @@ class Layerwise:
         self.everything = State.of(model.quantization_plan)
         self._layers = list(model.model)
         self._task = task_of_head(self._layers[-1])
-        self._switches = _switches(model)
-        self._result = model.quantization_plan.results
+        plan: Plan = model.quantization_plan
+        self._switches: dict[str, _Switch] = {}  # by the tensor's name
+        for tensor in plan.tensors:
+            paths = (tensor.owner,) if tensor.owner else plan.image_consumers
+            self._switches[tensor.name] = _Switch(point_of(model, tensor), paths)
+        for path in plan.fallback:
+            self._switches[fallback_input(path)] = _Switch(model.get_submodule(path).input_point, (path,))
+        self._result = plan.results
         self._inner = [self._inside(index) for index in range(len(self._layers))]
 
     def __enter__(self) -> Layerwise:
@@ -156,7 +170,8 @@ class Layerwise:
             if known is not None and same and kept and name not in rescaled:
                 results.append(known.results[index])
             else:
-                results.append(self._rounded(name, raw[-1], state))
+                rounds = name in state.tensors and name in self._switches
+                results.append(self._switches[name].point.rounded(raw[-1]) if rounds else raw[-1])
         return Run(images, state, tuple(raw), tuple(results), count, self._task)
 
     def _holds(self, index: int, layer: Any, inputs: Any, known: Run, state: State, images: Tensor) -> bool:
@@ -178,9 +193,6 @@ class Layerwise:
             return results[layer.f]
         return [before if source == -1 else results[source] for source in layer.f]
 
-    def _rounded(self, name: str, value: Any, state: State) -> Any:
-        return self._switches[name].point.rounded(value) if name in state.tensors and name in self._switches else value
-
     def _inside(self, index: int) -> State:
         """The quantizers that act while a layer runs."""
         prefix = f"model.{index}."
@@ -194,23 +206,3 @@ class Layerwise:
                 self._switches[name].point.on = name in state.tensors
             for path in self._inner[index].weights:
                 backend.enable(self.model.get_submodule(path).weight_quantizer, path in state.weights)
-
-
-@dataclass(frozen=True)
-class _Switch:
-    """The point of one tensor, which is the switch; `at` are the paths of the modules that it acts in."""
-
-    point: QuantPoint
-    at: tuple[str, ...]
-
-
-def _switches(model: Any) -> dict[str, _Switch]:
-    """Tensor name → its switch."""
-    plan: Plan = model.quantization_plan
-    found = {}
-    for tensor in plan.tensors:
-        paths = (tensor.owner,) if tensor.owner else plan.image_consumers
-        found[tensor.name] = _Switch(point_of(model, tensor), paths)
-    for path in plan.fallback:
-        found[fallback_input(path)] = _Switch(model.get_submodule(path).input_point, (path,))
-    return found

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from utils.evaluation import masks as masks_module
-from utils.evaluation.gt_masks import PackedMasks
+from utils.evaluation.batch import PackedMasks
 from utils.evaluation.masks import Masks, mask_overlaps
 
 LABELS = 7

@@ -31,9 +31,8 @@ from utils.core import distributed
 from utils.core.device import cpu_cores
 from utils.core.errors import CheckpointError, DataError, InputError
 from utils.core.text import plural
-from utils.evaluation.batch import Item, collate
+from utils.evaluation.batch import Item, collate, packed_truth
 from utils.evaluation.data_yaml import DataConfig
-from utils.evaluation.gt_masks import packed_truth
 from utils.evaluation.images import ImageFile, SplitImages, decode, find_images, label_file
 from utils.evaluation.letterbox import boxes_to_input, letterboxed_planes, rectangular_shapes
 
@@ -71,17 +70,13 @@ class ImageDataset(Dataset[Item]):
             DataError: no image is kept, or masks are asked for and there are boxes.
         """
         self.split, self.images = split, images_to_keep(split, keep)
-        if mask_stride is not None and (
-            boxes := [
-                image
-                for image in self.images
-                if len(image.labels.polygons) < len(image.labels.rows) or image.labels.boxes
-            ]
-        ):
+        labels = [(image.path, image.labels) for image in self.images]
+        boxes = [path for path, of_image in labels if len(of_image.polygons) < len(of_image.rows) or of_image.boxes]
+        if mask_stride is not None and boxes:
             raise DataError(
-                f"a network for segmentation needs outlines, and "
-                f"{plural(len(boxes), 'image')} of '{split.name}' have boxes as "
-                f"labels; expected a class and a polygon x1 y1 x2 y2 x3 y3 ...; the first: {label_file(boxes[0].path)}"
+                f"a network for segmentation needs outlines, and {plural(len(boxes), 'image')} of '{split.name}' have "
+                f"boxes as labels; expected a class and a polygon x1 y1 x2 y2 x3 y3 ...; the first: "
+                f"{label_file(boxes[0])}"
             )
         self.mask_stride = mask_stride
         self.fit = (imgsz, imgsz) if isinstance(imgsz, int) else imgsz

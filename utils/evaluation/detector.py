@@ -238,7 +238,10 @@ class Detector:
             missing = min_batch - len(part)
             filled = part if missing <= 0 else torch.cat([part, part[-1:].expand(missing, -1, -1, -1)])
             raw = self._runner.infer({self._input.name: filled})
-            result = self._detections(raw) if self._suppressed else self._named(raw)
+            if self._suppressed:
+                result = {"": packed_detections(raw)} | ({self._masks: raw[self._masks]} if self._masks else {})
+            else:
+                result = self._named(raw)
             result = {name: tensor[: len(part)] for name, tensor in result.items()}
             if len(part) == len(images) and not self._overlap:
                 found = result
@@ -269,11 +272,6 @@ class Detector:
         rows = non_max_suppression(prediction, *self._thresholds, max_det=self._max_det, agnostic=self._single_cls)
         masks = Masks.of(prediction, rows, size, upsampled=self._upsample_masks)
         return BatchDetections(in_images(rows, shapes, single_cls=self._single_cls), masks)
-
-    def _detections(self, raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The table of detections of a network with NMS inside, by no name, and its masks."""
-        table = {"": packed_detections(raw)}
-        return {**table, self._masks: raw[self._masks]} if self._masks else table
 
     def _best(self, raw: Tensor) -> tuple[RaggedBatch, RaggedBatch]:
         """Those of a table of detections `[B, K, 6]` that the thresholds let through, best first.

@@ -14,7 +14,7 @@ import torch
 from utils.core.errors import InputError
 from utils.core.input_spec import COLOURS
 from utils.core.tasks import DETECTIONS
-from utils.evaluation.gt_masks import USUAL_STRIDE
+from utils.evaluation.batch import USUAL_STRIDE
 
 if TYPE_CHECKING:
     from utils.runners.base import Runner, TensorSpec

@@ -26,14 +26,14 @@ from torch.nn.utils.rnn import pad_sequence
 
 from utils.core.device import disable_tf32
 from utils.core.errors import InputError
-from utils.evaluation.gt_masks import USUAL_STRIDE
+from utils.evaluation.batch import USUAL_STRIDE
 from utils.evaluation.letterbox import boxes_to_image
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from utils.core.tasks import Prediction
-    from utils.evaluation.gt_masks import PackedMasks
+    from utils.evaluation.batch import PackedMasks
 
 LARGEST = {"cuda": 256 << 20, "cpu": 32 << 20}  # bytes of sums at a time
 

@@ -24,11 +24,11 @@ from utils.core.device import select_device
 from utils.core.errors import DataError, QatError
 from utils.core.files import atomic_path, refuse_overwrite, write_bytes, write_text
 from utils.core.tasks import DISPLAY_CONF, DISPLAY_IOU
+from utils.evaluation.batch import filled
 from utils.evaluation.coco import TextWriter
 from utils.evaluation.data_yaml import DataConfig, load_data
 from utils.evaluation.dataset import make_loader
 from utils.evaluation.detector import BatchDetections, Detector
-from utils.evaluation.gt_masks import filled
 from utils.evaluation.images import (
     decode,
     find_sources,

@@ -154,7 +154,13 @@ def _report(
     if save:
         write_text(record, layers_json(layers))
     if draw:
-        draw_layers(layers, title, image)
+        with atomic_path(image) as temporary:
+            done = subprocess.run(
+                [graphviz(), "-Tsvg", "-o", str(temporary)], input=dot(layers, title), encoding="utf-8",
+                errors="replace", capture_output=True, check=False,
+            )  # fmt: skip
+            if done.returncode:
+                raise QatError(f"graphviz could not draw {image}: {' '.join(done.stderr.split())[:300]}")
     if files:
         logger.info("layers: %s", ", ".join(map(str, files)))
 
@@ -385,23 +391,6 @@ def dot(layers: Sequence[Layer], title: str) -> str:
                 )
         source |= {tensor.name: f"n{index}" for tensor in layer.outputs}
     return "\n".join([*lines, "}"]) + "\n"
-
-
-def draw_layers(layers: Sequence[Layer], title: str, path: Path) -> Path:
-    """Write the graph as SVG.
-
-    Raises:
-        DependencyError: graphviz is not installed.
-        QatError: it fails.
-    """
-    with atomic_path(path) as temporary:
-        done = subprocess.run(
-            [graphviz(), "-Tsvg", "-o", str(temporary)], input=dot(layers, title), encoding="utf-8", errors="replace",
-            capture_output=True, check=False,
-        )  # fmt: skip
-        if done.returncode:
-            raise QatError(f"graphviz could not draw {path}: {' '.join(done.stderr.split())[:300]}")
-    return path
 
 
 def graphviz() -> str:

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import types
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -144,13 +144,11 @@ def load_safely_by_default(read: Callable[[Any, Any], Any]) -> None:
     Args:
         read: gives what a file holds, its tensors on a device.
     """
-    import functools
-
     import torch
 
     original = torch.load
 
-    @functools.wraps(original)
+    @wraps(original)
     def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("weights_only") is not None:
             return original(f, map_location, *args, **kwargs)
@@ -165,8 +163,6 @@ def prefer_speed() -> None:
     Images come in channels-last, which all maps follow, and cuDNN measures its algorithms. Weights stay in planes:
     upstream's fusing needs them so.
     """
-    import functools
-
     import torch
 
     import models.yolo as yolo
@@ -174,12 +170,12 @@ def prefer_speed() -> None:
 
     init_seeds, forward = general.init_seeds, yolo.DetectionModel.forward
 
-    @functools.wraps(init_seeds)
+    @wraps(init_seeds)
     def seeds_alone(seed: int = 0, deterministic: bool = False) -> None:
         init_seeds(seed)
         torch.backends.cudnn.benchmark = True
 
-    @functools.wraps(forward)
+    @wraps(forward)
     def channels_last(self: torch.nn.Module, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         return forward(self, x.contiguous(memory_format=torch.channels_last), *args, **kwargs)
 

@@ -8,10 +8,9 @@ from known_images import SQUARE
 from known_masks import write_outlined_set
 
 from utils.core.errors import DataError
-from utils.evaluation.batch import collate
+from utils.evaluation.batch import PackedMasks, collate, on_grid, packed_truth
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.dataset import make_loader
-from utils.evaluation.gt_masks import PackedMasks, on_grid, packed_truth
 from utils.evaluation.images import read_labels
 from utils.evaluation.letterbox import Letterbox
 

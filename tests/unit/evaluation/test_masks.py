@@ -8,7 +8,7 @@ from pycocotools import mask as coco_mask
 from utils.core.tasks import Layout, Prediction
 from utils.evaluation import masks as masks_module
 from utils.evaluation import nms
-from utils.evaluation.gt_masks import PackedMasks
+from utils.evaluation.batch import PackedMasks
 from utils.evaluation.masks import Masks, image_pixels, mask_overlaps, run_lengths
 from utils.evaluation.nms import non_max_suppression
 

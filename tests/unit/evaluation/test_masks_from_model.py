@@ -11,7 +11,7 @@ import torchvision
 
 from utils.core.errors import InputError
 from utils.core.tasks import Layout, Prediction
-from utils.evaluation.gt_masks import PackedMasks
+from utils.evaluation.batch import PackedMasks
 from utils.evaluation.masks import Masks, MasksFromModel, image_pixels, mask_overlaps, pasted
 from utils.evaluation.nms import non_max_suppression
 

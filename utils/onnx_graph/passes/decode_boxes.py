@@ -50,14 +50,6 @@ def decode_boxes(model: ModelProto) -> None:
     if found is None:
         return
     position, before = view.nodes.index(found.boxes), len(view.nodes)
-    _add(model, found, view)
-    nodes = list(model.graph.node)
-    set_nodes(model, [*nodes[:position], *nodes[before:], *nodes[position + 1 : before]])
-    drop_unused(model)
-
-
-def _add(model: ModelProto, found: _Decoding, view: GraphView) -> None:
-    """Add what computes the boxes at the end of the graph; its result has the name that theirs had."""
     tail, bins = GraphAppender(model, found.scope), len(found.bins)
     weight = np.kron(BOX_OF_SIDES, found.bins).reshape(4, 4 * bins, 1, 1)
     # in a shape 0 is the size that was there, and -1 what is left: nothing has to be known of batch and anchors
@@ -66,17 +58,17 @@ def _add(model: ModelProto, found: _Decoding, view: GraphView) -> None:
     (x,) = tail.add("Reshape", x, tail.value([-1, 4 * bins, 0, 1]))
     (x,) = tail.add("Conv", x, tail.value(weight, np.float32), kernel_shape=[1, 1])
     (x,) = tail.add("Reshape", x, tail.value([0, 4, -1]))
-    (x,) = tail.add("Add", x, _points(tail, found.anchors, view))
+    known = view.array(found.anchors)
+    if known is not None:  # the anchors' points, and zeros for width and height: [1, 4, anchors]
+        points = tail.value(np.concatenate([known, np.zeros_like(known)], -2), np.float32)
+    else:
+        (zeros,) = tail.add("Mul", found.anchors, tail.value(0.0, np.float32))
+        (points,) = tail.add("Concat", found.anchors, zeros, axis=-2)
+    (x,) = tail.add("Add", x, points)
     tail.add("Mul", x, found.strides, outputs=list(found.boxes.output))
-
-
-def _points(tail: GraphAppender, anchors: str, view: GraphView) -> str:
-    """The anchors' points, and zeros for width and height: `[1, 4, anchors]`."""
-    known = view.array(anchors)
-    if known is not None:
-        return tail.value(np.concatenate([known, np.zeros_like(known)], -2), np.float32)
-    (zeros,) = tail.add("Mul", anchors, tail.value(0.0, np.float32))
-    return tail.add("Concat", anchors, zeros, axis=-2)[0]
+    nodes = list(model.graph.node)
+    set_nodes(model, [*nodes[:position], *nodes[before:], *nodes[position + 1 : before]])
+    drop_unused(model)
 
 
 def _decoding(softmax: NodeProto, view: GraphView) -> _Decoding | None:
