@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from utils.cli import run_program
@@ -159,10 +160,7 @@ def check_options(options: ExportOptions, names: Sequence[str]) -> None:
     need("torch", "onnx", *["onnxruntime"] * (options.check > 0), *["onnxslim"] * options.simplify)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program; returns the exit code."""
-    return run_program("export_qat.py", (ExportOptions, export_qat), argv)
-
+main = partial(run_program, "export_qat.py", (ExportOptions, export_qat))
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -12,6 +12,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -129,10 +130,7 @@ def export_deepstream(options: DeepStreamOptions) -> None:
     )  # fmt: skip
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program; returns the exit code."""
-    return run_program("export_yoloV9.py", (DeepStreamOptions, export_deepstream), argv)
-
+main = partial(run_program, "export_yoloV9.py", (DeepStreamOptions, export_deepstream))
 
 if __name__ == "__main__":
     sys.exit(main())

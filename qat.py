@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
+from functools import partial
 
 from utils.cli import run_program
 from utils.core.errors import InputError
@@ -88,10 +88,7 @@ COMMANDS = {
 TOGETHER = ("quantize", "calibrate", "eval")  # by several processes, as torchrun starts them
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program; returns the exit code."""
-    return run_program("qat.py", COMMANDS, argv, about=__doc__.splitlines()[0], together=TOGETHER)
-
+main = partial(run_program, "qat.py", COMMANDS, about=__doc__.splitlines()[0], together=TOGETHER)
 
 if __name__ == "__main__":
     sys.exit(main())

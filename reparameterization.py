@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -83,10 +83,7 @@ def convert_checkpoint(options: ReparameterizationOptions) -> None:
         print(f"next: {shlex.join(['python', 'qat.py', 'quantize', '--weights', str(target)])}")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program; returns the exit code."""
-    return run_program("reparameterization.py", (ReparameterizationOptions, convert_checkpoint), argv)
-
+main = partial(run_program, "reparameterization.py", (ReparameterizationOptions, convert_checkpoint))
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -9,7 +9,7 @@ python val_trt.py gelan-c.engine --source images/ --save-txt    # draws what it 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from functools import partial
 
 from utils.cli import command_line, run_program
 from utils.core.errors import InputError
@@ -66,10 +66,7 @@ def evaluate_or_draw(options: ValOptions) -> None:
         evaluate_file.run(options, command_line(), folder)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program; returns the exit code."""
-    return run_program("val_trt.py", (ValOptions, evaluate_or_draw), argv)
-
+main = partial(run_program, "val_trt.py", (ValOptions, evaluate_or_draw))
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -23,6 +23,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -203,9 +204,7 @@ def _method(options: BenchmarkOptions, program: Trtexec | None, on_gpu: bool) ->
     return f"{', '.join(words)}, {options.duration:g} s in {options.rounds} rounds, interleaved; latency: median"
 
 
-def run(argv: Sequence[str] | None = None) -> int:
-    return run_program("benchmark_trt.py", (BenchmarkOptions, main), argv, about=__doc__)
-
+run = partial(run_program, "benchmark_trt.py", (BenchmarkOptions, main), about=__doc__)
 
 if __name__ == "__main__":
     sys.exit(run())

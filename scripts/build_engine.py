@@ -17,7 +17,8 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 
 import importlib.util
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -152,9 +153,7 @@ def outputs(engine: Path, options: EngineOptions) -> Iterator[Path]:
         yield from (engine.with_suffix(suffix) for suffix in (".layers.json", ".svg"))
 
 
-def run(argv: Sequence[str] | None = None) -> int:
-    return run_program("build_engine.py", (EngineOptions, main), argv, about=__doc__)
-
+run = partial(run_program, "build_engine.py", (EngineOptions, main), about=__doc__)
 
 if __name__ == "__main__":
     sys.exit(run())

@@ -15,7 +15,7 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))  # where models/ and utils/ lie
 
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from utils.cli import run_program
@@ -56,9 +56,7 @@ def main(options: InspectOptions) -> None:
         layers.inspect_engine(options.file, batch=options.batch_size, draw=draw, device=options.device)
 
 
-def run(argv: Sequence[str] | None = None) -> int:
-    return run_program("inspect_engine.py", (InspectOptions, main), argv, about=__doc__)
-
+run = partial(run_program, "inspect_engine.py", (InspectOptions, main), about=__doc__)
 
 if __name__ == "__main__":
     sys.exit(run())

@@ -27,6 +27,7 @@ import platform
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -216,9 +217,7 @@ def compared_samples(options: ReportOptions, files: Sequence[str], data: str) ->
         )
 
 
-def run(argv: Sequence[str] | None = None) -> int:
-    return run_program("make_report.py", (ReportOptions, main), argv, about=__doc__)
-
+run = partial(run_program, "make_report.py", (ReportOptions, main), about=__doc__)
 
 if __name__ == "__main__":
     sys.exit(run())

@@ -16,7 +16,7 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))  # where models/ and utils/ lie
 
-from collections.abc import Sequence
+from functools import partial
 
 from utils.cli import run_program
 from utils.core.errors import InputError
@@ -41,9 +41,7 @@ def main(options: ServingOptions) -> None:
         model_repository.make(options)
 
 
-def run(argv: Sequence[str] | None = None) -> int:
-    return run_program("make_triton.py", (ServingOptions, main), argv, about=__doc__)
-
+run = partial(run_program, "make_triton.py", (ServingOptions, main), about=__doc__)
 
 if __name__ == "__main__":
     sys.exit(run())

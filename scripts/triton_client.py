@@ -15,7 +15,7 @@ import sys
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))  # where models/ and utils/ lie
 
 import logging
-from collections.abc import Sequence
+from functools import partial
 
 from utils.cli import run_program
 from utils.core.errors import InputError
@@ -48,9 +48,7 @@ def main(options: TritonClientOptions) -> None:
     logger.info("results: %s", folder)
 
 
-def run(argv: Sequence[str] | None = None) -> int:
-    return run_program("triton_client.py", (TritonClientOptions, main), argv, about=__doc__)
-
+run = partial(run_program, "triton_client.py", (TritonClientOptions, main), about=__doc__)
 
 if __name__ == "__main__":
     sys.exit(run())
