@@ -9,7 +9,9 @@ import re
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from utils.core.strict_model import StrictModel
 
@@ -164,3 +166,51 @@ class Difference:
     def significant(self) -> bool:
         """Whether it is at least two standard errors; an unknown standard error counts as no difference."""
         return self.error is not None and abs(self.value) >= max(2 * self.error, 5e-5)  # less is 0.0000
+
+
+def _writable(text: Any) -> Any:
+    r"""A text that UTF-8 can hold: bytes of a file's name that are no text become \udcff."""
+    return text.encode("utf-8", "backslashreplace").decode() if isinstance(text, str) else text
+
+
+def _of_resampled(text: str) -> str:
+    if text:
+        Resampled.from_text(text)
+    return text
+
+
+Text = Annotated[str, BeforeValidator(_writable)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+ResampledText = Annotated[str, AfterValidator(_of_resampled)]
+Counts = dict[Text, Annotated[tuple[int, int], Field(strict=False)]]
+
+
+class AtThreshold(StrictModel):
+    """What is found and missed at a confidence threshold, over all classes, at IoU 0.5.
+
+    Attributes:
+        threshold: detections of less confidence are left out.
+        objects, found: numbers of labels, and of labels that are found.
+        precision: share of the detections that find an object; 0 without detections.
+        recall: share of the objects that are found; 0 without objects.
+        precision_resampled, recall_resampled: on resamplings of the images, as `Resampled.to_text` gives them; empty
+            where there is only one image.
+        by_class, by_size: class, or size of objects where there are some → (objects, found).
+    """
+
+    threshold: Fraction
+    objects: Annotated[int, Field(ge=0)]
+    found: Annotated[int, Field(ge=0)]
+    precision: Fraction
+    recall: Fraction
+    precision_resampled: ResampledText = ""
+    recall_resampled: ResampledText = ""
+    by_class: Counts = Field(default_factory=dict)
+    by_size: Counts = Field(default_factory=dict)
+
+    def difference(self, other: AtThreshold, what: Literal["precision", "recall"]) -> Difference:
+        """Precision or recall, less that of another network at the same threshold."""
+        mine, theirs = (
+            Resampled.from_text(text) if (text := getattr(one, f"{what}_resampled")) else None for one in (self, other)
+        )
+        return Difference(getattr(self, what) - getattr(other, what), difference_error(mine, theirs))

@@ -179,11 +179,13 @@ def evaluate(
             logger.warning("images left out: %d; the first: %s", len(undecodable), undecodable[0])
         coco, mask_coco = files.finish(statistics.paths)
         agreed = None if agreement is None else AgreementScore(agreement.scores().mean().ap, agreement.resampled())
+        per_class = per_class_results(scores, mask_scores, data, len(statistics.paths), config.single_cls)
+        threshold = reference.threshold if reference else scores.threshold
         result = EvalResult(
             **vars(scores.mean()),
             ap_coco=float(np.mean(scores.ap_coco)) if len(scores.classes) else 0.0,
             ap50_coco=float(np.mean(scores.ap_coco[:, 0])) if len(scores.classes) else 0.0,
-            per_class=per_class_results(scores, mask_scores, data, len(statistics.paths), config.single_cls),
+            per_class=per_class,
             images=len(statistics.paths), instances=int(scores.labels.sum()), ms=detector.milliseconds(), coco=coco,
             seconds=time.perf_counter() - start, left_out=(*dataset.split.left_out, *undecodable), parts=seconds,
             measured_on=f"{runner.description}, {plan.describe(config.rect)}"
@@ -191,7 +193,7 @@ def evaluate(
             not_finite=not_finite, masks=mask_scores.mean() if mask_scores else None, mask_coco=mask_coco,
             threshold=scores.threshold, f1=tuple(scores.f1.tolist()), agreement=agreed,
             groups=groups, limited=dataset.split.name != config.split,
-            at=statistics.at(reference.threshold if reference else scores.threshold),
+            at=statistics.at(threshold, {one.id: one.name for one in per_class}),
         )  # fmt: skip
         if result.mark:
             logger.warning("the network %s gives %s: its AP means nothing", name, result.mark)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from utils.core.device import sent
 from utils.core.errors import DataError
-from utils.core.score import Resampled, Score
+from utils.core.score import AtThreshold, Resampled, Score
 from utils.evaluation.batch import RaggedBatch
 from utils.evaluation.bootstrap import Outcomes, group_images, image_weights, resample
 
@@ -225,38 +225,6 @@ def coco_average_precision(recall: np.ndarray, precision: np.ndarray) -> float:
     return float(envelope[np.searchsorted(recall, np.linspace(0, 1, 101))].mean())
 
 
-@dataclass(frozen=True)
-class OperatingPoint:
-    """What a product with a confidence threshold finds and misses, over all classes, at IoU 0.5.
-
-    Attributes:
-        threshold: detections of less confidence are left out.
-        objects, found, detections: numbers of labels, of labels that are found, and of detections.
-        by_class: class → (objects, found).
-        by_size: 'small', 'medium' or 'large', where there are some → (objects, found).
-        precision_resampled, recall_resampled: on resamplings of the images; None where there is only one.
-    """
-
-    threshold: float
-    objects: int
-    found: int
-    detections: int
-    by_class: dict[int, tuple[int, int]]
-    by_size: dict[str, tuple[int, int]]
-    precision_resampled: Resampled | None
-    recall_resampled: Resampled | None
-
-    @property
-    def precision(self) -> float:
-        """Share of the detections that find an object; 0 without detections."""
-        return self.found / max(self.detections, 1)
-
-    @property
-    def recall(self) -> float:
-        """Share of the objects that are found; 0 without objects."""
-        return self.found / max(self.objects, 1)
-
-
 @dataclass
 class EvalStatistics:
     """What is kept of each batch of a network's detections, on the runner's device until the end.
@@ -336,8 +304,8 @@ class EvalStatistics:
         groups = group_images(self.paths, self.groups) if self.groups else None
         return Outcomes(self.paths, owners[0], hits, confidence, classes, owners[1], labels[:, 0], groups)
 
-    def at(self, threshold: float) -> OperatingPoint:
-        """What a product with this confidence threshold finds and misses, at IoU 0.5 of boxes."""
+    def at(self, threshold: float, names: Mapping[int, str]) -> AtThreshold:
+        """What a product with this confidence threshold finds and misses, by the names of the classes."""
         outcomes = self.outcomes()
         taken = outcomes.confidence >= threshold
         hit = taken & outcomes.correct[:, 0]
@@ -345,26 +313,28 @@ class EvalStatistics:
         label_sizes = np.searchsorted(bounds, _together(self.labels)[:, 1], "right") - 1
         hit_sizes = np.searchsorted(bounds, _together(self.detections)[hit, 2], "right") - 1
         hit_classes = outcomes.classes[hit]
-        drawn, precision, recall = image_weights(outcomes), None, None
-        if drawn is not None:
+        resamplings: dict[str, str] = {}
+        if (drawn := image_weights(outcomes)) is not None:
             images, weights = drawn
             objects, found, detections = (
                 weights.T @ np.bincount(owners, minlength=len(outcomes.paths))
                 for owners in (outcomes.label_image, outcomes.image[hit], outcomes.image[taken])
             )
-            precision = Resampled.of(images, found / np.maximum(detections, 1))
-            recall = Resampled.of(images, found / np.maximum(objects, 1))
-        return OperatingPoint(
-            threshold=threshold, objects=len(outcomes.label_image), found=int(hit.sum()), detections=int(taken.sum()),
+            for name, whole in (("precision", detections), ("recall", objects)):
+                resamplings[f"{name}_resampled"] = Resampled.of(images, found / np.maximum(whole, 1)).to_text()
+        count, number = len(outcomes.label_image), int(hit.sum())
+        return AtThreshold(
+            threshold=threshold, objects=count, found=number, precision=number / max(int(taken.sum()), 1),
+            recall=number / max(count, 1),
             by_class={
-                int(label): (int((outcomes.label_classes == label).sum()), int((hit_classes == label).sum()))
+                names[int(label)]: (int((outcomes.label_classes == label).sum()), int((hit_classes == label).sum()))
                 for label in np.unique(outcomes.label_classes)
             },
             by_size={
                 name: (int((label_sizes == i).sum()), int((hit_sizes == i).sum()))
                 for i, name in enumerate(SIZE_BOUNDS) if (label_sizes == i).any()
             },
-            precision_resampled=precision, recall_resampled=recall,
+            **resamplings,
         )  # fmt: skip
 
     def score(self) -> Score:

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from utils.core.device import sent
-from utils.core.score import Resampled, Score
+from utils.core.score import AtThreshold, Resampled, Score
 from utils.core.tasks import DETECT, DISPLAY_CONF, Task
 from utils.core.text import Column, aligned, plural
 from utils.evaluation.batch import RaggedBatch
-from utils.evaluation.metrics import Averages, ClassScores, EvalStatistics, OperatingPoint
+from utils.evaluation.metrics import Averages, ClassScores, EvalStatistics
 
 if TYPE_CHECKING:
     from utils.evaluation.data_yaml import DataConfig
@@ -129,7 +129,7 @@ class EvalResult(Averages):
     f1: tuple[float, ...] = ()
     groups: int = 0
     limited: bool = False
-    at: OperatingPoint | None = None
+    at: AtThreshold | None = None
     agreement: AgreementScore | None = None
     reference: Reference | None = field(default=None, repr=False, compare=False)
 

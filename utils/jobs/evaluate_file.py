@@ -25,7 +25,7 @@ from utils.evaluation.input_plan import InputPlan, fixed_sizes, has_nms, image_i
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.evaluation.results import EvalResult
 from utils.jobs.open import dataset_of, open_runner
-from utils.reports.schema import SIZES, AnyAp, AtThreshold, Report, Row, library_versions
+from utils.reports.schema import SIZES, AnyAp, Report, Row, library_versions
 from utils.reports.tables import terminal_table
 from utils.runners.base import Runner
 from utils.trt.engine_file import EngineNote
@@ -192,14 +192,7 @@ def make_row(
         scores |= {"mask_ap_resampled": of_masks.to_text()} if of_masks else {}
     if result.f1:
         scores |= {"best_threshold": result.threshold, "f1": tuple(result.f1[round(i * 9.99)] for i in range(101))}
-    if (at := result.at) is not None:
-        names = {one.id: one.name for one in result.per_class}
-        texts = {f"{name}_resampled": found.to_text() for name in ("precision", "recall")
-                 if (found := getattr(at, f"{name}_resampled"))}  # fmt: skip
-        scores["at"] = AtThreshold(
-            threshold=at.threshold, objects=at.objects, found=at.found, precision=at.precision, recall=at.recall,
-            by_size=at.by_size, by_class={names[kind]: counts for kind, counts in at.by_class.items()}, **texts,
-        )  # fmt: skip
+    scores["at"] = result.at
     if (agreement := result.agreement) is not None:
         scores |= {"agreement": agreement.ap}
         scores |= {"agreement_resampled": agreement.resampled.to_text()} if agreement.resampled else {}

@@ -18,12 +18,21 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 
 from utils.core.device import cpu_cores
 from utils.core.errors import InputError
 from utils.core.files import read_json, write_text
-from utils.core.score import Difference, Resampled, SplitCounts, difference_error
+from utils.core.score import (
+    AtThreshold,
+    Difference,
+    Fraction,
+    Resampled,
+    ResampledText,
+    SplitCounts,
+    Text,
+    difference_error,
+)
 from utils.core.strict_model import StrictModel, first_problem
 from utils.core.tasks import DISPLAY_CONF
 from utils.core.text import short_repr
@@ -74,27 +83,13 @@ def hardware() -> dict[str, str]:
     return machine
 
 
-def _writable(text: Any) -> Any:
-    r"""A text that UTF-8 can hold: bytes of a file's name that are no text become \udcff."""
-    return text.encode("utf-8", "backslashreplace").decode() if isinstance(text, str) else text
-
-
 def _finite(value: Any) -> Any:
     """None for a loss that diverged, which JSON cannot hold."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _of_resampled(text: str) -> str:
-    if text:
-        Resampled.from_text(text)
-    return text
-
-
-Text = Annotated[str, BeforeValidator(_writable)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(ge=0)]
 Finite = Annotated[float | None, BeforeValidator(_finite)]
-ResampledText = Annotated[str, AfterValidator(_of_resampled)]
 Polygon = Annotated[str, Field(pattern=r"^[0-9]{1,7},[0-9]{1,7}( [0-9]{1,7},[0-9]{1,7})*$")]
 
 
@@ -125,33 +120,6 @@ class Sample(StrictModel):
     def has_masks(self) -> bool:
         """Whether any of its objects has a mask."""
         return any(box.outline for boxes in (self.truth, *self.predictions.values()) for box in boxes)
-
-
-Counts = dict[Text, Annotated[tuple[int, int], Field(strict=False)]]
-
-
-class AtThreshold(StrictModel):
-    """What is found and missed at a confidence threshold, over all classes, at IoU 0.5: see `metrics.OperatingPoint`.
-
-    `by_class` and `by_size` hold numbers of objects, and of objects that are found.
-    """
-
-    threshold: Fraction
-    objects: Annotated[int, Field(ge=0)]
-    found: Annotated[int, Field(ge=0)]
-    precision: Fraction
-    recall: Fraction
-    precision_resampled: ResampledText = ""
-    recall_resampled: ResampledText = ""
-    by_class: Counts = Field(default_factory=dict)
-    by_size: Counts = Field(default_factory=dict)
-
-    def difference(self, other: AtThreshold, what: Literal["precision", "recall"]) -> Difference:
-        """Precision or recall, less that of another network at the same threshold."""
-        mine, theirs = (
-            Resampled.from_text(text) if (text := getattr(one, f"{what}_resampled")) else None for one in (self, other)
-        )
-        return Difference(getattr(self, what) - getattr(other, what), difference_error(mine, theirs))
 
 
 class Row(StrictModel):

@@ -10,6 +10,7 @@ from known_sets import CONFIG, NAMES
 from torchvision.ops import box_iou
 
 from utils.core.errors import InputError
+from utils.core.score import Resampled
 from utils.core.tasks import DISPLAY_CONF
 from utils.evaluation.bootstrap import group_images, image_weights
 from utils.evaluation.data_yaml import load_data
@@ -49,7 +50,7 @@ def test_agreement_is_ap_with_the_reference_in_place_of_the_labels(mixed, refere
 
 
 def test_what_is_found_at_a_threshold_is_counted_image_by_image(mixed, reference):
-    point = mixed.evaluate().statistics.at(DISPLAY_CONF)
+    point = mixed.evaluate().statistics.at(DISPLAY_CONF, NAMES)
     detections, found = 0, []
     for sample in mixed.samples:
         rows = reference.detections[str(sample.path)].double()
@@ -59,25 +60,23 @@ def test_what_is_found_at_a_threshold_is_counted_image_by_image(mixed, reference
         if overlap.numel():
             best, label = overlap.max(0)
             found += labels[label[best >= 0.5].unique()].tolist()
-    assert (point.objects, point.found, point.detections) == (
-        sum(len(sample.labels) for sample in mixed.samples), len(found), detections
-    )  # fmt: skip
+    assert (point.objects, point.found) == (sum(len(sample.labels) for sample in mixed.samples), len(found))
     assert 0.5 < point.recall < 0.95
     assert (point.precision, point.recall) == (len(found) / detections, len(found) / point.objects)
-    for kind in range(len(NAMES)):
+    for kind, name in enumerate(NAMES):
         every = sum((sample.labels[:, 0] == kind).sum() for sample in mixed.samples)
-        assert point.by_class[kind] == (every, sum(row[0] == kind for row in found))
+        assert point.by_class[name] == (every, sum(row[0] == kind for row in found))
     areas = [np.prod(sample.labels[:, 3:] - sample.labels[:, 1:3], axis=1) for sample in mixed.samples]
     small = sum((one < 32**2).sum() for one in areas)
     assert point.by_size["small"] == (small, sum((row[3] - row[1]) * (row[4] - row[2]) < 32**2 for row in found))
     assert point.by_size["medium"][0] == point.objects - small
-    nothing = mixed.evaluate().statistics.at(1.1)
-    assert (nothing.found, nothing.detections, nothing.precision, nothing.recall) == (0, 0, 0, 0)
+    nothing = mixed.evaluate().statistics.at(1.0, NAMES)
+    assert (nothing.found, nothing.precision, nothing.recall) == (0, 0, 0)
 
 
 def test_errors_at_a_threshold_are_those_of_drawing_images_again(mixed):
     statistics = mixed.evaluate().statistics
-    point, outcomes = statistics.at(0.3), statistics.outcomes()
+    point, outcomes = statistics.at(0.3, NAMES), statistics.outcomes()
     _, weights = image_weights(outcomes)
     hit = (outcomes.confidence >= 0.3) & outcomes.correct[:, 0]
     for column in (0, 17):
@@ -85,8 +84,8 @@ def test_errors_at_a_threshold_are_those_of_drawing_images_again(mixed):
         found = sum((hit & (outcomes.image == index)).sum() for index in drawn)
         objects = sum((outcomes.label_image == index).sum() for index in drawn)
         detections = sum(((outcomes.confidence >= 0.3) & (outcomes.image == index)).sum() for index in drawn)
-        assert point.recall_resampled.ap[column] == pytest.approx(found / objects, abs=1e-6)
-        assert point.precision_resampled.ap[column] == pytest.approx(found / detections, abs=1e-6)
+        assert Resampled.from_text(point.recall_resampled).ap[column] == pytest.approx(found / objects, abs=1e-6)
+        assert Resampled.from_text(point.precision_resampled).ap[column] == pytest.approx(found / detections, abs=1e-6)
 
 
 def test_the_images_of_a_group_are_drawn_together(mixed):
