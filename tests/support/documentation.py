@@ -26,7 +26,7 @@ PYTHON_PROGRAMS = sorted(
     for pattern in ("*.py", "scripts/*.py", "benchmarks/*.py", "data/demo/*.py")
     for path in ROOT.glob(pattern)
     if 'if __name__ == "__main__"' in (text := path.read_text(encoding="utf-8"))
-    and ("run_program(" in text or "steps.main(" in text or path.name == "run_upstream.py")  # others serve our scripts
+    and ("run_program" in text or "steps.main(" in text or path.name == "run_upstream.py")  # others serve our scripts
 )
 SHELL_PROGRAMS = sorted(
     path.relative_to(ROOT).as_posix()

@@ -9,6 +9,7 @@ import torch
 
 from utils.evaluation.metrics import (
     IOU_THRESHOLDS,
+    Averages,
     average_precision,
     coco_average_precision,
     match,
@@ -118,11 +119,11 @@ def test_scores_of_perfect_and_of_absent_detections():
     perfect = score(correct, np.full(4, 0.9), np.array([0, 0, 2, 2]), np.array([0, 0, 2, 2]))
     assert perfect.classes.tolist() == [0, 2]
     assert perfect.labels.tolist() == [2, 2]
-    assert perfect.mean() == pytest.approx((1.0, 1.0, 0.995, 0.995))
+    assert vars(perfect.mean()) == pytest.approx({"ap": 0.995, "ap50": 0.995, "precision": 1.0, "recall": 1.0})
     absent = score(np.zeros((0, 10), bool), np.zeros(0), np.zeros(0), np.array([1, 1, 2]))
-    assert absent.mean() == (0, 0, 0, 0)
+    assert absent.mean() == Averages(0, 0, 0, 0)
     assert absent.labels.tolist() == [2, 1]
-    assert score(np.zeros((3, 10), bool), np.ones(3), np.zeros(3), np.zeros(0)).mean() == (0, 0, 0, 0)
+    assert score(np.zeros((3, 10), bool), np.ones(3), np.zeros(3), np.zeros(0)).mean() == Averages(0, 0, 0, 0)
 
 
 def test_precision_and_recall_are_read_where_f1_is_best():
