@@ -142,7 +142,14 @@ class StepRunner:
         if step.resume and step.resume[0].exists():
             words += map(str, step.resume[1])
         began = time.monotonic()
-        code, log = self.call(step.name, words, step.tensorrt)
+        log = self.folder / "logs" / f"{step_folder(step.name)}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        logger.info("%s: %s; %s says how far it is", self.folder.name, step.name, log)
+        words = [engine_python() if step.tensorrt else sys.executable, *words]
+        with log.open("a", encoding="utf-8") as output:
+            code = subprocess.run(
+                words, stdout=output, stderr=output, stdin=subprocess.DEVNULL, cwd=self.checkout, check=False
+            ).returncode
         if code or not step.output.exists():
             ended = f"ended with exit code {code}" if code else f"left no {step.output.name}"
             said = " ".join(log.read_text(encoding="utf-8", errors="replace").split())[-300:]
@@ -151,18 +158,6 @@ class StepRunner:
         self.content["steps"][step.name] = {"command": command, "seconds": seconds, "result": result}
         write_json(self.content, self.folder / RESULTS)
         return result
-
-    def call(self, name: str, words: Sequence[str], tensorrt: bool) -> tuple[int, Path]:
-        """Run a program in the checkout; gives its exit code and its log."""
-        log = self.folder / "logs" / f"{step_folder(name)}.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        logger.info("%s: %s; %s says how far it is", self.folder.name, name, log)
-        command = [engine_python() if tensorrt else sys.executable, *words]
-        with log.open("a", encoding="utf-8") as output:
-            done = subprocess.run(
-                command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, cwd=self.checkout, check=False
-            )
-        return done.returncode, log
 
 
 def step_folder(step: str) -> str:

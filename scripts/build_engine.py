@@ -17,7 +17,6 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 
 import importlib.util
 import logging
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -68,7 +67,11 @@ def main(options: EngineOptions) -> None:
     """Build, and look inside if that was asked for."""
     engine = options.output or options.onnx.with_suffix(".engine")
     check_file(options.onnx, "expected an ONNX file, as export_qat.py writes it")
-    refuse_overwrite(outputs(engine, options), [options.onnx])
+    written = [engine, engine.with_name(f"{engine.name}.json")]
+    written += [Path(options.timing_cache)] if options.timing_cache else []  # that of another name is nothing else
+    if options.generate_graph and not options.target:
+        written += [engine.with_suffix(suffix) for suffix in (".layers.json", ".svg")]
+    refuse_overwrite(written, [options.onnx])
     if options.timing_cache and options.no_timing_cache:
         raise InputError("--timing-cache names a file and --no-timing-cache wants none; give one of them")
     if options.tune and options.trtexec:
@@ -141,16 +144,6 @@ def compare_with_onnx(engine: Path, options: EngineOptions, device: torch.device
             "before you use it, or build with another --optimization-level, or from a file exported with "
             "--no-int8-rewrites (--check 0 leaves this comparison out)"
         )
-
-
-def outputs(engine: Path, options: EngineOptions) -> Iterator[Path]:
-    """What is written; the timing cache that is named by GPU and version cannot be anything else."""
-    yield engine
-    yield engine.with_name(f"{engine.name}.json")
-    if options.timing_cache:
-        yield Path(options.timing_cache)
-    if options.generate_graph and not options.target:
-        yield from (engine.with_suffix(suffix) for suffix in (".layers.json", ".svg"))
 
 
 run = partial(run_program, "build_engine.py", (EngineOptions, main), about=__doc__)

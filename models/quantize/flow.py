@@ -61,11 +61,6 @@ def _resize_like(x: Tensor, like: Tensor) -> Tensor:
     return F.interpolate(x, size=like.shape[2:], mode="nearest")
 
 
-def _sum(*xs: Tensor) -> Tensor:
-    """The sum as upstream writes it; in an exported graph a chain of Adds, which need no stacked copy."""
-    return functools.reduce(operator.add, xs) if exporting() else torch.sum(torch.stack(xs), dim=0)
-
-
 OPERATIONS: dict[str, Callable[..., Any]] = {
     "chunk": lambda x, n, dim=1: x.chunk(n, dim),
     "split": lambda x, sizes, dim=1: x.split(sizes, dim),
@@ -75,7 +70,8 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "avg_pool": F.avg_pool2d,
     "resize_like": _resize_like,
     "add": lambda x, y: x + y,
-    "sum": _sum,
+    # as upstream writes it; in an exported graph a chain of Adds, which need no stacked copy
+    "sum": lambda *xs: functools.reduce(operator.add, xs) if exporting() else torch.sum(torch.stack(xs), dim=0),
 }
 
 

@@ -66,11 +66,9 @@ def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
     Without pinned memory the copy would wait until the GPU has done all that was started before.
     """
-    return (
-        tensor.pin_memory().to(device, non_blocking=True)
-        if device.type == "cuda" and len(tensor)
-        else tensor.to(device)
-    )
+    if device.type == "cuda" and len(tensor):
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 @contextmanager

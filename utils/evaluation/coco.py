@@ -159,10 +159,6 @@ class CocoEvaluation:
             entry = {"image_id": image_id, "category_id": category, "bbox": bbox, "score": round(score, 5)}
             self.results.append(entry if masks is None else {**entry, "segmentation": masks[index]})
 
-    def save(self, path: Path) -> None:
-        """Write all results; `path` appears only when it is complete."""
-        write_text(path, json.dumps(self.results))
-
     def evaluate(self, paths: Sequence[str], iou_type: str, heading: str = "") -> dict[str, float] | None:
         """Compute pycocotools' 12 statistics on images at `paths`; None, and a line in the log, if it cannot run.
 
@@ -245,7 +241,7 @@ class PredictionFiles:
         """Write the JSON; return pycocotools' statistics of boxes and of masks on images at `paths`, if it can run."""
         if not self.coco:
             return None, None
-        self.coco.save(self.json_file)
+        write_text(self.json_file, json.dumps(self.coco.results))
         boxes = self.coco.evaluate(paths, DETECT.iou_type, "pycocotools, boxes:" if self._masks else "")
         masks = self.coco.evaluate(paths, SEGMENT.iou_type, "pycocotools, masks:") if boxes and self._masks else None
         return boxes, masks

@@ -196,7 +196,19 @@ class Detector:
         clock = self._now()
         for part, (before, after) in zip(("preprocess", "inference"), pairwise(started.marks), strict=False):
             self._times[part].append(before.elapsed_time(after) / 1000)
-        detections = self._found(started.raw, started.shape, shapes)
+        raw, size = started.raw, (started.shape[2], started.shape[3])
+        masks: AnyMasks | None
+        if self._suppressed:
+            numbers, rows = self._best(raw[""])
+            boxes = [one[:, :4] for one in rows]
+            masks = MasksFromModel.of(
+                raw[self._masks], numbers, boxes, size, upsampled=self._upsample_masks
+            ) if self._masks else None  # fmt: skip
+        else:
+            prediction = Prediction.of(raw, self._task)
+            rows = non_max_suppression(prediction, *self._thresholds, max_det=self._max_det, agnostic=self._single_cls)
+            masks = Masks.of(prediction, rows, size, upsampled=self._upsample_masks)
+        detections = BatchDetections(in_images(rows, shapes, single_cls=self._single_cls), masks)
         self._lap("nms", clock)
         return detections
 
@@ -255,23 +267,6 @@ class Detector:
         sums = [tensor.flatten(1).sum(1, dtype=torch.float32) for tensor in found.values()]
         self._bad += (~torch.stack(sums).isfinite().all(0)).sum()
         return found
-
-    def _found(self, raw: dict[str, Tensor], shape: Sequence[int], shapes: Sequence[Any]) -> BatchDetections:
-        """What the network's outputs say is in the images."""
-        size = (shape[2], shape[3])
-        if self._suppressed:
-            numbers, best = self._best(raw[""])
-            rows = in_images(best, shapes, single_cls=self._single_cls)
-            if not self._masks:
-                return BatchDetections(rows)
-            boxes = [one[:, :4] for one in best]
-            return BatchDetections(
-                rows, MasksFromModel.of(raw[self._masks], numbers, boxes, size, upsampled=self._upsample_masks)
-            )
-        prediction = Prediction.of(raw, self._task)
-        rows = non_max_suppression(prediction, *self._thresholds, max_det=self._max_det, agnostic=self._single_cls)
-        masks = Masks.of(prediction, rows, size, upsampled=self._upsample_masks)
-        return BatchDetections(in_images(rows, shapes, single_cls=self._single_cls), masks)
 
     def _best(self, raw: Tensor) -> tuple[RaggedBatch, RaggedBatch]:
         """Those of a table of detections `[B, K, 6]` that the thresholds let through, best first.

@@ -346,23 +346,20 @@ class EvalStatistics:
         masks = self.mask_scores()
         return Score(self.scores().mean().ap, masks.mean().ap if masks else None)
 
-    def scores(self) -> ClassScores:
-        """AP, precision and recall of each class.
+    def scores(self, correct: Sequence[RaggedBatch] | None = None) -> ClassScores:
+        """AP, precision and recall of each class; `correct` is by boxes, unless it is that of masks.
 
         Raises:
             DataError: there was no image.
         """
-        return self._scores(self.correct)
+        if not self.paths:
+            raise DataError("no image could be decoded")
+        outcomes = self.outcomes(correct)
+        return score(outcomes.correct, outcomes.confidence, outcomes.classes, outcomes.label_classes)
 
     def mask_scores(self) -> ClassScores | None:
         """The same of masks; None where there are none."""
-        return None if self.correct_masks is None else self._scores(self.correct_masks)
-
-    def _scores(self, hits: Sequence[RaggedBatch]) -> ClassScores:
-        if not self.paths:
-            raise DataError("no image could be decoded")
-        outcomes = self.outcomes(hits)
-        return score(outcomes.correct, outcomes.confidence, outcomes.classes, outcomes.label_classes)
+        return None if self.correct_masks is None else self.scores(self.correct_masks)
 
 
 def _together(batches: Iterable[RaggedBatch]) -> np.ndarray:

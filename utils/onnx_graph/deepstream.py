@@ -24,6 +24,7 @@ from pathlib import Path
 
 from utils.core.errors import InputError, no_file
 from utils.core.files import write_text
+from utils.core.input_spec import DEFAULT_BATCH
 from utils.core.tasks import DISPLAY_CONF, DISPLAY_IOU, IMAGES
 from utils.core.text import plural
 from utils.onnx_graph.output_formats import NmsSettings
@@ -31,7 +32,6 @@ from utils.onnx_graph.output_formats import NmsSettings
 LABELS, CONFIG, SERVER = "labels.txt", "config_infer_primary_yoloV9.txt", "config_inferserver_primary_yoloV9.txt"
 SCALE = repr(1 / 255)
 INT8, FP16 = 1, 2  # of nvinfer's network-mode
-DYNAMIC_BATCH = (1, 8, 16)  # min, opt and max of an engine for any batch size
 TRTEXEC_FLAGS = {  # by typing; '' for a float network
     "": (["--fp16"], "TensorRT up to 10"),
     "weak": (["--int8", "--fp16"], "TensorRT up to 10.11"),
@@ -163,7 +163,7 @@ def trtexec_command(
 ) -> str:  # fmt: skip
     """The command that builds the engine which the configuration names; for the arguments see `configs`."""
     height, width = size
-    shapes = zip(("min", "opt", "max"), DYNAMIC_BATCH, strict=True) if dynamic else ()
+    shapes = zip(("min", "opt", "max"), DEFAULT_BATCH, strict=True) if dynamic else ()
     profile = [f"--{end}Shapes={IMAGES}:{batch}x{channels}x{height}x{width}" for end, batch in shapes]
     flags, _ = TRTEXEC_FLAGS[typing]
     return shlex.join(["trtexec", f"--onnx={onnx}", *flags, *profile, f"--saveEngine={engine}"])
@@ -206,7 +206,7 @@ def configs(
         nms_note = f"#   {kinds[nms.kind]} is in the ONNX file: confidence {nms.conf_thres:g}{overlap}, "
         nms_note += f"{plural(nms.topk, 'detection')}\n"
     parser, function, library = PARSERS[bool(model), masks]
-    any_batch = f"# {DYNAMIC_BATCH[0]} to {DYNAMIC_BATCH[-1]}: the number of streams is a good one"
+    any_batch = f"# {DEFAULT_BATCH[0]} to {DEFAULT_BATCH[-1]}: the number of streams is a good one"
     shape = {"batch": batch, "channels": channels, "height": size[0], "width": size[1]}
     shape["color_format"] = 2 if channels == 1 else 0  # nvinfer's numbers for grey and for RGB
     values = {

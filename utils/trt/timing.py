@@ -101,9 +101,7 @@ class _Samples:
             return Figures(len(self.milliseconds) / self.seconds, {"latency": TimeStatistics.of(self.milliseconds)})
         spans = [query.milliseconds() for query in self.queries]
         parts = {name: TimeStatistics.of([span[name] for span in spans]) for name in spans[0]}
-        parts["latency"] = TimeStatistics.of(
-            [sum(span.values()) for span in spans]
-        )  # trtexec's, without waiting in between
+        parts["latency"] = TimeStatistics.of([sum(span.values()) for span in spans])  # trtexec's: without waits between
         parts["enqueue"] = TimeStatistics.of(self.enqueue)
         return Figures(len(self.queries) / self.seconds, parts)
 
