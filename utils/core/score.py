@@ -173,15 +173,9 @@ def _writable(text: Any) -> Any:
     return text.encode("utf-8", "backslashreplace").decode() if isinstance(text, str) else text
 
 
-def _of_resampled(text: str) -> str:
-    if text:
-        Resampled.from_text(text)
-    return text
-
-
 Text = Annotated[str, BeforeValidator(_writable)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
-ResampledText = Annotated[str, AfterValidator(_of_resampled)]
+ResampledText = Annotated[str, AfterValidator(lambda text: text and Resampled.from_text(text).to_text())]
 Counts = dict[Text, Annotated[tuple[int, int], Field(strict=False)]]
 
 

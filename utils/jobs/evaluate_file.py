@@ -93,7 +93,12 @@ def run(options: ValOptions, command: str, folder: Path) -> Report:
             report.save(folder / "report.json")
             results.append(result)
         if options.task == "study":
-            write_study(folder / f"study_{data.file.stem}_{file.stem}.txt", results)
+            # upstream's columns: P, R, mAP50, mAP50-95, three zeros (losses), times in ms
+            rows = [(r.precision, r.recall, r.ap50, r.ap, 0, 0, 0, r.ms["preprocess"], r.ms["inference"], r.ms["nms"])
+                    for r in results]  # fmt: skip
+            study = folder / f"study_{data.file.stem}_{file.stem}.txt"
+            write_text(study, "".join(" ".join(f"{value:10.4g}" for value in row) + "\n" for row in rows))
+            logger.info("study: %s", study)
     if reference:
         logger.info("\n%s", terminal_table(report))
     logger.info("results: %s", folder)
@@ -145,16 +150,6 @@ def stage(file: Path) -> str:
     if suffix == ".onnx":
         return "ONNX" if any(node.op_type == "QuantizeLinear" for node in read_onnx(file).graph.node) else "float"
     return f"TensorRT {EngineNote.load(file).precision.upper()}".strip()
-
-
-def write_study(file: Path, results: Sequence[EvalResult]) -> None:
-    """One line for each size, with upstream's columns: P, R, mAP50, mAP50-95, three zeros (losses), times in ms."""
-    lines = ""
-    for r in results:
-        row = (r.precision, r.recall, r.ap50, r.ap, 0, 0, 0, r.ms["preprocess"], r.ms["inference"], r.ms["nms"])
-        lines += " ".join(f"{value:10.4g}" for value in row) + "\n"
-    write_text(file, lines)
-    logger.info("study: %s", file)
 
 
 def make_row(

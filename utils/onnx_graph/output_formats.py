@@ -93,7 +93,6 @@ class Sums:
     """Sums of prototypes, before the sigmoid: their name, `[B, K, h, w]`, and h and w, 0 where they are dynamic."""
 
     name: str
-    prototypes: str
     height: int
     width: int
 
@@ -188,12 +187,31 @@ def _attach(model: ModelProto, tail: GraphAppender, raw: _Raw, settings: NmsSett
         if coefficients:  # the plugin does not say which boxes it keeps, so they are looked for
             number, found, *_ = DETECT.detections
             (valid,) = tail.add("Less", tail.value(np.arange(settings.topk), np.int32), number)
-            kept = Kept(found, nearest_box(tail, boxes, found), valid, settings.topk)
+            # it may round what it returns, too: the nearest box by the sum of differences is it, or nearly the same
+            (each,) = tail.add("Unsqueeze", found, tail.value([2]))
+            (every,) = tail.add("Unsqueeze", boxes, tail.value([1]))
+            (apart,) = tail.add("Sub", each, every)
+            (apart,) = tail.add("Abs", apart)
+            (apart,) = tail.add("ReduceSum", apart, tail.value([3]), keepdims=0)
+            _, anchor = tail.add("TopK", apart, tail.value([1]), outputs=("", ""), axis=2, largest=0)
+            kept = Kept(found, anchor, valid, settings.topk)
     else:
         kept = _standard(tail, boxes, scores, raw.layout.nc, raw.anchors, settings)
     if kept is None or not coefficients:
         return None
-    return kept, sums_of(tail, kept, coefficients, SEGMENT.prototypes, raw.grid)
+    (rows,) = tail.add("Transpose", coefficients, perm=[0, 2, 1])
+    (chosen,) = tail.add("GatherND", rows, kept.anchor, batch_dims=1)
+    (flat,) = tail.add("Reshape", SEGMENT.prototypes, tail.value([0, 0, -1]))
+    (product,) = tail.add("MatMul", chosen, flat)
+    height, width = (side if isinstance(side, int) else 0 for side in raw.grid)
+    if height and width:
+        shape = tail.value([0, kept.topk, height, width])
+    else:
+        (whole,) = tail.add("Shape", SEGMENT.prototypes)
+        (last,) = tail.add("Slice", whole, tail.value([2]), tail.value([4]))
+        (shape,) = tail.add("Concat", tail.value([0, kept.topk]), last, axis=0)
+    (sums,) = tail.add("Reshape", product, shape)
+    return kept, Sums(sums, height, width)
 
 
 @dataclass(frozen=True)
@@ -307,46 +325,6 @@ def _standard(
     return Kept(boxes_out, column, valid, settings.topk)
 
 
-def nearest_box(tail: GraphAppender, boxes: str, found: str) -> str:
-    """Which of `boxes`, `[B, anchors, 4]`, each of `found`, `[B, K, 4]`, is: int64 `[B, K, 1]`.
-
-    TensorRT's plugin does not say it, and may round what it returns; the nearest by the sum of differences is it, or
-    has nearly the same box.
-    """
-    (each,) = tail.add("Unsqueeze", found, tail.value([2]))
-    (every,) = tail.add("Unsqueeze", boxes, tail.value([1]))
-    (apart,) = tail.add("Sub", each, every)
-    (apart,) = tail.add("Abs", apart)
-    (apart,) = tail.add("ReduceSum", apart, tail.value([3]), keepdims=0)
-    _, index = tail.add("TopK", apart, tail.value([1]), outputs=("", ""), axis=2, largest=0)
-    return index
-
-
-def sums_of(
-    tail: GraphAppender, kept: Kept, coefficients: str, prototypes: str, size: tuple[int | str, int | str]
-) -> Sums:
-    """For each detection its sum of prototypes.
-
-    Args:
-        coefficients: name of `[B, nm, anchors]`.
-        prototypes: name of `[B, nm, h, w]`.
-        size: h and w; a dynamic one is a name.
-    """
-    (rows,) = tail.add("Transpose", coefficients, perm=[0, 2, 1])
-    (chosen,) = tail.add("GatherND", rows, kept.anchor, batch_dims=1)
-    (flat,) = tail.add("Reshape", prototypes, tail.value([0, 0, -1]))
-    (product,) = tail.add("MatMul", chosen, flat)
-    height, width = (side if isinstance(side, int) else 0 for side in size)
-    if height and width:
-        shape = tail.value([0, kept.topk, height, width])
-    else:
-        (whole,) = tail.add("Shape", prototypes)
-        (last,) = tail.add("Slice", whole, tail.value([2]), tail.value([4]))
-        (shape,) = tail.add("Concat", tail.value([0, kept.topk]), last, axis=0)
-    (sums,) = tail.add("Reshape", product, shape)
-    return Sums(sums, prototypes, height, width)
-
-
 def framed(tail: GraphAppender, sums: Sums, kept: Kept, rows: int, columns: int) -> str:
     """Masks in their boxes' frames, in 0..1: `[B, K, rows * columns]`; zero behind the last detection."""
     x1, y1, x2, y2 = tail.add("Split", kept.boxes, tail.value([1, 1, 1, 1]), outputs=("",) * 4, axis=2)
@@ -425,7 +403,7 @@ def _cells(tail: GraphAppender, sums: Sums, axis: int) -> tuple[str, str]:
     known = {2: sums.height, 3: sums.width}[axis]
     if known:
         return tail.value(np.arange(known), np.float32), tail.value(known - 1, np.float32)
-    (shape,) = tail.add("Shape", sums.prototypes)
+    (shape,) = tail.add("Shape", SEGMENT.prototypes)
     (count,) = tail.add("Gather", shape, tail.value(axis), axis=0)
     (numbers,) = tail.add("Range", tail.value(0), count, tail.value(1))
     (last,) = tail.add("Sub", count, tail.value(1))

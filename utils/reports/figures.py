@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import itertools
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,7 +117,11 @@ def _draw_epochs(axes: Axes, report: Report, name: str) -> None:
     axes.set_xlim(min(epochs) - 0.4, max(epochs) + 0.4)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.margins(y=0.15)
-    _label_right(axes, labels)
+    low, high = axes.get_ylim()
+    gap, position = 0.07 * (high - low), -float("inf")
+    for value, text, colour in sorted(labels):  # right of the plot, moved apart where they would overlap
+        position = max(value, position + gap)
+        axes.text(1.01, position, text, color=colour, transform=axes.get_yaxis_transform(), va="center", fontsize=9)
 
 
 def _chosen(report: Report) -> int | None:
@@ -153,15 +156,6 @@ def f1_curves(report: Report) -> Figure:
 def title(axes: Axes, text: str) -> None:
     """The heading of a panel, at its left."""
     axes.set_title(text, loc="left", fontsize=11, fontweight="bold", color="#1F2933")
-
-
-def _label_right(axes: Axes, labels: Sequence[tuple[float, str, str]]) -> None:
-    """Write each label right of the plot at its height, moved apart where they would overlap."""
-    low, high = axes.get_ylim()
-    gap, position = 0.07 * (high - low), -float("inf")
-    for value, text, colour in sorted(labels):
-        position = max(value, position + gap)
-        axes.text(1.01, position, text, color=colour, transform=axes.get_yaxis_transform(), va="center", fontsize=9)
 
 
 def new_figure(
