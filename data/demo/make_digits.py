@@ -42,6 +42,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from utils.cli import run_program
+from utils.core.device import cpu_cores
 from utils.core.errors import InputError
 from utils.core.options import Field, Options, Workers, option
 
@@ -238,10 +239,6 @@ def make(
     return True
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 class DemoOptions(Options):
     """Write the demo set of handwritten digits; nothing is downloaded."""
 
@@ -251,7 +248,7 @@ class DemoOptions(Options):
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = option(0, "the same seed gives the same set")
     train: Images = option(1000, "training images")
     val: Images = option(500, "validation images")
-    workers: Workers = option(min(_cores(), 8), "processes (default: one per core)")
+    workers: Workers = option(min(cpu_cores(), 8), "processes (default: one per core)")
 
 
 def _run(options: DemoOptions) -> None:

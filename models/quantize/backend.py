@@ -70,14 +70,9 @@ def get_amax(quantizer: Any) -> Tensor:
     return quantizer._amax
 
 
-def is_quantizer(module: nn.Module) -> bool:
-    """Whether a module is a quantizer, of whichever library."""
-    return type(module).__name__ == "TensorQuantizer"
-
-
 def quantizers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Name and module of every quantizer of a network, each once."""
-    return ((name, module) for name, module in model.named_modules() if is_quantizer(module))
+    """Name and module of every quantizer of a network, of whichever library, each once."""
+    return ((name, module) for name, module in model.named_modules() if type(module).__name__ == "TensorQuantizer")
 
 
 @cache

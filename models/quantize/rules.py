@@ -224,15 +224,6 @@ RULES: tuple[Rule, ...] = (
 
 _INTERPOLATION = Rule("Upsample", "float", "other modes than nearest compute new values")
 
-AUXILIARY = "trained with an auxiliary branch, which reparameterization.py takes away before anything is quantized"
-NO_ROW: dict[str, str] = {  # upstream's classes that need none → why
-    "DualDetect": AUXILIARY,
-    "DualDDetect": AUXILIARY,
-    "TripleDetect": AUXILIARY,
-    "TripleDDetect": AUXILIARY,
-    "DualDSegment": AUXILIARY,
-}
-
 _BY_NAME = {rule.name: rule for rule in RULES}
 
 

@@ -105,7 +105,7 @@ def test_state_is_one_buffer_that_loads_back(library):
     assert list(source.state_dict()) == ["_amax"]
     target.load_state_dict(source.state_dict())
     assert torch.equal(backend.get_amax(target), backend.get_amax(source))
-    assert backend.is_quantizer(source)
+    assert list(backend.quantizers(source)) == [("", source)]
 
 
 def test_the_same_bits_as_the_others_and_the_same_state(library):

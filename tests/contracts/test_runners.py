@@ -268,7 +268,6 @@ def test_graphs_are_replayed_where_shapes_repeat(tmp_path, monkeypatch):
             np.testing.assert_allclose(runner.infer({"images": feed})["output0"], reference(feed.numpy()), atol=1e-4)
         # run; run, captured (a replay enqueues nothing); run; run
         assert len(api.module.calls) - before == 5
-        assert runner.times() == {"copy": 1.0, "compute": 1.0}
 
 
 def test_an_engine_that_cannot_be_captured_runs_on(tmp_path, monkeypatch, caplog):

@@ -69,9 +69,6 @@ def test_graphs_pinned_feeds_and_feeds_on_the_gpu_give_the_same(demo_engine):
             expected = plain.infer({"images": feed})["output0"].clone()
             for same in (feed, feed.pin_memory(), feed.cuda()):
                 assert torch.equal(graphs.infer({"images": same})["output0"], expected)
-        times = graphs.times()
-    assert 0 < times["compute"] < 50
-    assert 0 < times["copy"] < 50
 
 
 def test_layers_are_int8_and_their_times_add_up(demo_engine):

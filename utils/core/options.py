@@ -215,9 +215,9 @@ def size_text(size: int | Sequence[int]) -> str:
     return f"{height}" if height == width else f"{height}x{width}"
 
 
-def height_width(sizes: int | Sequence[int] | None, default: int = 640) -> tuple[int, int]:
-    """Height and width in pixels, of one side or two."""
-    sizes = [sizes] if isinstance(sizes, int) else sizes or [default]
+def height_width(sizes: int | Sequence[int] | None) -> tuple[int, int]:
+    """Height and width in pixels, of one side or two; 640 where there is none."""
+    sizes = [sizes] if isinstance(sizes, int) else sizes or [640]
     return sizes[0], sizes[-1]
 
 

@@ -158,13 +158,11 @@ def title(axes: Axes, text: str) -> None:
     axes.set_title(text, loc="left", fontsize=11, fontweight="bold", color="#1F2933")
 
 
-def new_figure(
-    width: float, height: float, rows: int, columns: int = 1, layout: Any = "constrained"
-) -> tuple[Figure, list[Axes]]:
+def new_figure(width: float, height: float, rows: int, columns: int = 1) -> tuple[Figure, list[Axes]]:
     """A figure of `width` × `height` inches and its axes, line by line."""
     import matplotlib
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(width, height), layout=layout)
+        figure = Figure(figsize=(width, height), layout="constrained")
         return figure, list(figure.subplots(rows, columns, squeeze=False).flat)

@@ -331,16 +331,6 @@ def compared(rows: Sequence[BenchmarkRow]) -> list[BenchmarkRow]:
     return results
 
 
-def fastest_rows(rows: Sequence[BenchmarkRow]) -> list[BenchmarkRow]:
-    """Of each model in each runtime and precision the row with the most images per second."""
-    best: dict[tuple[str, str, str], BenchmarkRow] = {}
-    for row in rows:
-        key = (row.model, row.runtime, row.precision)
-        if row.figures and (key not in best or (row.images_per_second or 0) > (best[key].images_per_second or 0)):
-            best[key] = row
-    return list(best.values())
-
-
 def verdicts(rows: Sequence[BenchmarkRow]) -> list[str]:
     """A sentence for each INT8 file beside an FP16 baseline of its kind: its speed, and at which batches to use it.
 

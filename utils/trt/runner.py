@@ -280,7 +280,7 @@ class TensorRTRunner(Runner):
         self._graphs = graphs
         self._last: tuple[object, ...] = ()
         self._pinned: dict[str, Tensor] = {}
-        self._marks = [cuda.Event(enable_timing=True) for _ in range(3)]  # before copying, before running, after it
+        self._copied = cuda.Event()  # the last call's feeds are in the engine's memory
         self._ran = False
         form, precision = self._execution.input_spec, self._execution.note.precision
         words = [api.name, device_name(device), *([precision.upper()] if precision else [])]
@@ -294,14 +294,6 @@ class TensorRTRunner(Runner):
         )
         self.limits = dict(self._execution.limits)
 
-    def times(self) -> dict[str, float]:
-        """Milliseconds of the last call: `copy`, of the feeds to the engine's memory, and `compute`. Waits for it."""
-        if not self._ran:
-            return {}
-        before, copied, done = self._marks
-        done.synchronize()
-        return {"copy": before.elapsed_time(copied), "compute": copied.elapsed_time(done)}
-
     def _to_device(self, name: str, feed: Tensor) -> Tensor:
         """Pinned memory instead of the device: the copy to the engine's own memory follows on its stream."""
         feed = feed.detach()
@@ -312,26 +304,23 @@ class TensorRTRunner(Runner):
             with torch.inference_mode(False):
                 stored = self._pinned[name] = torch.empty(feed.shape, dtype=feed.dtype, pin_memory=True)
         elif self._ran:
-            self._marks[1].synchronize()  # the last call's copy still reads it
+            self._copied.synchronize()  # the last call's copy still reads it
         return stored.copy_(feed)
 
     def _infer(self, feeds: dict[str, Tensor]) -> dict[str, Tensor]:
         execution, current = self._execution, cuda.current_stream(self.device)
         execution.set_shapes({name: tuple(feed.shape) for name, feed in feeds.items()})
         execution.stream.wait_stream(current)
-        before, copied, done = self._marks
         shapes = tuple(feed.shape for feed in feeds.values())
         with cuda.stream(execution.stream):
-            before.record(execution.stream)
             for name, feed in feeds.items():
                 execution.buffers[name].copy_(feed, non_blocking=True)
             graph = self._graph() if self._graphs and shapes == self._last else None
-            copied.record(execution.stream)
+            self._copied.record(execution.stream)
             if graph is None:
                 execution.run()
             else:
                 graph.replay()
-            done.record(execution.stream)
         current.wait_stream(execution.stream)
         self._last, self._ran = shapes, True
         return {spec.name: execution.buffers[spec.name] for spec in self.outputs}
