@@ -69,7 +69,7 @@ class ExportConfig:
         opset: version of the ONNX operators; None: the last that suits a weakly typed file, the first that suits a
             strongly typed quantized one.
         inplace: upstream's switch of the same name on the head.
-        int8_weights: store quantized weights as INT8, see `passes/store_int8_weights.py`.
+        int8_weights: store quantized weights as INT8, see `passes/quantizers.py`.
         for_int8_kernels: give a quantized network the layers that INT8 kernels are fastest with, with the same results:
             see `passes/__init__.py`.
         input: the form in which the file takes images.

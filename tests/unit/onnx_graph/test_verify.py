@@ -9,7 +9,7 @@ import onnx
 import pytest
 from qdq_graph import Editor, good_graph
 
-from utils.onnx_graph.passes.store_int8_weights import store_int8_weights
+from utils.onnx_graph.passes.quantizers import store_int8_weights
 from utils.onnx_graph.passes.to_half import to_half
 from utils.onnx_graph.verify import PROPERTIES, table, verify
 from utils.onnx_graph.view import set_metadata

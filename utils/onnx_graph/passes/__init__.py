@@ -1,6 +1,6 @@
 """The passes that make the exported graph of what torch writes, in the order in which they run.
 
-Each is a pure function, ModelProto in and out, in a file of its name whose first line is the reason for it. None of
+Each is a pure function, ModelProto in and out, with the reason for it; larger ones have a file of their name. None of
 them changes what the graph computes, except that `round_weights` settles how weights between two quantized values are
 rounded, and `to_half` computes in FP16. Beside them: `qdq_view.py` (`number_quantizers`); and for each file that is
 written `output_formats.py` (NMS, DeepStream) and `take_bytes.py` (images as bytes).
@@ -18,17 +18,13 @@ from utils.onnx_graph.passes.align_channels import align_channels
 from utils.onnx_graph.passes.convolve_pools import convolve_pools
 from utils.onnx_graph.passes.decode_boxes import decode_boxes
 from utils.onnx_graph.passes.dense_groups import dense_groups
-from utils.onnx_graph.passes.fold_constants import fold_constants
+from utils.onnx_graph.passes.fold_constants import fold_constants, remove_identities
 from utils.onnx_graph.passes.merge_quantizers import merge_quantizers
-from utils.onnx_graph.passes.name_quantizers import name_quantizers
-from utils.onnx_graph.passes.remove_identities import remove_identities
-from utils.onnx_graph.passes.round_weights import round_weights
+from utils.onnx_graph.passes.quantizers import name_quantizers, round_weights, share_scales, store_int8_weights
 from utils.onnx_graph.passes.separate_first import separate_first
 from utils.onnx_graph.passes.separate_parts import separate_parts
 from utils.onnx_graph.passes.separate_predictions import separate_predictions
-from utils.onnx_graph.passes.share_scales import share_scales
 from utils.onnx_graph.passes.simplify import simplify
-from utils.onnx_graph.passes.store_int8_weights import store_int8_weights
 from utils.onnx_graph.passes.to_half import to_half
 from utils.onnx_graph.qdq_view import number_quantizers
 from utils.onnx_graph.view import drop_unused, pure

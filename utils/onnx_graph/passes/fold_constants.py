@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
-from utils.onnx_graph.view import GraphView, attribute, opset_of, pure, set_nodes, with_shapes
+from utils.onnx_graph.view import GraphView, attribute, opset_of, pure, rename_inputs, set_nodes, with_shapes
 
 # Cheap operators without state; quantizers are not among them, so that weights keep theirs.
 FOLDABLE = frozenset({
@@ -78,3 +78,22 @@ def _folded(
     graph = helper.make_graph([node], "fold", inputs, outputs)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
     return np.asarray(ReferenceEvaluator(model).run(None, feeds)[0])
+
+
+@pure
+def remove_identities(model: ModelProto) -> None:
+    """Drop Identity nodes, and Splits into one part, so that patterns of other passes match.
+
+    One that writes a graph output stays: outputs keep their names.
+    """
+    outputs = {value.name for value in model.graph.output}
+    renamed: dict[str, str] = {}
+    kept = []
+    for node in model.graph.node:
+        rename_inputs(node, renamed)
+        nothing = node.op_type == "Identity" or (node.op_type == "Split" and len(node.output) == 1)
+        if nothing and node.output[0] not in outputs:
+            renamed[node.output[0]] = node.input[0]
+        else:
+            kept.append(node)
+    set_nodes(model, kept)

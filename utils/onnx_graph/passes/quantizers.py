@@ -1,0 +1,138 @@
+"""Quantizers, their scales and the weights that they read: how they are stored, rounded and named.
+
+Equality of scales shows in the graph; weights are whole multiples of their scales, so that every runtime computes with
+the integers of the training; an engine's layers carry the names of the tensors that are quantized.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx import ModelProto, numpy_helper
+
+from utils.onnx_graph.qdq_view import along_axis
+from utils.onnx_graph.view import (
+    DEQUANTIZE,
+    QDQ,
+    QUANTIZE,
+    GraphView,
+    attribute,
+    drop_unused,
+    pure,
+    rename_inputs,
+    set_nodes,
+)
+
+
+@pure
+def share_scales(model: ModelProto) -> None:
+    """Let quantizers with equal scales (or zero points) read one initializer; torch's tensors of one become scalars.
+
+    A one-element scale with an axis may belong to a weight with one output channel, and stays.
+    """
+    view = GraphView(model)
+    first: dict[object, str] = {}
+    for node in model.graph.node:
+        if node.op_type not in QDQ:
+            continue
+        for position in range(1, len(node.input)):
+            name = node.input[position]
+            value = view.array(name)
+            if value is None:
+                continue
+            scalar = value.size == 1 and attribute(node, "axis") is None
+            key = (str(value.dtype), () if scalar else value.shape, value.tobytes())
+            if key not in first:
+                first[key] = f"{name}/scalar" if scalar and value.ndim else name
+                if first[key] != name:
+                    model.graph.initializer.append(numpy_helper.from_array(value.reshape(()), first[key]))
+            node.input[position] = first[key]
+    drop_unused(model)
+
+
+@pure
+def round_weights(model: ModelProto) -> None:
+    """Store each quantized weight as the values that its quantizer gives in torch: whole multiples of its scale.
+
+    Weights halfway between two quantized values (half the largest weight is: 63.5) are rounded up by one library and
+    down by another, since torch multiplies by 1 / scale and ONNX divides by scale. On whole multiples all agree, so
+    that every runtime computes with the integers that the network was trained with.
+    """
+    view = GraphView(model)
+    rounded: dict[str, np.ndarray] = {}
+    for node in model.graph.node:
+        weight, scale = (view.array(name) for name in node.input[:2]) if node.op_type == QUANTIZE else (None, None)
+        if weight is not None and scale is not None:
+            factor = along_axis(node, weight, scale)
+            integers = np.clip(np.rint(weight * (np.float32(1) / factor)), -128, 127)
+            rounded[node.input[0]] = (integers * factor).astype(weight.dtype)
+    for tensor in model.graph.initializer:
+        if tensor.name in rounded:
+            tensor.CopyFrom(numpy_helper.from_array(rounded[tensor.name], tensor.name))
+
+
+@pure
+def name_quantizers(model: ModelProto) -> None:
+    """Name each quantizer and its scale after the tensor that it quantizes.
+
+    `/model.4/cv1/act/Mul` → `/model.4/cv1/act/Mul/QuantizeLinear`, `.../scale`; weight `model.4.cv1.conv.weight` →
+    `model.4.cv1.conv.weight/QuantizeLinear`. Torch names them after the module that happens to hold the quantizer.
+    A shared scale is named after the first tensor that has it.
+    """
+    view = GraphView(model)
+    taken = {node.name for node in view.nodes if node.op_type not in QDQ}
+    renamed: dict[str, str] = {}
+    for node in model.graph.node:
+        if node.op_type not in QDQ:
+            continue
+        base = node.input[0]
+        producer = view.producer(base)
+        if node.op_type == DEQUANTIZE and producer is not None and producer.op_type == QUANTIZE:
+            base = producer.input[0]
+            producer = view.producer(base)
+        if producer is not None and producer.name:
+            index = list(producer.output).index(base)
+            base = producer.name if index == 0 else f"{producer.name}.{index}"
+        node.name = _unique(f"{base}/{node.op_type}", taken)
+        for name, wanted in zip(node.input[1:], (f"{base}/scale", "zero_point"), strict=False):
+            if view.is_constant(name) and name not in renamed:
+                renamed[name] = _unique(wanted, taken)
+        if node.output[0] not in view.outputs:
+            renamed[node.output[0]] = f"{node.name}_output_0"
+    for node in model.graph.node:
+        rename_inputs(node, renamed)
+        node.output[:] = [renamed.get(name, name) for name in node.output]
+    for entry in [*model.graph.initializer, *model.graph.value_info]:
+        entry.name = renamed.get(entry.name, entry.name)
+
+
+def _unique(name: str, taken: set[str]) -> str:
+    candidate, number = name, 1
+    while candidate in taken:
+        candidate, number = f"{name}_{number}", number + 1
+    taken.add(candidate)
+    return candidate
+
+
+@pure
+def store_int8_weights(model: ModelProto) -> None:
+    """Let DequantizeLinear read INT8 initializers, rounded as QuantizeLinear rounds: half to even, saturated.
+
+    The file is a quarter as large. This is not done by default, because TensorRT 8.6 asks for FP32 weights followed by
+    a QuantizeLinear (developer guide, "Quantized Weights"); newer ones take both (TensorRT 11, "Explicit
+    Quantization"), as ONNX Runtime does.
+    """
+    view = GraphView(model)
+    renamed: dict[str, str] = {}
+    kept = []
+    for node in model.graph.node:
+        rename_inputs(node, renamed)
+        constants = [view.array(name) for name in node.input] if node.op_type == QUANTIZE else []
+        weight, scale, zero_point = constants if len(constants) == 3 else (None, None, None)
+        if weight is None or scale is None or zero_point is None or zero_point.dtype != np.int8 or zero_point.any():
+            kept.append(node)
+            continue
+        renamed[node.output[0]] = name = f"{node.input[0]}_quantized"
+        integers = np.clip(np.rint(weight / along_axis(node, weight, scale)), -128, 127).astype(np.int8)
+        model.graph.initializer.append(numpy_helper.from_array(integers, name))
+    set_nodes(model, kept)
+    drop_unused(model)
