@@ -22,7 +22,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models.quantize.modules import QuantPoint
 from models.quantize.placement import point_of
 from utils.core.tasks import trained
 
@@ -157,8 +156,10 @@ class LayerTaps:
 
     def __init__(self, model: nn.Module, layers: Sequence[int]) -> None:
         self._modules = [top_layers(model)[i] for i in layers]
-        points = _result_points(model)
-        self._points = [points[i] for i in layers]
+        plan = getattr(model, "quantization_plan", None)
+        tensors = {} if plan is None else {tensor.name: tensor for tensor in plan.tensors if tensor.owner}
+        results = [None if plan is None else tensors.get(plan.results[i]) for i in layers]
+        self._points = [None if tensor is None else point_of(model, tensor) for tensor in results]
         self._outputs: list[Any] = [None] * len(layers)
         self._handles: list[Any] = []
 
@@ -191,15 +192,6 @@ class LayerTaps:
         """The tensors of each tapped layer in the last forward, which are then forgotten."""
         taken, self._outputs = self._outputs, [None] * len(self._modules)
         return [list(tensors_of(output)) for output in taken]
-
-
-def _result_points(model: Any) -> list[QuantPoint | None]:
-    """For each top-level layer the point of the tensor that it gives to others; None where that is not quantized."""
-    plan = getattr(model, "quantization_plan", None)
-    if plan is None:
-        return [None] * len(top_layers(model))
-    tensors = {tensor.name: tensor for tensor in plan.tensors if tensor.owner}
-    return [point_of(model, tensors[name]) if name in tensors else None for name in plan.results]
 
 
 def tensors_of(output: Any) -> Iterator[Tensor]:

@@ -52,9 +52,9 @@ class AnyMasks(ABC):
     upsampled: bool
 
     @property
-    @abstractmethod
     def device(self) -> torch.device:
-        """Where they are."""
+        """Where they are, with their boxes."""
+        return self.boxes[0].device
 
     @property
     @abstractmethod
@@ -133,11 +133,6 @@ class Masks(AnyMasks):
         return cls(prediction.prototypes, tuple(coefficients), boxes, size, upsampled)
 
     @property
-    def device(self) -> torch.device:
-        """Where the prototypes are."""
-        return self.prototypes.device
-
-    @property
     def grid(self) -> tuple[int, int]:
         """(height, width) that masks are compared at."""
         return self.size if self.upsampled else (self.prototypes.shape[2], self.prototypes.shape[3])
@@ -194,11 +189,6 @@ class MasksFromModel(AnyMasks):
                 raise InputError(f"the network's masks are {list(given.shape)}; expected [batch, detections, R * R]")
             given = given.unflatten(2, (side, side))
         return cls(given, tuple(rows), tuple(boxes), size, framed, upsampled)
-
-    @property
-    def device(self) -> torch.device:
-        """Where they are."""
-        return self.shares.device
 
     @property
     def grid(self) -> tuple[int, int]:
