@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from copy import deepcopy
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,8 @@ from utils.core.files import atomic_path, file_hash
 from utils.core.options import BatchSize, option
 from utils.core.run_folder import held
 from utils.core.text import columns, markdown_table
+from utils.onnx_graph.qdq_view import QdqGraph
+from utils.onnx_graph.view import drop_unused, pure, set_nodes
 
 CALIBRATION_SIZE = "320"  # pixels: only the speed of the engines is looked at, not what they detect
 VARIANTS = ("fp16", "int8-convs", "int8")
@@ -48,7 +49,8 @@ class PlacementOptions(steps.StudyOptions):
     recipe: str = option("", "of both INT8 variants", metavar="FILE")
 
 
-def convolutions_only(model: onnx.ModelProto) -> onnx.ModelProto:
+@pure
+def convolutions_only(model: onnx.ModelProto) -> None:
     """The placement that quantizer libraries give by default: each convolution quantizes its own input.
 
     All other pairs of QuantizeLinear and DequantizeLinear on activations are taken out. No scale is shared: each is the
@@ -57,24 +59,20 @@ def convolutions_only(model: onnx.ModelProto) -> onnx.ModelProto:
     Args:
         model: a quantized file whose convolutions are whole (export_qat.py --no-int8-rewrites).
     """
-    result = deepcopy(model)
-    graph = result.graph
-    producers = {output: node for node in graph.node for output in node.output}
-    constants = {one.name: one for one in graph.initializer}
-    constants |= {name: node.attribute[0].t for name, node in producers.items() if node.op_type == "Constant"}
+    graph = QdqGraph(model)
 
     def quantize_of(name: str) -> onnx.NodeProto | None:
         """The QuantizeLinear of an activation that `name` is the DequantizeLinear of."""
-        node = producers.get(name)
-        before = producers.get(node.input[0]) if node is not None and node.op_type == "DequantizeLinear" else None
-        return before if before is not None and before.input[0] not in constants else None
+        node = graph.dequantizer(name)
+        before = graph.view.producer(node.input[0]) if node is not None else None
+        return before if before is not None and not graph.view.is_constant(before.input[0]) else None
 
     def unquantized(name: str) -> str:
         quantize = quantize_of(name)
         return name if quantize is None else unquantized(quantize.input[0])
 
     nodes: list[onnx.NodeProto] = []
-    for node in graph.node:
+    for node in graph.view.nodes:
         for index, name in enumerate(node.input):
             quantize = quantize_of(name)
             if quantize is None:
@@ -83,24 +81,17 @@ def convolutions_only(model: onnx.ModelProto) -> onnx.ModelProto:
             if node.op_type != "Conv":
                 node.input[index] = source
                 continue
-            scale = numpy_helper.to_array(constants[quantize.input[1]])
+            scale = np.asarray(graph.view.array(quantize.input[1]))
             own, stem = np.asarray(scale * (1 + len(nodes) * 1e-5), scale.dtype), f"{node.name}/own_input"
-            graph.initializer.append(numpy_helper.from_array(own, f"{stem}_scale"))
+            model.graph.initializer.append(numpy_helper.from_array(own, f"{stem}_scale"))
             shared = [f"{stem}_scale", *quantize.input[2:]]
             nodes.append(helper.make_node("QuantizeLinear", [source, *shared], [f"{stem}_q"], f"{stem}_q"))
             nodes.append(helper.make_node("DequantizeLinear", [f"{stem}_q", *shared], [f"{stem}_dq"], f"{stem}_dq"))
             node.input[index] = f"{stem}_dq"
         nodes.append(node)
-    needed, kept = {output.name for output in graph.output}, []
-    for node in reversed(nodes):
-        if needed.intersection(node.output):
-            needed.update(node.input)
-            kept.append(node)
-    used = [one for one in graph.initializer if one.name in needed]
-    del graph.node[:], graph.value_info[:], graph.initializer[:]
-    graph.node.extend(reversed(kept))
-    graph.initializer.extend(used)
-    return result
+    del model.graph.value_info[:]
+    set_nodes(model, nodes)
+    drop_unused(model)
 
 
 def export_steps(model: Path, options: PlacementOptions, setup: Setup, folder: Path) -> Iterator[RunStep]:

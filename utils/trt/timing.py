@@ -263,7 +263,6 @@ def time_engines(engines: Mapping[str, Path], api: Api, device: torch.device) ->
     return {**reasons, **{name: tuple(values) for name, values in medians.items()}}
 
 
-PARTS = ("latency", "enqueue", "h2d", "compute", "d2h")
 TITLES = {"latency": "Latency", "enqueue": "Enqueue Time", "h2d": "H2D Latency", "compute": "GPU Compute Time",
           "d2h": "D2H Latency"}  # fmt: skip
 
@@ -293,7 +292,7 @@ class TimeStatistics:
 
 @dataclass(frozen=True)
 class Figures:
-    """Queries per second, and milliseconds of each of PARTS; a query is one batch."""
+    """Queries per second, and milliseconds of each of TITLES; a query is one batch."""
 
     qps: float
     parts: Mapping[str, TimeStatistics]
@@ -305,7 +304,7 @@ class Figures:
     def lines(self) -> list[str]:
         """The summary as trtexec prints it."""
         lines = ["=== Performance summary ===", f"Throughput: {self.qps:.6g} qps"]
-        for name in (name for name in PARTS if name in self.parts):
+        for name in (name for name in TITLES if name in self.parts):
             ms = self.parts[name]
             lines.append(
                 f"{TITLES[name]}: min = {ms.min:.6g} ms, max = {ms.max:.6g} ms, mean = {ms.mean:.6g} ms, median = "

@@ -7,7 +7,7 @@ import pytest
 from utils.jobs.benchmark import benchmark_table
 from utils.trt import trtexec
 from utils.trt.benchmark import BenchmarkRow, compared, verdicts
-from utils.trt.timing import PARTS, Figures, TimeStatistics
+from utils.trt.timing import TITLES, Figures, TimeStatistics
 
 
 def row(model="c", batch=8, baseline=False, ms=4.0, **more):
@@ -17,7 +17,7 @@ def row(model="c", batch=8, baseline=False, ms=4.0, **more):
 
 
 def test_the_summary_has_trtexecs_lines():
-    parts = {name: TimeStatistics(1.0, 9.0, 4.0, 3.0, 7.0, 8.0, 8.5, 10) for name in PARTS}
+    parts = {name: TimeStatistics(1.0, 9.0, 4.0, 3.0, 7.0, 8.0, 8.5, 10) for name in TITLES}
     lines = Figures(123.456, parts).lines()
     assert lines[:2] == ["=== Performance summary ===", "Throughput: 123.456 qps"]
     assert lines[2] == ("Latency: min = 1 ms, max = 9 ms, mean = 4 ms, median = 3 ms, percentile(90%) = 7 ms, "
