@@ -209,7 +209,7 @@ def compared_samples(options: ReportOptions, files: Sequence[str], data: str) ->
         for file, side in own.items():
             if side != imgsz:
                 texts = size_text(side), size_text(imgsz)
-                logger.warning("%s was made for --imgsz %s, and is drawn at %s: it may find less", file, *texts)
+                logger.warning("%s is for --imgsz %s, and is drawn at %s: it may find less", file, *texts)
         for runner in runners.values():
             InputPlan.of(runner, imgsz, 1)  # refuses a size that a file cannot take
         return collect_samples(

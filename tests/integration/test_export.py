@@ -287,7 +287,7 @@ def test_program_exports(kind: str, weights: dict[str, Path], tmp_path: Path, ca
     opset, typing = {"float": ("17", "weak"), "quantized": ("19", "strong")}[kind]
     size = path.stat().st_size / 1e6
     if kind == "quantized":
-        assert out.pop(0) == f"--imgsz 64x96 was given, and {weights[kind]} was made for 96"
+        assert out.pop(0) == f"--imgsz 64x96 was given, and {weights[kind]} is for 96"
     assert out[0] == f"{path}: {name}, opset {opset}, images [2, 3, 64, 96] -> output0 [2, 14, 126], {size:.1f} MB"
     assert onnx.load(path).ir_version == {"17": 8, "19": 9}[opset]  # so ONNX Runtime 1.16 reads them
     assert out[-1] == "matches PyTorch (rounding only)"

@@ -69,7 +69,7 @@ def _new_run(project: str | Path, name: str, exist_ok: bool, written: Sequence[s
     existed = exist_ok and (Path(project) / name).exists()
     folder = make_run_dir(project, name, exist_ok)
     if folder.name != name:
-        logger.info("%s is taken: this run goes to %s", Path(project) / name, folder)
+        logger.info("%s exists: this run writes to %s", Path(project) / name, folder)
     of_a_run = (folder / LOCK_FILE).exists()
     with _locked(folder):
         replaced = {path for pattern in written if of_a_run for path in folder.glob(pattern)}

@@ -22,7 +22,7 @@ def plural(count: int, noun: str) -> str:
     >>> plural(1, "batch"), plural(2, "batch"), plural(2, "copy"), plural(1500, "step")
     ('1 batch', '2 batches', '2 copies', '1500 steps')
     """
-    ending = "es" if re.search("(s|x|ch|sh)$", noun) else "s"
+    ending = "es" if re.search("(s|x|[^o]ch|sh)$", noun) else "s"  # epochs, but batches
     return f"{count} {noun if count == 1 else re.sub('(?<=[^aeiou])y$', 'ie', noun) + ending}"
 
 

@@ -432,7 +432,7 @@ def find_sources(sources: Iterable[str]) -> list[str]:
         files = [path for path in named if "://" in path or is_stream(path) or os.path.isfile(path)]
         missing = sorted(set(named) - set(files))
         if missing:
-            logger.warning("%d of %d in %s are no files; the first: %s", len(missing), len(named), source, missing[0])
+            logger.warning("%s: %d of %d files do not exist, as %s", source, len(missing), len(named), missing[0])
         if not files:
             raise InputError(f"--source {source} holds neither images nor videos by their names")
         paths += files

@@ -24,6 +24,7 @@ from utils.core.files import file_hash
 from utils.core.logging import log_level
 from utils.core.options import size_text
 from utils.core.run_folder import new_run
+from utils.core.text import plural
 from utils.evaluation.data_yaml import DataConfig, load_data
 from utils.evaluation.input_plan import InputPlan
 from utils.evaluation.loop import EvalConfig, evaluate
@@ -65,7 +66,8 @@ class Measurer:
         self, model: nn.Module, name: str, out_dir: Path | None = None, *, as_reference: bool = False
     ) -> EvalResult:
         """Evaluate `model` as it is; `name` is for the log and for files in `out_dir`."""
-        logger.info("evaluating %s", name)
+        limit = "" if self.config.limit is None else f" on up to {plural(self.config.limit, 'image')}"
+        logger.info("evaluating %s%s", name, limit)
         with TorchRunner(model, self.device) as runner:
             reference = None if as_reference else self.reference
             result = evaluate(runner, self.data, self.config, out_dir=out_dir, name=name, reference=reference,

@@ -100,7 +100,7 @@ def export_checkpoint(
     size = network.imgsz if own_size and network.imgsz else config.imgsz
     if network.imgsz and height_width(size) != height_width(network.imgsz):
         texts = size_text(size), size_text(network.imgsz)
-        logger.warning("--imgsz %s was given, and %s was made for %s", texts[0], weights, texts[1])
+        logger.warning("--imgsz %s was given, and %s is for %s", texts[0], weights, texts[1])
     config = replace(config, imgsz=height_width(fitting_size(size, network.stride))).resolved(network.quantized)
     files = output_files(weights, output, forms, config, network.quantized)
     refuse_overwrite(files, [weights, data])

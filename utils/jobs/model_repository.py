@@ -185,8 +185,8 @@ def write_models(
     if repository.exists() and not repository.is_dir():
         raise InputError(f"--output {repository} is not a folder; give the folder of a model repository, or a new one")
     targets = [repository / config.name for config in configs]
-    for target in filter(os.path.lexists, targets):
-        raise InputError(f"{target} exists; remove it, or choose another --name or --output")
+    if taken := [target.name for target in targets if os.path.lexists(target)]:
+        raise InputError(f"{repository} has {', '.join(taken)} already; remove what is there, or choose another --name")
     place = repository if repository.is_mount() else repository.absolute().parent  # a rename stays on one disk
     place.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{repository.name}-", suffix=".part", dir=place))
@@ -256,7 +256,8 @@ def check_repository(repository: Path, *, pending: bool = False) -> dict[str, Mo
         if platform != ENSEMBLE and not (pending and platform == PLAN):
             for version in versions:
                 path = version / (config.default_model_filename or MODEL_FILES[platform])
-                _require(path.is_file(), no_file(path, f"{where} ({platform}) needs it"))
+                build = "; build it by scripts/build_engine.py FILE.onnx --output THAT" if platform == PLAN else ""
+                _require(path.is_file(), no_file(path, f"{where} ({platform}) needs it{build}"))
                 if platform != PYTHON and (file := _look(path, platform)):
                     _check_file(where, config, path, file)
     return configs

@@ -160,8 +160,8 @@ def dataset_of(data: str | None, known: Mapping[Path, str | None]) -> str:
         if own and os.path.isfile(own):
             logger.info("--data %s, as %s says", own, network)
             return own
-    why = (f"{own} of {name} is not there" if own else f"{name} does not say its own" for name, own in known.items())
-    raise InputError(f"--data was not given, and {' and '.join(why)}; give the dataset's YAML")
+    why = (f"{own}, which {net} names, does not exist" if own else f"{net} names none" for net, own in known.items())
+    raise InputError(f"--data was not given: {', '.join(why)}; give the dataset's YAML")
 
 
 def open_runner(path: str | Path, device: torch.device | str = "cpu") -> Runner:

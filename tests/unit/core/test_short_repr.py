@@ -45,7 +45,8 @@ def test_a_large_value_stays_short(value):
 @pytest.mark.parametrize(
     ("count", "noun", "text"),
     [(1, "image", "1 image"), (0, "image", "0 images"), (2, "batch", "2 batches"), (3, "class", "3 classes"),
-     (2, "process", "2 processes"), (2, "copy", "2 copies"), (2, "day", "2 days"), (1, "box", "1 box")],
+     (2, "process", "2 processes"), (2, "epoch", "2 epochs"), (2, "copy", "2 copies"), (2, "day", "2 days"),
+     (1, "box", "1 box")],
 )  # fmt: skip
 def test_counts_and_their_nouns(count, noun, text):
     assert plural(count, noun) == text

@@ -225,7 +225,7 @@ def test_what_lies_there_already_stays(tmp_path):
     file = write_boxes(tmp_path / "a.onnx")
     made(file, tmp_path)
     before = {path: path.read_bytes() for path in (tmp_path / "repo").rglob("*") if path.is_file()}
-    with pytest.raises(InputError, match="m_network exists"):
+    with pytest.raises(InputError, match="m_network, m_nms, m already"):
         make(ServingOptions(file=file, output=tmp_path / "repo", name="m"))
     make(ServingOptions(file=file, output=tmp_path / "repo", name="other"))
     assert len(list((tmp_path / "repo").iterdir())) == 6

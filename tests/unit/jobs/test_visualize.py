@@ -338,7 +338,7 @@ def test_sources(tmp_path, monkeypatch, caplog):
     }  # fmt: skip
     for source, expected in cases.items():
         assert find_sources([source]) == expected
-    assert [line for line in caplog.messages if line.startswith("1 of 4 in in/list.txt")]
+    assert [line for line in caplog.messages if line.startswith("in/list.txt: 1 of 4")]
     assert find_sources(["in/b.png", "in"]) == ["in/b.png", "in/a.jpg", "in/c.avi", "in/e[1].png"]
     for source in ("in/d.pdf", "in/*.pdf", "none.png", "in/*.gif"):
         with pytest.raises(InputError, match=re.escape(source)):

@@ -26,6 +26,7 @@ from utils import upstream
 from utils.core.input_spec import channels_of
 from utils.core.options import height_width
 from utils.core.score import AGREEMENT, Difference, difference_error
+from utils.core.text import plural
 from utils.jobs.evaluate import FLOAT_MODEL, Measurer, warn_of_low_ap, without_tables
 from utils.jobs.inputs import Inputs
 from utils.jobs.options import RECIPE_FILE, SensitiveOptions
@@ -53,7 +54,8 @@ def run(options: SensitiveOptions) -> dict[str, Any]:
             logger.info("resuming %s: %s", folder, finished)
         options, clock = inputs.options, Clock(inputs.options.budget, began)
         units = Units(inputs.source.model, inputs.plan, inputs.recipe, options.granularity)
-        logger.info("%s → %s: %d units (%s)", options.weights, folder, len(units.all), options.granularity)
+        what = len(units.all), options.granularity, plural(options.num_image, "validation image")
+        logger.info("%s → %s: %d units (%s), on up to %s", options.weights, folder, *what)
         model = inputs.placed()
         calibrate_once(model, inputs, state, folder)
         shape = (1, channels_of(model), *height_width(inputs.imgsz))
