@@ -30,6 +30,8 @@ main() {
   # Tests start hundreds of processes. What they import is compiled once, beside the results and not among the sources.
   unset PYTHONDONTWRITEBYTECODE
   export PYTHONPYCACHEPREFIX=$OVERLAY_BUILD/tests/bytecode
+  # Memory of large networks is used again, not given back to the system after each copy (glibc, see mallopt).
+  export MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=8000000000
   results=() failed=0
   if wanted lint; then lint; fi
   if wanted unit; then judge "unit tests" pytest_in "$OVERLAY_ROOT" tests/unit tests/contracts tests/gpu tests/benchmarks; fi

@@ -28,7 +28,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 # Files that take longest, as `--durations=0` tells: each is done by one process, and none of them should be the last.
 LONGEST = """
-    demo graphs_strong graphs_weak files_of_1_0
+    demo graphs files_of_1_0
     sensitive_program rtx_builds export gelan_c evaluation input_forms distributed resume networks
     qat_program segmentation_evaluation reparameterization mask_forms export_networks demo_masks forms
     segmenters quickstart hostile_resume hostile_files setup_on_upstream

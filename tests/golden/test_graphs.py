@@ -1,0 +1,96 @@
+"""Exported graphs: operators, attributes, constants, wiring, inputs and outputs, as 1.0 wrote them.
+
+`UPDATE_GOLDEN=1` writes graphs-weak.json and graphs-strong.json anew; a change there is a change of what users' engines
+compute.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from graph_signature import signature
+from known_networks import DEMO, DETECTORS, quantized
+from torch import nn
+
+from utils.core.input_spec import InputSpec
+from utils.onnx_graph import export, output_formats
+from utils.onnx_graph.export import ExportConfig, export_forms
+
+FORMS = {
+    "plain": output_formats.plain(),
+    "nms": output_formats.end2end(output_formats.NmsSettings()),
+    "nms-onnx": output_formats.end2end(output_formats.NmsSettings(kind="onnx", topk=50)),
+    "deepstream": output_formats.deepstream(),
+}
+
+
+def signatures(model: nn.Module, typing: Any, folder: Path) -> dict[str, Any]:
+    """What is exported of a network in every form, from one trace; graphs are looked at where they are saved."""
+    config = ExportConfig(imgsz=(64, 96), typing=typing, dynamic="batch")
+    traced, found = export.trace(model, config.resolved(True)), []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(export, "trace", lambda *_: traced)
+        patch.setattr(onnx, "save", lambda graph, _: found.append(signature(graph)))
+        export_forms(model, config, {folder / form: made for form, made in FORMS.items()}, {})
+        as_bytes = replace(config, input=InputSpec("uint8", "nhwc"))
+        export_forms(model, as_bytes, {folder / "uint8": FORMS["plain"]}, {})
+    return dict(zip([*FORMS, "uint8"], found, strict=True))
+
+
+@pytest.mark.parametrize("name", [*reversed(DETECTORS), *DEMO])
+def test_graphs_are_those_of_1_0(name: str, tmp_path: Path) -> None:
+    model = quantized(name)
+    for typing in ("weak", "strong"):
+        found = signatures(model, typing, tmp_path)
+        golden = Path(__file__).with_name(f"graphs-{typing}.json")
+        known = json.loads(golden.read_text()) if golden.is_file() else {}
+        if os.environ.get("UPDATE_GOLDEN"):
+            known[name] = found
+            golden.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
+        assert found == known[name], typing
+
+
+def test_another_attribute_constant_or_wire_is_another_signature(tmp_path: Path) -> None:
+    """The comparator itself: each of these changes what is computed."""
+    config = ExportConfig(imgsz=(64, 64))
+    export_forms(quantized("demo"), config, {tmp_path / "a.onnx": FORMS["plain"]}, {})
+    graph = onnx.load(tmp_path / "a.onnx")
+    seen = {json.dumps(signature(graph))}
+    for change in (_attribute, _constant, _wire, _output):
+        other = onnx.ModelProto.FromString(graph.SerializeToString())
+        change(other.graph)
+        seen.add(json.dumps(signature(other)))
+    assert len(seen) == 5
+    renamed = onnx.ModelProto.FromString(graph.SerializeToString())
+    old = renamed.graph.node[0].output[0]
+    renamed.graph.node[0].output[0] = "another_name"
+    for node in renamed.graph.node:
+        node.input[:] = ["another_name" if name == old else name for name in node.input]
+    assert json.dumps(signature(renamed)) in seen
+
+
+def _attribute(graph: onnx.GraphProto) -> None:
+    pads = next(one for node in graph.node if node.op_type == "Conv" for one in node.attribute if one.name == "pads")
+    pads.ints[0] += 1
+
+
+def _constant(graph: onnx.GraphProto) -> None:
+    weight = next(one for one in graph.initializer if len(one.dims) == 4)
+    weight.raw_data = bytes([weight.raw_data[0] ^ 1]) + weight.raw_data[1:]
+
+
+def _wire(graph: onnx.GraphProto) -> None:
+    node = next(node for node in graph.node if node.op_type == "Concat")
+    node.input[0], node.input[1] = node.input[1], node.input[0]
+
+
+def _output(graph: onnx.GraphProto) -> None:
+    graph.output[0].name = graph.output[0].name + "x"
+    node = next(node for node in graph.node if graph.output[0].name[:-1] in node.output)
+    node.output[0] = graph.output[0].name
