@@ -34,7 +34,7 @@ main() {
   export MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=8000000000
   results=() failed=0
   if wanted lint; then lint; fi
-  if wanted unit; then judge "unit tests" pytest_in "$OVERLAY_ROOT" tests/unit tests/contracts tests/gpu tests/benchmarks; fi
+  if wanted unit; then judge "unit tests" pytest_in "$OVERLAY_ROOT" --cov tests/unit tests/contracts tests/gpu tests/benchmarks; fi
   if wanted golden; then judge "golden tests" pytest_in "$YOLOV9_CHECKOUT" "$OVERLAY_ROOT/tests/golden" --dist=worksteal; fi
   if wanted integration; then judge "integration tests" pytest_in "$YOLOV9_CHECKOUT" "$OVERLAY_ROOT/tests/integration"; fi
   if [ ${#parts[@]} = 4 ] && [ ${#pytest_arguments[@]} = 0 ]; then judge coverage coverage_report; fi
@@ -76,10 +76,17 @@ lint() {
 }
 
 # A file's tests stay in one process, which makes their networks once; tests/conftest.py says which files come first.
-pytest_in() ( # FOLDER ARGUMENTS...
-  cd "$1" && "$PYTHON" -m coverage run --rcfile="$OVERLAY_ROOT/pyproject.toml" -m pytest \
-    -c "$OVERLAY_ROOT/pyproject.toml" --rootdir="$OVERLAY_ROOT" --numprocesses=auto --maxprocesses=4 --dist=loadfile \
-    --no-loadscope-reorder --durations=10 "${@:2}" ${pytest_arguments[@]+"${pytest_arguments[@]}"}
+# Coverage is that of unit and contract tests alone: what others add would take a minute to measure.
+pytest_in() ( # FOLDER [--cov] ARGUMENTS...
+  cd "$1" || exit
+  shift
+  local command=(-m pytest)
+  if [ "$1" = --cov ]; then
+    command=(-m coverage run --rcfile="$OVERLAY_ROOT/pyproject.toml" "${command[@]}")
+    shift
+  fi
+  "$PYTHON" "${command[@]}" -c "$OVERLAY_ROOT/pyproject.toml" --rootdir="$OVERLAY_ROOT" --numprocesses=auto --maxprocesses=4 \
+    --dist=loadfile --no-loadscope-reorder --durations=10 "$@" ${pytest_arguments[@]+"${pytest_arguments[@]}"}
 )
 
 coverage_report() {

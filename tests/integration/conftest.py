@@ -1,4 +1,3 @@
 """Integration tests run inside a patched YOLOv9 checkout: tests/support/patched_checkout.py."""
 
 from patched_checkout import *  # noqa: F403
-from patched_checkout import _measured  # noqa: F401

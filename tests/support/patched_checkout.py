@@ -18,7 +18,6 @@ from pathlib import Path
 
 import pytest
 from fork_server import ForkServer
-from unmeasured import unmeasured
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = ROOT / "tests"
@@ -43,25 +42,10 @@ sys.path[:] = [str(CHECKOUT), *(p for p in sys.path if Path(p or ".").resolve() 
 os.chdir(CHECKOUT)
 
 
-# Coverage looks at these files, which run most of what unit tests do not; what the others add is not counted, so that
-# the share which is reported is a lower bound.
-MEASURED = ("test_forms.py", "test_hostile_files.py", "test_mask_forms.py")
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if {HERE / "integration", HERE / "golden"} & set(item.path.parents):
             item.add_marker(pytest.mark.integration)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _measured(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Coverage looks at the files of `MEASURED`, and at what they start."""
-    if request.path.name in MEASURED:
-        yield
-        return
-    with unmeasured():
-        yield
 
 
 @pytest.fixture(scope="session")
