@@ -8,16 +8,12 @@ import torch
 from qat_runs import write_small_set
 from random_networks import random_network, save_float
 
-from utils.core.errors import QatError
 from utils.jobs import compare_outputs
 from utils.jobs.open import load_network
 from utils.onnx_graph import output_formats
 from utils.onnx_graph.export import ExportConfig, export_forms
 from utils.onnx_graph.output_formats import NmsSettings
 from utils.onnx_graph.verify import verify
-from utils.trt import tensorrt_api
-from utils.trt.build import build
-from utils.trt.preflight import BuildConfig
 
 SIDE = "128"  # pixels
 
@@ -52,8 +48,7 @@ def best(tmp_path_factory, start, demo_data, upstream_yaml):
     return best
 
 
-def test_every_other_form_verifies_and_computes_what_torch_computes(best, tmp_path, monkeypatch):
-    """And TensorRT-RTX builds those that have nothing in them which it lacks."""
+def test_every_other_form_verifies_and_computes_what_torch_computes(best, tmp_path):
     every = {
         "efficient": output_formats.end2end(NmsSettings("efficient")),
         "none": output_formats.end2end(NmsSettings("none")),
@@ -71,15 +66,3 @@ def test_every_other_form_verifies_and_computes_what_torch_computes(best, tmp_pa
             ).problems
             == ()
         )
-    monkeypatch.setattr(tensorrt_api, "gpu", lambda index=None: None)
-    rtx = tensorrt_api.load_tensorrt("tensorrt_rtx_bindings")
-    build_config = BuildConfig(targets=("SM89",), progress=False)
-    for name in ("none", "deepstream"):
-        assert build(tmp_path / f"{name}.onnx", tmp_path / f"{name}.engine", build_config, rtx).note.precision == "int8"
-    suppressed = {
-        "no plugins here; export without NMS": tmp_path / "efficient.onnx",
-        "NonMaxSuppression": best.with_name("qat_best_gelan-c-int8-strong-end2end.onnx"),
-    }
-    for words, file in suppressed.items():
-        with pytest.raises(QatError, match=words):
-            build(file, tmp_path / "refused.engine", build_config, rtx)

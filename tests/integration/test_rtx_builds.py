@@ -21,6 +21,7 @@ from models.quantize import placement
 from models.quantize.calibration import calibrate
 from models.quantize.recipe import Calibration, Recipe
 from utils import upstream
+from utils.core.errors import QatError
 from utils.jobs.open import load_network
 from utils.onnx_graph import output_formats
 from utils.onnx_graph.export import ExportConfig, ExportResult, export_forms
@@ -115,6 +116,19 @@ def test_weakly_typed_file_holds_its_properties(named, tmp_path):
     assert result.report.ok, result.report.findings
     assert result.report.counts["float_convolutions"] == 0
     assert convolutions_in(result.path) == set(network.quantization_plan.convolutions)
+
+
+def test_forms_build_that_hold_nothing_which_rtx_lacks(tmp_path, monkeypatch):
+    monkeypatch.setattr(tensorrt_api, "gpu", lambda index=None: None)
+    forms = {"deepstream": output_formats.deepstream()}
+    forms |= {kind: output_formats.end2end(NmsSettings(kind)) for kind in ("none", "efficient", "onnx")}
+    files = {tmp_path / f"{name}.onnx": form for name, form in forms.items()}
+    export_forms(placed(TINY), ExportConfig((SIDE, SIDE), typing="strong"), files, {})
+    for name in ("none", "deepstream"):
+        assert built(tmp_path / f"{name}.onnx", "SM89").note.precision == "int8"
+    for name, words in (("efficient", "no plugins here; export without NMS"), ("onnx", "NonMaxSuppression")):
+        with pytest.raises(QatError, match=words):
+            built(tmp_path / f"{name}.onnx", "SM89")
 
 
 # --- masks ------------------------------------------------------------------------------------------------------------

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from qat_runs import write_small_set
+
 WALK = Path(__file__).resolve().parents[1] / "walk.py"
 COMMON = ("--device", "cpu", "--workers", "0")
 
@@ -24,9 +26,10 @@ def stops(goal: str, size: int, *words: object) -> list[str]:
 
 
 def test_from_imgsz_of_quantize_to_the_training_step(demo_weights, demo_data, tmp_path):
+    data = write_small_set(tmp_path / "set", demo_data, train=2, val=2)
     size = 352  # which the checkpoint does not hold as another number: reading that would count as a stop
     found = stops(
-        "Finetuner._step", size, "qat.py", "quantize", "--weights", demo_weights, "--data", demo_data, "--imgsz", size,
+        "Finetuner._step", size, "qat.py", "quantize", "--weights", demo_weights, "--data", data, "--imgsz", size,
         "--batch-size", 2, "--epochs", 1, "--iters", 1, "--calib-images", 2, "--no-eval-origin", "--no-eval-ptq",
         "--project", tmp_path, *COMMON,
     )  # fmt: skip

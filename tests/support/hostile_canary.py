@@ -38,23 +38,34 @@ class Outcome:
 
 
 def watched(code: str, report: Path, *, before: str = "", allowed: Sequence[Path] = (), cwd: Path | None = None,
-            timeout: float = 120, environment: dict[str, str] | None = None) -> Outcome:  # fmt: skip
+            timeout: float = 120, environment: dict[str, str] | None = None, fork: Any = None) -> Outcome:  # fmt: skip
     """Run `before`, then `code` under the canary.
 
     Args:
         report: a file that the events are written to.
         allowed: folders in which files may be written.
+        fork: a `ForkServer`, which has imported already; None: the process starts for real.
     """
     folders = [str(Path(one).resolve()) for one in allowed]
     program = (
         f"import sys\nsys.path[:0] = [{str(cwd or Path.cwd())!r}]\nsys.path.append({str(HERE)!r})\n"
         f"import hostile_canary\n{before}\nhostile_canary.install({str(report)!r}, {folders!r})\n{code}\n"
     )
+    if fork is not None:
+        file = report.with_suffix(".py")
+        file.write_text(program)
+        result = fork.run([file], cwd, timeout)
+        assert report.exists(), result.stderr  # it is watched
+        return _outcome(result, report)
     quiet = {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
     result = subprocess.run(
         [sys.executable, "-c", program], cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False,
         env={**_without_coverage(), **quiet, **(environment or {})},
     )  # fmt: skip
+    return _outcome(result, report)
+
+
+def _outcome(result: subprocess.CompletedProcess[str], report: Path) -> Outcome:
     events = [json.loads(line) for line in report.read_text().splitlines()] if report.exists() else []
     return Outcome(result.returncode, result.stdout, result.stderr, events)
 
