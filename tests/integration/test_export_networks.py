@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,7 @@ import onnx
 import pytest
 import torch
 from exported_files import SIDE, assert_close, export_onnx, predict, program, random_images, run
-from random_networks import TINY, narrow, random_network, save_float, save_quantized
+from random_networks import TINY, random_network, save_float, save_quantized
 
 from models.quantize import checkpoint, placement
 from models.quantize.flow import export_mode
@@ -75,12 +74,30 @@ def test_other_levels_and_one_channel(strides: tuple, channels: int, tmp_path: P
         assert [size.dim_value for size in shape] == [1, channels, 128, 128]
 
 
-@pytest.mark.parametrize("recipe", [Recipe(add="residual"), Recipe(float=("model.17",))], ids=["residual", "float"])
-def test_sums_of_several_layers_hold_with_an_input_or_a_reader_in_float(
-    recipe: Recipe, upstream_yaml: Callable[[str], Path], tmp_path: Path
-):
-    """gelan-e adds up to five layers, in model.16 for instance: the first four are enlarged before."""
-    weights = save_float(tmp_path / "gelan-e.pt", random_network(narrow(upstream_yaml("gelan-e"))))
+# The sums of gelan-e in a few layers: the first is of five tensors, others of fewer; coarse ones are enlarged before.
+SUMS = {
+    **TINY,
+    "backbone": [
+        [-1, 1, "Conv", [8, 3, 2]],
+        *([-1, 1, "Conv", [16, 3, 2]] for _ in range(3)),  # 3: stride 16
+        *([source, 1, "CBLinear", [[8, *[16] * source]]] for source in range(4)),
+        [0, 1, "Conv", [8, 3, 1]],
+        [[4, 5, 6, 7, -1], 1, "CBFuse", [[0, 0, 0, 0]]],
+        [-1, 1, "Conv", [16, 3, 2]],  # 10
+        [[5, 6, 7, -1], 1, "CBFuse", [[1, 1, 1]]],
+        [-1, 1, "RepNCSPELAN4", [16, 16, 8, 1]],
+        [-1, 1, "Conv", [16, 3, 2]],
+        [[6, 7, -1], 1, "CBFuse", [[2, 2]]],  # 14: stride 8
+        [-1, 1, "ADown", [16]],
+        [[7, -1], 1, "CBFuse", [[3]]],  # 16: stride 16
+    ],
+    "head": [[-1, 1, "ADown", [16]], [[14, 16, 17], 1, "DDetect", ["nc"]]],
+}
+
+
+@pytest.mark.parametrize("recipe", [Recipe(add="residual"), Recipe(float=("model.10",))], ids=["residual", "float"])
+def test_sums_of_several_layers_hold_with_an_input_or_a_reader_in_float(recipe: Recipe, tmp_path: Path):
+    weights = save_float(tmp_path / "sums.pt", random_network(SUMS))
     network = load_network(save_quantized(tmp_path / "some.pt", weights, recipe), CPU)
     config = ExportConfig((SIDE, SIDE), 1, typing="weak")
     report = export_onnx(network.model, config, tmp_path / "some.onnx", network.metadata()).report
@@ -119,15 +136,10 @@ def test_a_network_that_does_not_begin_with_one_narrow_convolution(
     path = tmp_path / "a.onnx"
     code, out, err = program(capsys, *arguments, "--output", path)
     assert (code, err) == (0, [])
-    assert out[-1] == "matches PyTorch (rounding only)"
+    assert out[-1] == "matches PyTorch (rounding only)"  # INT8 values are one step apart at most, a thousandth of them
     assert verify(onnx.load(path)).ok
     in_parts = "/model.0/conv/Conv.1" in {node.name for node in onnx.load(path).graph.node}
     assert in_parts == (name == WIDE)
-    config = ExportConfig((SIDE, SIDE), 1)
-    result = export_onnx(network.model, config, tmp_path / "again.onnx", network.metadata())
-    agreement = compare_tensors(network.model, onnx.load(result.path), random_images(1), result.quantizers)
-    assert agreement.steps <= 1
-    assert agreement.fraction < 1e-3
 
 
 def one_later(sources: int | list[int]) -> int | list[int]:
