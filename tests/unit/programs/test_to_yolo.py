@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from fork_server import ForkServer
 from PIL import Image
 
 from utils.evaluation.data_yaml import load_data
@@ -38,8 +39,11 @@ JSON = {
 }  # fmt: skip
 
 
-def convert(*words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, PROGRAM, *map(str, words)], capture_output=True, text=True, timeout=60)
+@pytest.fixture(scope="module")
+def convert() -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
+    """Runs the program in a process of its own."""
+    with ForkServer(PROGRAM.parents[1], "import utils.core.options, utils.evaluation.images") as server:
+        yield lambda *words: server.run([PROGRAM, *words], PROGRAM.parents[1], 60)
 
 
 @pytest.fixture
@@ -58,7 +62,7 @@ def write_voc(folder: Path) -> None:
         (folder / "xml" / file).write_text(text)
 
 
-def converted(folder: Path, source: str, share: str) -> tuple[dict, dict[str, np.ndarray], str]:
+def converted(convert, folder: Path, source: str, share: str) -> tuple[dict, dict[str, np.ndarray], str]:
     """Classes, the labels of each image, and what was said."""
     done = convert(folder / source, "--images", folder / "images", "--output", folder / "out", "--val", share)
     assert (done.returncode, done.stderr) == (0, "")
@@ -67,9 +71,9 @@ def converted(folder: Path, source: str, share: str) -> tuple[dict, dict[str, np
 
 
 @pytest.mark.filterwarnings("ignore:loadtxt")
-def test_voc(folder):
+def test_voc(convert, folder):
     write_voc(folder)
-    names, labels, said = converted(folder, "xml", "0.34")
+    names, labels, said = converted(convert, folder, "xml", "0.34")
     assert list(names.values()) == ["cat", "dog"]
     assert sorted(labels) == ["empty", "of another name (1)", "plain"]
     np.testing.assert_allclose(labels["plain"], [[1, 0.2, 0.5, 0.2, 0.8], [0, 0.125, 0.5, 0.25, 1]])
@@ -83,9 +87,9 @@ def test_voc(folder):
     assert sorted(images.values()) == ["train", "train", "val"]
 
 
-def test_coco(folder):
+def test_coco(convert, folder):
     (folder / "a.json").write_text(json.dumps(JSON))
-    names, labels, said = converted(folder, "a.json", "0")
+    names, labels, said = converted(convert, folder, "a.json", "0")
     assert list(names.values()) == ["car", "cat", "dog"]
     np.testing.assert_allclose(labels["plain"], [[2, 0.2, 0.5, 0.2, 0.8]])
     np.testing.assert_allclose(labels["empty"], [[0, 0.25, 0.25, 0.5, 0.5]])
@@ -106,7 +110,7 @@ def test_coco(folder):
         ("a.json", json.dumps({**JSON, "annotations": [{"image_id": 5, "category_id": 4, "bbox": []}]}), "a.json"),
     ],
 )
-def test_what_is_wrong_is_one_line(file, content, part, folder):
+def test_what_is_wrong_is_one_line(file, content, part, convert, folder):
     if part != "--images":
         write_voc(folder)
     (folder / file).write_text(content)

@@ -239,13 +239,15 @@ def break_at(number: int, error: BaseException | None, patch: Patch, options: li
 def test_a_run_that_is_broken_at_any_change(earlier, version, options, killed, patch, overlay: Path, checkout: Path):
     """An error or Ctrl-C puts everything back. After a kill, the same again and reverting end as they do otherwise."""
     shutil.rmtree(checkout / ".git")
-    write(checkout, {"qat.py": "of others\n", "utils/cli.py": "of others\n"})
+    write(checkout, {"qat.py": "of others\n"})
     clean = tree(checkout)
+    # one file of each kind: what is replaced, new in a new folder, and gone after the update
+    write(overlay, {"scripts/overlay_manifest.txt": "qat.py\nmodels/quantize/rules.py\ndata/demo/*\n"})
     if earlier:
         patch("--force")
     if version == "new":
-        newer = {"VERSION": "2.1", "qat.py": "2\n", "models/quantize/rules.py": "2\n", "models/new/a.py": ""}
-        write(overlay, newer | {"scripts/overlay_manifest.txt": "qat.py\nmodels/**/*.py\nutils/cli.py\n"})
+        newer = {"VERSION": "2.1", "qat.py": "2\n", "models/new/a.py": ""}
+        write(overlay, newer | {"scripts/overlay_manifest.txt": "qat.py\nmodels/new/*.py\n"})
     before, start = tree(checkout), shutil.copytree(checkout, checkout.parent / "start")
     assert patch(*options)[0] == 0
     done = tree(checkout)
