@@ -35,8 +35,11 @@ main() {
   results=() failed=0
   if wanted lint; then lint; fi
   if wanted unit; then judge "unit tests" pytest_in "$OVERLAY_ROOT" --cov tests/unit tests/contracts tests/gpu tests/benchmarks; fi
-  if wanted golden; then judge "golden tests" pytest_in "$YOLOV9_CHECKOUT" "$OVERLAY_ROOT/tests/golden" --dist=worksteal; fi
-  if wanted integration; then judge "integration tests" pytest_in "$YOLOV9_CHECKOUT" "$OVERLAY_ROOT/tests/integration"; fi
+  local folders=() names='' name
+  for name in golden integration; do # in one process, which imports and starts a fork server once
+    if wanted "$name"; then folders+=("$OVERLAY_ROOT/tests/$name") names+="${names:+ and }$name"; fi
+  done
+  if [ -n "$names" ]; then judge "$names tests" pytest_in "$YOLOV9_CHECKOUT" "${folders[@]}"; fi
   if [ ${#parts[@]} = 4 ] && [ ${#pytest_arguments[@]} = 0 ]; then judge coverage coverage_report; fi
   say "results, after $((SECONDS - started)) s"
   printf '   %s\n' "${results[@]}"

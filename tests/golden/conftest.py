@@ -1,7 +1,7 @@
 """What 1.0 did, pinned: these tests run inside a patched YOLOv9 checkout, see tests/support/patched_checkout.py.
 
 The instruction set is pinned for this process and for all that it starts: sums of floats depend on it, and numbers are
-compared to six digits.
+compared to six digits. Integration tests that run in the same process have the same set.
 """
 
 import os
