@@ -3,7 +3,7 @@
 A recipe is a YAML file with any of these keys (missing ones keep their default):
 
     calibration: {method: percentile, percentile: 99.999, median_limit: 4, images: 250}
-    finetune: {epochs: 10, iters: 200, lr: auto, supervision: task, train: all}
+    finetune: {epochs: 10, iters: 45, lr: auto, supervision: task, train: all}
     head: int8                          # int8 | last-conv-float | float
     add: both                           # inputs of an Add in INT8: both | residual
     float: [model.22, "model.4.cv2.*"]  # modules that stay in float: glob patterns over module paths
@@ -82,7 +82,7 @@ class Finetune(StrictModel):
     """Quantization-aware training under supervision by the float network."""
 
     epochs: Epochs = 10
-    iters: Iterations = 200  # optimizer steps an epoch, at most: an epoch is one pass
+    iters: Iterations = 45  # optimizer steps an epoch, at most: an epoch is one pass
     lr: Rate | Literal["auto"] = "auto"  # of weights, highest
     bias_rate: Factor = 10.0  # times lr
     range_rate: Factor = 500.0  # times lr, of the logarithm of amax

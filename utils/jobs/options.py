@@ -207,7 +207,7 @@ class QuantizeOptions(MethodOptions):
         None, "epochs of QAT (default: 10)", group=RECIPE, metavar="N", recipe="finetune.epochs"
     )
     iters: Iterations | None = option(
-        None, "iterations an epoch, at most (default: 200)", group=RECIPE, metavar="N", recipe="finetune.iters"
+        None, "iterations an epoch, at most (default: 45)", group=RECIPE, metavar="N", recipe="finetune.iters"
     )
     lr: Rate | Literal["auto"] | None = option(
         None, "highest learning rate, of weights, or auto; those of biases and ranges keep their ratio (default: 3e-5; "

@@ -331,7 +331,7 @@ class Training:
         self._settings, self._seed, self._networks = settings, options.seed, (student, teacher)
         self._tuner = Finetuner(student, teacher, settings, device=inputs.device)
         self._images = inputs.training_loader()
-        self._held_out = inputs.held_out_loader()
+        self._held_out = list(image_batches(inputs.held_out_loader()))  # 200 at most, for the end of each epoch
         self._steps = steps = min(settings.iters, len(self._images))
         self._highest = highest_rate(settings.lr, settings.epochs * steps)
         images = len(self._images.dataset)
@@ -388,4 +388,4 @@ class Training:
         return {**self._tuner.state_dict(), "ptq": self.ptq.terms}
 
     def _measure(self) -> HeldOutLoss:
-        return held_out_loss(*self._networks, image_batches(self._held_out), self._tuner.device)
+        return held_out_loss(*self._networks, self._held_out, self._tuner.device)
