@@ -88,10 +88,10 @@ def test_ap_is_the_loops(demo_weights: Path, demo_data: Path, tmp_path: Path):
     settings = {name: NmsSettings(name, 300, 0.7, 0.001) for name in ("onnx", "none")}
     files = {tmp_path / f"{name}.onnx": output_formats.end2end(one) for name, one in settings.items()}
     files[tmp_path / "plain.onnx"] = output_formats.plain()
-    export_forms(network.model, ExportConfig((320, 320), 10), files, network.metadata())
+    export_forms(network.model, ExportConfig((320, 320), 5), files, network.metadata())
 
     def score(name: str, overlap: float) -> tuple[float, float]:
-        config = EvalConfig(imgsz=320, batch_size=10, workers=0, limit=30, iou_thres=overlap)
+        config = EvalConfig(imgsz=320, batch_size=5, workers=0, limit=10, iou_thres=overlap)
         with OnnxRuntimeRunner(tmp_path / f"{name}.onnx", threads=1) as runner:
             result = evaluate(runner, load_data(demo_data), config, progress=False)
         return result.ap, result.ap50

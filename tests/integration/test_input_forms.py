@@ -116,9 +116,9 @@ def in_form(path: Path, form: str) -> Path:
 @pytest.mark.parametrize("typing", ["weak", "strong"])
 def test_ap_is_that_of_floats(typing, quantized_demo: Path, demo_data: Path, tmp_path: Path, program: Program):
     path, scores = tmp_path / "float.onnx", {}
-    words = ["--imgsz", 320, "--batch-size", 10, "--typing", typing, "--check", 0]
+    words = ["--imgsz", 320, "--batch-size", 5, "--typing", typing, "--check", 0]
     assert program(export_qat.main, "--weights", quantized_demo, "--output", path, *words)[0] == 0
-    config = EvalConfig(imgsz=320, batch_size=10, workers=0, limit=15)
+    config = EvalConfig(imgsz=320, batch_size=5, workers=0, limit=5)
     for form in FORMS:
         with OnnxRuntimeRunner(path if form == "float" else in_form(path, form), threads=1) as runner:
             scores[form] = evaluate(runner, load_data(demo_data), config, progress=False)
