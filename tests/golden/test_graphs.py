@@ -1,7 +1,8 @@
-"""Exported graphs: operators, attributes, constants, wiring, inputs and outputs, as 1.0 wrote them.
+"""Exported graphs of quantized networks: operators, attributes, constants, wiring, inputs, outputs, as 1.0 wrote them.
 
-`UPDATE_GOLDEN=1` writes graphs-weak.json and graphs-strong.json anew; a change there is a change of what users' engines
-compute.
+Every number of a network is known on any CPU: weights are fractions with a denominator of 512 and ranges with one of
+64, so that no sum of them depends on its order. `UPDATE_GOLDEN=1` writes graphs-weak.json and graphs-strong.json anew;
+a change there is a change of what users' engines compute.
 """
 
 from __future__ import annotations
@@ -12,22 +13,57 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
+import torch
+import yaml
 from graph_signature import signature
-from known_networks import DEMO, DETECTORS, quantized
 from torch import nn
 
+from models.quantize import placement
+from models.quantize.backend import get_amax, set_amax
+from models.quantize.modules import QuantConv2d
+from models.quantize.recipe import Recipe
+from utils import upstream
 from utils.core.input_spec import InputSpec
 from utils.onnx_graph import export, output_formats
 from utils.onnx_graph.export import ExportConfig, export_forms
 
+DEMO = {"demo": "gelan-digits", "demo-masks": "gelan-digits-seg"}
+DETECTORS = ("gelan-t", "gelan-s", "gelan-m", "gelan-c", "gelan-e", "yolov7-af")
 FORMS = {
     "plain": output_formats.plain(),
     "nms": output_formats.end2end(output_formats.NmsSettings()),
     "nms-onnx": output_formats.end2end(output_formats.NmsSettings(kind="onnx", topk=50)),
     "deepstream": output_formats.deepstream(),
 }
+
+
+def quantized(name: str) -> nn.Module:
+    """A network of `DEMO` or `DETECTORS`, fused, placed by the default recipe, with known weights and ranges."""
+    if name in DEMO:
+        model = upstream.load_float(f"data/demo/{DEMO[name]}.pt").model
+    else:
+        model = upstream.build_model(yaml.safe_load(Path(f"models/detect/{name}.yaml").read_text()))
+        model.names = {index: f"class {index}" for index in range(model.model[-1].nc)}
+    model = upstream.fuse(model)
+    rng = np.random.default_rng(0)
+    for path, module in model.named_modules():
+        if isinstance(module, nn.Conv2d) and not path.endswith("dfl.conv"):  # whose weights are the bins' numbers
+            for parameter in module.parameters(recurse=False):
+                parameter.data = _fractions(rng, parameter.shape, 512)
+    placement.apply(model, placement.plan(model, Recipe()))
+    for module in model.modules():
+        if isinstance(module, QuantConv2d) and "weight_quantizer" in module._modules:
+            set_amax(module.weight_quantizer, module.weight.detach().abs().amax((1, 2, 3), keepdim=True))
+    for quantizer in model.activation_quantizers.values():
+        set_amax(quantizer, 1 + _fractions(rng, get_amax(quantizer).shape, 64).abs())
+    return model
+
+
+def _fractions(rng: Any, shape: tuple[int, ...], denominator: int) -> torch.Tensor:
+    return torch.from_numpy(rng.integers(-64, 65, tuple(shape)).astype(np.float32)) / denominator
 
 
 def signatures(model: nn.Module, typing: Any, folder: Path) -> dict[str, Any]:

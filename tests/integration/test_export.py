@@ -79,6 +79,8 @@ def test_files_compute_what_torch_computes(kind: str, options: dict, networks: d
     onnx.checker.check_model(str(result.path), full_check=True)
     assert (result.report is None) == (kind == "float")
     assert result.report is None or result.report.ok, result.report.findings
+    if kind == "float" and options.get("typing") == "strong":
+        assert result.size_bytes < 0.65 * exported("float").size_bytes  # FP16
     # float: the same arithmetic in another order; quantized: single values move by a step, see the tests below
     pixels, score = (1e-3, 1e-5) if kind == "float" else (0.25, 1e-3)
     if options.get("typing") == "strong":
@@ -138,18 +140,6 @@ def test_quantized_tensors_agree_within_one_step(options: dict, networks: dict[s
         assert agreement.output < 1e-3
 
 
-def test_agreement_sees_a_changed_scale_and_a_changed_weight(networks: dict[str, Network], exported):
-    network, result = networks["quantized"], exported("quantized", for_int8_kernels=False)
-    for name in ("/model.0/act/Mul/scale", "model.0.conv.bias", "model.9.cv2.0.2.bias"):
-        graph = onnx.load(result.path)
-        tensor = next(item for item in graph.graph.initializer if item.name == name)
-        value = onnx.numpy_helper.to_array(tensor)
-        changed = value * np.linspace(1.1, 1.3, value.size, dtype=np.float32).reshape(value.shape)
-        tensor.CopyFrom(onnx.numpy_helper.from_array(changed, name))
-        agreement = compare_tensors(network.model, graph, random_images(), result.quantizers)
-        assert agreement.output > 0.01 if name.startswith("model.9") else agreement.fraction > 1e-3
-
-
 @pytest.mark.parametrize(("name", "side"), [("demo", 160), ("gelan-c, narrow", 160), ("gelan-e, narrow", 160)])
 def test_networks(name: str, side: int, checkout: Path, upstream_yaml: Callable[[str], Path], tmp_path: Path):
     """Every convolution is quantized, every property holds, and tensors are one step apart at most."""
@@ -192,13 +182,6 @@ def test_recipe_travels_with_the_file(recipe: Recipe, floats: int, weights: dict
     assert named == list(network.model.quantization_plan.float_convolutions)
     onnx.helper.set_model_props(graph, {})
     assert {f.rule for f in verify(graph).findings} >= {"convolutions"}
-
-
-def test_half_of_a_float_network(networks: dict[str, Network], exported):
-    full, half = exported("float"), exported("float", **CONFIGS["strong, dynamic"])
-    assert half.size_bytes < 0.65 * full.size_bytes
-    images = random_images(1, 96, 64)
-    assert_close(run(half.path, images), predict(networks["float"], images), pixels=0.25, score=1e-3)
 
 
 def state_of(model: torch.nn.Module) -> dict[str, object]:

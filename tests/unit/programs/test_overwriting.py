@@ -130,7 +130,6 @@ def test_a_name_that_would_add_lines_to_the_configuration():
 @pytest.mark.parametrize(
     "words",
     [["patch_yolov9.sh"], ["patch_yolov9.sh", "a", "b"], ["patch_yolov9.sh", "--frce", "x"], ["patch_yolov9.sh", ""],
-     ["scripts/quickstart.sh", "--imgsz", "abc"], ["scripts/quickstart.sh", "--nothing"],
      ["scripts/get_yolov9.sh"], ["scripts/test.sh", "--nothing"], ["install_dependencies.sh", "--nothing"],
      ["scripts/val_trt.sh"], ["scripts/val_trt.sh", "none.pt", "d.yaml", "64"],
      ["scripts/val_trt.sh", "d.yaml", "d.yaml", "64"], ["scripts/benchmark_trt.sh", "none.onnx", "64"],
