@@ -25,7 +25,7 @@ if sys.gettrace() is not None and "PYTEST_XDIST_WORKER" in os.environ:
 UNMEASURED = (
     "test_architecture.py", "test_benchmarks.py", "test_engine_programs.py", "test_environment.py",
     "test_fork_server.py", "test_fused_cuda.py", "test_hostile_canary.py", "test_overwriting.py", "test_run_folder.py",
-    "test_segmentation_loop.py", "test_shares.py", "test_shared_batch.py", "test_shims.py", "test_to_yolo.py",
+    "test_segmentation_loop.py", "test_shares.py", "test_shared_batch.py", "test_to_yolo.py",
 )  # fmt: skip
 
 
