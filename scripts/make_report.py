@@ -91,7 +91,7 @@ def main(options: ReportOptions) -> None:
     check_files(data=options.data)
     from utils.reports.page import JSON_NAME, PAGE_NAME, PLOTS, merged, write_all
     from utils.reports.schema import UNFINISHED, Report
-    from utils.reports.tables import terminal_table
+    from utils.reports.tables import terminal_table, verdict
 
     first = Path(options.runs[0])
     folder = Path(options.output) if options.output else first if first.is_dir() else first.parent
@@ -113,7 +113,9 @@ def main(options: ReportOptions) -> None:
         report.samples = compared_samples(options, options.compare, options.data or "")
     with held(folder) if folder.is_dir() else nullcontext():
         write_all(report, folder, name)
-    logger.info("%s\n\nreport: %s", terminal_table(report), folder / PAGE_NAME)
+    sentence, command = verdict(report)
+    lines = [terminal_table(report), "", sentence, f"report: {folder / PAGE_NAME}", command and f"next: {command}"]
+    logger.info("%s", "\n".join(line for at, line in enumerate(lines) if line or at == 1))
 
 
 def environment_text(files: Iterable[str | Path] = ()) -> str:

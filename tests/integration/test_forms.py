@@ -138,6 +138,14 @@ def test_check_finds_nothing_in_good_files(kind: str, form: str, exported: dict[
     assert str(found).startswith("ONNX Runtime beside PyTorch, 4 images: boxes differ by up to ")
 
 
+@pytest.mark.parametrize(("form", "programs"), [("onnx", ["val_trt.py", "engine"]), ("efficient", ["engine"])])
+def test_what_comes_next_can_run_the_file(form: str, programs: list[str], exported: dict[str, tuple]):
+    """ONNX Runtime lacks TensorRT's plugin."""
+    network, results = exported["float"]
+    lines = list(export.engine_commands(network, ExportConfig(), [results[form]]))
+    assert [program in line for program, line in zip(programs, lines, strict=True)] == [True] * len(lines)
+
+
 def scaled(name: str, factor: float) -> Callable[[onnx.ModelProto], None]:
     def change(graph: onnx.ModelProto) -> None:
         tensor = next(item for item in graph.graph.initializer if item.name == name)

@@ -32,6 +32,7 @@ from utils.jobs import evaluate
 from utils.jobs import quantize as quantize_job
 from utils.jobs.inputs import Augmentation
 from utils.reports.schema import Row
+from utils.reports.tables import WRONG
 
 NAME = "gelan-digits"
 
@@ -320,7 +321,7 @@ def test_where_labels_are_missing_the_next_step_is_to_look_for_them(small_weight
     assert quantize(small_weights, mixed, tmp_path, "--ptq-only", "--calib-images", "900") == 0
     out = capsys.readouterr().out
     assert "all there are of the 900 wanted; with fewer than 100 AP varies more" in out
-    assert out.splitlines()[-1] == "next: correct what the warnings name, then quantize again"
+    assert out.splitlines()[-1] == f"next: {WRONG}"
 
 
 class TestMistakes:

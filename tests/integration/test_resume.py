@@ -16,7 +16,9 @@ import torch
 from qat_runs import SMALL_RUN, checkpoints, quantize, report_of, write_small_set
 
 import qat
+from utils.core.errors import InputError
 from utils.jobs.run_state import RunState
+from utils.upstream import load_float
 
 pytestmark = pytest.mark.usefixtures("blank_plots")
 LONGER = ("--epochs", "2")
@@ -40,6 +42,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory, data: Path, small_weights: P
 
 def resume(run: Path, *words: str) -> int:
     return qat.main(["quantize", "--resume", str(run), *words])
+
+
+def test_the_state_of_a_run_is_no_checkpoint(whole: Path):
+    with pytest.raises(InputError, match="what --resume continues from; give qat_best"):
+        load_float(whole / "weights/last.pt")
 
 
 def assert_equal_runs(run: Path, whole: Path) -> None:

@@ -198,7 +198,7 @@ def test_a_reference_is_evaluated_first_and_at_the_same_size(known, tmp_path, ca
     assert row.at == base.at
     assert row.at.threshold == base.best_threshold
     swapped = options.model_copy(update={"engine_file": options.reference, "reference": options.engine_file})
-    with pytest.raises(InputError, match=r"--reference .*int8\.onnx is ONNX; expected the float network; export_qat"):
+    with pytest.raises(InputError, match=r"--reference .*int8\.onnx is quantized .*; expected the float network"):
         evaluate_file.run(swapped, "command", tmp_path)
     monkeypatch.setattr(evaluate_file, "LOW_AP", 0.5)
     report = evaluate_file.run(swapped.model_copy(update={"reference": swapped.engine_file}), "command", tmp_path)

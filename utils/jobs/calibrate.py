@@ -27,7 +27,7 @@ from utils.jobs.inputs import HELD_OUT, Inputs, image_batches
 from utils.jobs.options import RECIPE_FILE, CalibrateOptions
 from utils.reports.page import PAGE_NAME, write_all
 from utils.reports.schema import Report
-from utils.reports.tables import terminal_table, verdict
+from utils.reports.tables import WRONG, terminal_table, verdict
 
 if TYPE_CHECKING:
     from torch import nn
@@ -149,7 +149,7 @@ def run(options: CalibrateOptions) -> Sweep:
     table, page = terminal_table(report), folder / PAGE_NAME
     sentence, command = verdict(report)
     notes = "\n".join(report.notes)
-    logger.info("\n%s\n\n%s\n\n%s\nreport: %s\nnext: %s", table, notes, sentence, page, command)
+    logger.info("\n%s\n\n%s\n\n%s\nreport: %s\nnext: %s", table, notes, sentence, page, command or WRONG)
     return found
 
 

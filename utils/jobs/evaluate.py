@@ -29,12 +29,12 @@ from utils.evaluation.data_yaml import DataConfig, load_data
 from utils.evaluation.input_plan import InputPlan
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.evaluation.results import EvalResult, Reference
-from utils.jobs.evaluate_file import LOW_AP, make_row, warn_of_a_cut_curve, warn_of_low_ap
+from utils.jobs.evaluate_file import make_row, warn_of_a_cut_curve, warn_of_low_ap
 from utils.jobs.inputs import Inputs, check_classes, fitting_size, from_training
 from utils.jobs.options import EvalOptions
 from utils.jobs.visualize import collect_samples
-from utils.reports.schema import Report, Row, Sample
-from utils.reports.tables import export_command, terminal_table
+from utils.reports.schema import LOW_AP, Report, Row, Sample
+from utils.reports.tables import WRONG, export_command, terminal_table
 from utils.runners.pytorch import TorchRunner
 
 logger = logging.getLogger(__name__)
@@ -160,6 +160,6 @@ def run(options: EvalOptions) -> Report:
     command = (
         [*quantize, "--imgsz", size_text(config.imgsz or 640)] if stage == "float" else export_command(options.weights)
     )
-    step = "correct what the warnings name, then evaluate again" if wrong and stage == "float" else shlex.join(command)
+    step = WRONG if wrong and stage == "float" else shlex.join(command)
     logger.info("\n%s\nreport: %s\nnext: %s", terminal_table(report), path, step)
     return report

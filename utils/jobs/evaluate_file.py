@@ -25,7 +25,7 @@ from utils.evaluation.input_plan import InputPlan, fixed_sizes, has_nms, image_i
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.evaluation.results import EvalResult
 from utils.jobs.open import dataset_of, open_runner
-from utils.reports.schema import SIZES, AnyAp, Report, Row, library_versions
+from utils.reports.schema import LOW_AP, SIZES, AnyAp, Report, Row, library_versions
 from utils.reports.tables import terminal_table
 from utils.runners.base import Runner
 from utils.trt.engine_file import EngineNote
@@ -40,7 +40,6 @@ logger = logging.getLogger(__name__)
 SAME = ("batch_size", "iou_thres", "max_det", "workers", "rect", "single_cls", "save_txt", "save_conf", "verbose",
         "limit", "upsample_masks", "overlap", "groups", "unlabelled")  # of EvalConfig that are options  # fmt: skip
 STUDY_SIZES = tuple(range(256, 1536 + 128, 128))  # those of upstream's val.py
-LOW_AP = 0.1  # of a float model
 
 
 def run(options: ValOptions, command: str, folder: Path) -> Report:
@@ -57,7 +56,7 @@ def run(options: ValOptions, command: str, folder: Path) -> Report:
             float_file = Path(options.reference)
             if (kind := stage(float_file)) != "float" and not kind.endswith(("FP16", "FP32")):
                 todo = "expected the float network; export_qat.py --check compares a file with its own checkpoint"
-                raise InputError(f"--reference {float_file} is {kind}; {todo}")
+                raise InputError(f"--reference {float_file} is quantized ({kind}); {todo}")
             float_runner = stack.enter_context(open_runner(float_file, runner.device))
             known[float_file] = float_runner.metadata.get("data")
             if runner.names and float_runner.names and runner.names != float_runner.names:

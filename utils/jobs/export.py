@@ -37,11 +37,13 @@ def engine_commands(network: Network, _config: ExportConfig, results: Sequence[E
     script = os.path.relpath(Path(__file__).resolve().parents[2] / "scripts/generate_trt_engine.sh")
     here = not torch.cuda.is_available()
     for path in (str(result.path) for result in results):
-        if here:
+        then = f"next{', on the machine with the GPU' * here}"
+        if here and "efficient" not in metadata_of(onnx.load(path)).get("nms", ""):  # a plugin, for engines only
             labels = ["--unlabelled", "--reference", network.labels_of] if network.labels_of else []
             data = network.data if network.data and os.path.isfile(network.data) else "DATA.yaml"  # trained elsewhere
             yield f"next: {shlex.join(['python', 'val_trt.py', path, '--data', data, *labels])}"
-        yield f"{'then, on the machine with the GPU' if here else 'next'}: {shlex.join([script, path])}"
+            then = then.replace("next", "then")
+        yield f"{then}: {shlex.join([script, path])}"
 
 
 def output_files(

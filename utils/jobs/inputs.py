@@ -109,6 +109,7 @@ class Inputs(Generic[Kind]):
         Raises:
             InputError: or one of its kinds, for whatever of it cannot be used.
         """
+        device = select_device(options.device)
         profile = read_profile(options.profile) if isinstance(options, SensitiveOptions) and options.profile else None
         source = upstream.load_float(options.weights)
         options = from_training(options, source)
@@ -127,7 +128,6 @@ class Inputs(Generic[Kind]):
                 f"--hyp augments squares, as upstream does, and --imgsz is {size_text(options.imgsz or 640)}; leave "
                 "--hyp out, or give one side"
             )
-        device = select_device(options.device)
         if isinstance(options, QuantizeOptions):
             backend.create(library=options.quantizer)  # a missing library is better known now than after an evaluation
         plan = placement.plan(upstream.fuse(source.model), recipe)

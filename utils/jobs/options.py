@@ -160,8 +160,8 @@ class MethodOptions(CalibratingOptions):
     """What a command takes that calibrates by one method, and can be resumed."""
 
     resume: str | None = option(
-        None, "continue a run: its folder, or the last one in --project", group="the run", metavar="RUN", nargs="?",
-        const="",
+        None, "continue a run: its folder, or the last unfinished one in --project", group="the run", metavar="RUN",
+        nargs="?", const="",
     )  # fmt: skip
     calib_method: Method | None = option(
         None, "how ranges are found; auto, of quantize only, chooses by the loss on training images", group=RECIPE,

@@ -45,7 +45,7 @@ from utils.jobs.inputs import HELD_OUT, Inputs, image_batches
 from utils.jobs.options import QuantizeOptions
 from utils.jobs.run_state import STOPPED, Best, RunState, checkpoint_name, open_run
 from utils.reports import figures, tables
-from utils.reports.schema import AP, BEST_PTQ, UNFINISHED, Epoch, Range, Report, Row
+from utils.reports.schema import AP, BEST_PTQ, LOW_AP, UNFINISHED, Epoch, Range, Report, Row
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -89,9 +89,14 @@ def run(options: QuantizeOptions) -> Report:
             model = session.choose(why_no_qat)
             session.write_results(model)
         report = session.report()
-    command = tables.verdict(report)[1] or shlex.join(tables.export_command(str(session.final)))
-    if not options.unlabelled and any(counts.lacks_labels and counts.name != "train" for counts in report.splits):
-        command = "correct what the warnings name, then quantize again"
+    export = shlex.join(tables.export_command(str(session.final)))
+    low = any(row.stage == "float" and row.ap is not None and row.ap < LOW_AP for row in report.rows)
+    wrong = low or any(counts.lacks_labels and counts.name != "train" for counts in report.splits)
+    command = tables.verdict(report)[1] or export
+    if wrong and not options.unlabelled:
+        command = tables.WRONG
+    elif "export_qat.py" not in command:
+        command += f"\nor export it as it is: {export}"
     logger.info("\n%s\n%s\nnext: %s", tables.terminal_table(report), session.verdict(report), command)
     return report
 

@@ -40,6 +40,7 @@ from utils.core.text import short_repr
 SCHEMA_VERSION = 2  # 1 has no masks
 BEST_PTQ = "best (PTQ)"  # the stage of a run's result where that is the PTQ state
 UNFINISHED = "this run is not finished"  # how a note of its report begins
+LOW_AP = 0.1  # of a float network: below it nothing can be said of INT8
 SIZES = ("small", "medium", "large")  # of objects, as COCO has them
 AnyAp = Literal["ap", "mask_ap", "agreement"]  # of boxes, of masks, and of boxes with float's detections as labels
 AP: tuple[AnyAp, ...] = ("ap", "mask_ap")

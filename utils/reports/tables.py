@@ -15,7 +15,7 @@ from pathlib import Path
 from utils.core.files import distinct_names
 from utils.core.score import AGREEMENT, Resampled
 from utils.core.text import aligned, columns
-from utils.reports.schema import AP, AtThreshold, Report, Row
+from utils.reports.schema import AP, LOW_AP, UNFINISHED, AtThreshold, Report, Row
 
 HEADERS = ("stage", "AP", "vs float", "AP50", "P", "R", "size", "ms/image")
 FLOAT_HEADERS = ("stage", "agreement", "best F1 at", "P", "vs float", "R", "vs float", "missed")
@@ -25,6 +25,7 @@ WIDTH = 80  # of the terminal
 LONGEST_NAME = 24  # of a row
 LITTLE_DISAGREEMENT = 0.025  # without labels, AP is the agreement, whose target is 0.97 of 0.995
 LITTLE = 0.002  # AP that INT8 may lose without advice against it, as the default of `qat.py sensitive --target-drop`
+WRONG = "correct what the warnings name, then run this again"  # the next step where there is no command
 OF_RECIPES = ("recipe", "INT8")  # stages of `qat.py sensitive`, whose file is no network
 # Options of qat.py's commands that the command which follows gets, too.
 OF_A_RUN = ("--seed", "--batch-size", "--workers", "--device")
@@ -134,7 +135,7 @@ def against_float(report: Report) -> tuple[str, list[tuple[str, ...]]] | None:
                      fraction(at.recall), recall, f"{at.objects - at.found} of {at.objects}"))  # fmt: skip
     thresholds = " or ".join(dict.fromkeys(f"{at.threshold:.3f}" for _, _, at, _ in compared))
     unlabelled = AGREEMENT in report.rows[-1].ap_with
-    what = "lowest confidence that makes a label" if unlabelled else "confidence threshold of best F1"
+    what = f"confidence threshold of best F1{' against its own detections' * unlabelled}"
     heading = (
         "Against the float network: AP with its detections as labels (agreement; 0.995 if all are alike, since "
         "upstream's curve falls to precision 0 at recall 1), and precision and recall at its "
@@ -170,7 +171,8 @@ def not_compared(report: Report, row: Row) -> str:
     if base is None or row is base or None in (row.ap, base.ap):
         return ""
     reason = row.incomparable(base)
-    return reason and f"AP does not compare with that of the float row: {reason}"
+    remedy = "; give the float network, exported in the same form, as --reference" if "NMS in" in reason else ""
+    return reason and f"AP does not compare with that of the float row: {reason}{remedy}"
 
 
 def remarks(report: Report) -> list[str]:
@@ -203,18 +205,32 @@ def given(report: Report, flags: Sequence[str]) -> list[str]:
 
 
 def verdict(report: Report) -> tuple[str, str]:
-    """What the last INT8 row that compares with float says, in a sentence; and the command that comes next, or ''."""
+    """What an INT8 row that compares with float says, in a sentence; and the command that comes next, or ''.
+
+    Of one run it is the last row; of several the one with the highest AP against float.
+    """
+    alone = len(report.command.splitlines()) <= 1
+    left = [note.partition("continue with: ")[2] for note in report.notes if note.startswith(UNFINISHED)]
+    if left and alone:
+        return "This run is not finished: continue it.", left[0]
     int8 = [row for row in report.rows if not re.match("float|.*FP(16|32)$", row.stage, re.IGNORECASE)]
     if not (rows := [row for row in int8 if report.difference(row)]):
         baseline = int8 and report.baseline(int8[0])
-        reason = "no row compares with the float row" if baseline else "there is no float row"
+        reason = "no row compares with the float row" if baseline else "no float row (val_trt.py --reference FLOAT.pt)"
         return (f"What INT8 costs is not known: {reason}.", "") if int8 else ("", "")
     of_networks = [row for row in rows if row.stage not in OF_RECIPES and not row.file.endswith(".yaml")]
-    row = (of_networks or rows)[-1]
-    kind, difference = min(
-        ((ap, difference) for ap in AP if (difference := report.difference(row, ap))),
-        key=lambda pair: pair[1].value / max(pair[1].error or 0, 1e-9),  # boxes or masks, whichever lose more
-    )
+    worst = {  # of boxes and masks, for each row
+        index: min(
+            ((ap, difference) for ap in AP if (difference := report.difference(row, ap))),
+            key=lambda pair: pair[1].value / max(pair[1].error or 0, 1e-9),
+        )
+        for index, row in enumerate(of_networks or rows)
+    }
+    chosen = max(worst) if alone else max(worst, key=lambda index: worst[index][1].value)
+    row, (kind, difference) = (of_networks or rows)[chosen], worst[chosen]
+    base = report.baseline(row)
+    if base and base.ap is not None and base.ap < LOW_AP:
+        return f"The float network has AP {base.ap:.4f}: nothing can be said of INT8; check data, size and weights.", ""
     name = labels(report)[report.rows.index(row)]
     unlabelled = AGREEMENT in row.ap_with
     what, size = {"ap": "agreement" if unlabelled else "AP", "mask_ap": "mask AP"}[kind], row.input_size or "640"
@@ -239,7 +255,10 @@ def verdict(report: Report) -> tuple[str, str]:
     }.get(suffix, ("deploy", []))
     todo = f"{step} {row.file}"
     little = LITTLE_DISAGREEMENT if unlabelled else LITTLE
-    if difference.significant and difference.value <= -little and row.stage not in OF_RECIPES:
+    loses = difference.significant and difference.value <= -little
+    if loses and row.stage == "INT8" and "--calib-method" in own:
+        todo, command = "look for a better calibration", ["python", "qat.py", "calibrate", *of_float]
+    elif loses and row.stage not in OF_RECIPES:
         networks = [one for one in int8[: int8.index(row)] if one.file.endswith(".pt")]
         more = row.difference(networks[-1], kind) if networks else None
         if more and more.significant and more.value < 0:

@@ -377,7 +377,7 @@ def check_target(api: Api | Trtexec, gpu: Gpu | None, targets: Sequence[str]) ->
         raise InputError(
             "torch sees no NVIDIA GPU, and an engine is built on the GPU that it is for; val_trt.py runs an ONNX file "
             "here, as scripts/benchmark_trt.py --device cpu does; scripts/build_engine.py builds ahead of time with "
-            f"TensorRT-RTX (requirements/rtx.txt) and {how}"
+            f"TensorRT-RTX (requirements/rtx.txt of this overlay's clone) and {how}"
         )
 
 

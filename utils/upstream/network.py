@@ -117,6 +117,8 @@ def _read_network(path: Path) -> tuple[Any, dict[str, Any]]:
     if not isinstance(content, Mapping):
         raise CheckpointError(f"{path} holds a {type(content).__name__}, not a YOLOv9 checkpoint")
     model: Any = content.get("model") if content.get("ema") is None else content["ema"]
+    if "state_version" in content:
+        raise CheckpointError(f"{path} is what --resume continues from; give qat_best_*, qat_ep_* or ptq_* beside it")
     layers = getattr(model, "model", None)
     if not hasattr(model, "yaml") or not isinstance(layers, nn.Sequential) or not len(layers):
         raise CheckpointError(

@@ -72,7 +72,7 @@ def test_no_advice_where_noise_explains_it_or_thresholds_differ(compared):
     inside = int8.model_copy(update={"ap_with": "confidence 0.25 and IoU 0.45 in the file"})
     assert (threshold_advice(report := Report(command="x", rows=[base, inside])), against_float(report)) == ("", None)
     unlabelled = [row.model_copy(update={"ap_with": AGREEMENT}) for row in compared.rows]
-    assert "lowest confidence that makes a label, 0.312" in against_float(Report(command="x", rows=unlabelled))[0]
+    assert "best F1 against its own detections, 0.312" in against_float(Report(command="x", rows=unlabelled))[0]
     assert against_float(Report(command="x", rows=[base])) is None
     assert against_float(Report(command="x", rows=[make_row(), make_row("PTQ")])) is None
 

@@ -7,7 +7,7 @@ from report_examples import NASTY, make_row, resampled
 
 from utils.core.score import AGREEMENT
 from utils.core.text import code, columns, markdown_table
-from utils.reports.schema import Epoch, Report
+from utils.reports.schema import UNFINISHED, Epoch, Report
 from utils.reports.tables import labels, terminal_table, verdict
 
 
@@ -135,6 +135,30 @@ def test_a_verdict_and_the_next_command(rows, words, command):
     assert re.search(words, sentence)
     assert following.startswith(command)
     assert bool(following) == bool(command)
+
+
+def test_the_verdict_of_several_runs_is_that_of_the_row_closest_to_float():
+    rows = [make_row(file="f.pt", ap_resampled=resampled(0.74, 0.75, 0.73)),
+            make_row("QAT", file="a.pt", ap=0.7420, ap_resampled=resampled(*NOISE)),
+            make_row("PTQ", file="b.pt", ap=0.7112, ap_resampled=resampled(*LOSS))]  # fmt: skip
+    assert "export a.pt" in verdict(Report(command="x\ny", data="d.yaml", rows=rows))[0]
+    assert "compare b.pt with a.pt" in verdict(Report(command="x", data="d.yaml", rows=rows))[0]
+
+
+def test_a_float_network_that_finds_nothing_says_nothing_of_int8():
+    rows = [make_row(stage, file=f"{stage}.pt", ap=ap, ap_resampled=resampled(ap, ap, ap))
+            for stage, ap in (("float", 0.0), ("QAT", 0.0))]  # fmt: skip
+    sentence, command = verdict(Report(command="x", data="d.yaml", rows=rows))
+    assert "float network has AP 0.0000" in sentence
+    assert not command
+
+
+def test_an_unfinished_run_is_continued_first():
+    rows = [make_row(file="f.pt"), make_row("PTQ", file="p.pt", ap=0.7112, ap_resampled=resampled(*LOSS))]
+    report = Report(command="x", data="d.yaml", rows=rows, notes=[f"{UNFINISHED}; continue with: python q --resume r"])
+    assert verdict(report) == ("This run is not finished: continue it.", "python q --resume r")
+    report.command += "\nof another run"
+    assert verdict(report)[1] != "python q --resume r"
 
 
 @pytest.mark.parametrize(("ap", "words"), [(0.985, "loses 0.0100 .* agreement .*export q"), (0.96, "let QAT regain")])

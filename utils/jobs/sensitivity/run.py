@@ -36,7 +36,7 @@ from utils.jobs.sensitivity.report import AnalysisState
 from utils.jobs.sensitivity.search import FLOAT, INT8, Clock, Passes, Search, Selection
 from utils.jobs.sensitivity.units import Costs, Units
 from utils.reports.page import PAGE_NAME, write_all
-from utils.reports.tables import verdict
+from utils.reports.tables import WRONG, verdict
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ def run(options: SensitiveOptions) -> dict[str, Any]:
         measured = report.to_report(summary, inputs, folder)
         write_all(measured, folder)
     text, (sentence, command) = "\n".join(measured.notes), verdict(measured)
-    logger.info("\n%s\n\n%s\nreport: %s\nnext: %s", text, sentence, folder / PAGE_NAME, command)
+    logger.info("\n%s\n\n%s\nreport: %s\nnext: %s", text, sentence, folder / PAGE_NAME, command or WRONG)
     return summary
 
 
