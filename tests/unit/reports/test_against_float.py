@@ -100,12 +100,6 @@ def test_f1_is_drawn_for_each_row_with_the_float_threshold(compared):
     assert list(lines["float: 0.312"].get_xdata()) == [0.312, 0.312]
 
 
-def test_older_reports_load_and_new_ones_come_back(compared, tmp_path):
-    again = Report.load(compared.save(tmp_path / "report.json"))
-    assert again.rows == compared.rows
-    assert Report.load(Report(command="x", rows=[make_row()]).save(tmp_path / "old.json")).rows[0].at is None
-
-
 def test_groups_are_named_beside_the_standard_error():
     rows = [make_row(ap_resampled=resampled(0.7, 0.8), resampled_over="12 groups"),
             make_row("INT8", ap_resampled=resampled(0.7, 0.75), resampled_over="12 groups")]  # fmt: skip
