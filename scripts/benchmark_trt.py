@@ -1,16 +1,14 @@
 #!/usr/bin/env python3
-"""Time engines over batch sizes and contexts, INT8 against FP16 and PyTorch, in one run and interleaved.
+"""Time engines over batch sizes and contexts, INT8 against FP16, in one run and interleaved.
 
     python scripts/benchmark_trt.py yolov9-c-int8.onnx --baseline yolov9-c.onnx --batch-size 1 4 8 12 --useCudaGraph
-    python scripts/benchmark_trt.py yolov9-c-int8.onnx yolov9-c-converted.pt --sweep 64 --infStreams 1 2 4
+    python scripts/benchmark_trt.py yolov9-c-int8.onnx --sweep 64 --infStreams 1 2 4
 
 FILE is an ONNX file, of which an engine is built for each batch size (FILE-bN.engine beside it, used again while it is
-newer), an engine, or a float .pt, which PyTorch runs in FP32 and FP16. All are timed at one image size: that of the
-files, which a .pt takes over (alone: that of its training), or --imgsz. --baseline is the float model's ONNX; its
-engine is FP16. Files with NMS inside are compared with a baseline that has it inside too, and files with masks with one
-that has masks: a segmentation network beside a detector shows what masks cost. trtexec takes the times where it is
-installed and no .pt takes part, else our own loop does. With --device cpu, ONNX Runtime runs ONNX files on the CPU, and
-there are no engines.
+newer), or an engine. All are timed at one image size: that of the files, or --imgsz. --baseline is the float model's
+ONNX; its engine is FP16. Files with NMS inside are compared with a baseline that has it inside too, and files with
+masks with one that has masks: a segmentation network beside a detector shows what masks cost. With --device cpu, ONNX
+Runtime runs ONNX files on the CPU, and there are no engines.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from utils.cli import command_line, run_program
-from utils.core.errors import DependencyError, InputError
+from utils.core.errors import InputError
 from utils.core.files import check_file, refuse_overwrite, refuse_overwrite_in
 from utils.core.options import (
     BatchSize,
@@ -50,7 +48,6 @@ if TYPE_CHECKING:
     from utils.trt.benchmark import BenchmarkRow, Entry
     from utils.trt.preflight import BuildConfig
     from utils.trt.tensorrt_api import Api
-    from utils.trt.trtexec import Trtexec
 
 logger = logging.getLogger("utils.benchmark")
 
@@ -59,16 +56,16 @@ OF_GPUS = ("useCudaGraph", "useSpinWait", "noDataTransfers", "exposeDMA")
 
 
 class BenchmarkOptions(RunFolderOptions, BuildOptions):
-    """Latency and throughput of engines, ONNX files and PyTorch networks."""
+    """Latency and throughput of engines and ONNX files."""
 
-    files: list[Path] = option(..., "ONNX file, engine, or float .pt", positional=True, metavar="FILE")
+    files: list[Path] = option(..., "ONNX file or engine", positional=True, metavar="FILE")
     baseline: list[Path] = option(
         [], "float ONNX (its engine is FP16), or an FP16 engine; several to compare with and without NMS or masks",
         metavar="FILE",
     )  # fmt: skip
     batch_size: list[BatchSize] | None = option(None, "default: 1 4 8 12", metavar="N")
     sweep: BatchSize | None = option(None, "batch sizes 1, 2, 4, ... up to N", metavar="N")
-    imgsz: InputSize | None = size_option("that of the files; only files of dynamic size and a .pt take another")
+    imgsz: InputSize | None = size_option("that of the files; only files of dynamic size take another")
     warmUp: Annotated[float, Field(ge=0, le=600_000)] = option(  # trtexec's name
         200, "before each round", "--warmUp", group=TIMES, metavar="MS"
     )
@@ -82,7 +79,6 @@ class BenchmarkOptions(RunFolderOptions, BuildOptions):
     useSpinWait: bool = option(False, "wait without sleeping", "--useSpinWait", group=TIMES)
     noDataTransfers: bool = option(False, "without copying inputs and outputs", "--noDataTransfers", group=TIMES)
     exposeDMA: bool = option(False, "copy before and after a run, not during others", "--exposeDMA", group=TIMES)
-    own_timing: bool = option(False, "our own loop, even where trtexec is installed", group=TIMES)
     builds: Annotated[int, Field(ge=1, le=9)] = option(
         1, "engines of each ONNX file, whose spread is the verdict's noise; 2 takes twice as long or more", metavar="N"
     )
@@ -95,22 +91,19 @@ def main(options: BenchmarkOptions) -> int:
         raise InputError("--batch-size gives batch sizes and --sweep asks for 1, 2, 4, ...; give one of them")
     if options.noDataTransfers:
         options.reject_unused(["exposeDMA"], "with --noDataTransfers, which copies nothing")
-    checkpoints = [file for file in options.files if file.suffix.lower() == ".pt"]
-    others = [file for file in options.files if file not in checkpoints]
-    on_cpu = options.device.strip().lower() == "cpu"
-    engines = bool(others or options.baseline) and not on_cpu
-    for file in (*others, *options.baseline):
+    engines = options.device.strip().lower() != "cpu"
+    for file in (*options.files, *options.baseline):
         check_file(file, "expected an ONNX file or an engine")
     if engines:
         need_tensorrt()
-    need("torch", "onnx", *(["onnxruntime"] if on_cpu and (others or options.baseline) else []))
+    need("torch", "onnx", *([] if engines else ["onnxruntime"]))
     from utils.jobs import benchmark
     from utils.trt import tensorrt_api
     from utils.trt.benchmark import Entry, check_entries, verdicts
     from utils.trt.preflight import check_target
     from utils.trt.timing import TimingConfig
 
-    entries = [*(Entry(file, True) for file in options.baseline), *map(Entry, others)]
+    entries = [*(Entry(file, True) for file in options.baseline), *map(Entry, options.files)]
     entries += [replace(entry, build=number) for number in range(2, options.builds + 1)
                 for entry in entries if not entry.is_engine]  # fmt: skip
     size = height_width(options.imgsz) if options.imgsz else None
@@ -121,7 +114,7 @@ def main(options: BenchmarkOptions) -> int:
     building = options.build_config()
     if not engines:
         if built := [entry.file for entry in entries if entry.is_engine]:
-            raise InputError(f"{built[0]} is an engine, which runs on a GPU only; on a CPU give .onnx and .pt files")
+            raise InputError(f"{built[0]} is an engine, which runs on a GPU only; on a CPU give .onnx files")
         contexts = ["infStreams"] if options.infStreams != [1] else []
         options.reject_unused([*contexts, "builds", *BUILD_OPTIONS], "where no engine takes part")
     elif all(entry.is_engine for entry in entries):
@@ -130,16 +123,14 @@ def main(options: BenchmarkOptions) -> int:
     device = tensorrt_api.use_device(options.device, for_engines=api is not None)
     if api is not None:
         check_target(api, tensorrt_api.gpu(device.index), ())
-    check_outputs(options, entries, batches, size, api, checkpoints, building)
-    common = None if size else benchmark.common_size(entries, checkpoints)
+    check_outputs(options, entries, batches, size, api, building)
+    common = None if size else benchmark.common_size(entries)
     job = benchmark.Benchmark(
-        entries, {file: benchmark.load_checkpoint(file, device) for file in checkpoints}, size,
-        list(dict.fromkeys(options.infStreams)), timing, building, device, size or common, api,
-        _trtexec(api) if api and not (options.own_timing or checkpoints) else None,
-    )  # fmt: skip
+        entries, size, list(dict.fromkeys(options.infStreams)), timing, building, device, size or common, api
+    )
     if not job.on_gpu and options.given(*OF_GPUS):  # benchmark_trt.sh gives them, wherever it runs
         logger.warning("on a CPU these do nothing: %s", ", ".join(options.given(*OF_GPUS)))
-    about = job.about(_method(options, job.program, job.on_gpu))
+    about = job.about(_method(options, job.on_gpu))
     logger.info("=== Device Information ===\n%s\n", "\n".join(f"{k}: {v}" for k, v in about["device"].items()))
     rows: list[BenchmarkRow] = []
     with new_run(options.project, options.name, options.exist_ok) as folder:
@@ -161,14 +152,14 @@ def main(options: BenchmarkOptions) -> int:
 
 def check_outputs(
     options: BenchmarkOptions, entries: Sequence[Entry], batches: Sequence[int], size: tuple[int, int] | None,
-    api: Api | None, checkpoints: Sequence[Path], building: BuildConfig,
+    api: Api | None, building: BuildConfig,
 ) -> None:  # fmt: skip
     """Raise `InputError` if an engine that is built, or a file of the run folder, would replace a file that is read."""
     from utils.trt.benchmark import planned
     from utils.trt.engine_file import is_current
     from utils.trt.tensorrt_api import gpu
 
-    read: list[Path] = [*(entry.file for entry in entries), *checkpoints]
+    read = [entry.file for entry in entries]
     built: list[Path] = []
     made = [entry for entry in entries if not entry.is_engine]
     for entry, batch in product(made, batches if api else ()):
@@ -179,26 +170,8 @@ def check_outputs(
     refuse_overwrite_in(options.project, options.name, options.exist_ok, ["benchmark.*"], read)
 
 
-def _trtexec(api: Api) -> Trtexec | None:
-    """The installed trtexec if it is of the TensorRT that builds the engines, whose version alone loads them."""
-    from utils.trt import trtexec
-
-    try:
-        program = trtexec.find_trtexec()
-    except DependencyError:
-        return None
-    if program.name == api.name:
-        return program
-    logger.warning(
-        "%s is of %s, and engines are built and loaded by %s: the times are our own loop's", program.path, program.name,
-        api.name,
-    )  # fmt: skip
-    return None
-
-
-def _method(options: BenchmarkOptions, program: Trtexec | None, on_gpu: bool) -> str:
-    words = [f"trtexec {program.version}" if program else "own loop"]
-    words += ["CUDA graph"] * (on_gpu and options.useCudaGraph) + ["spin wait"] * (on_gpu and options.useSpinWait)
+def _method(options: BenchmarkOptions, on_gpu: bool) -> str:
+    words = ["CUDA graph"] * (on_gpu and options.useCudaGraph) + ["spin wait"] * (on_gpu and options.useSpinWait)
     transfers = "with data transfers" + (" before and after each run" if options.exposeDMA else "")
     words += ["without data transfers" if options.noDataTransfers else transfers] * on_gpu
     return f"{', '.join(words)}, {options.duration:g} s in {options.rounds} rounds, interleaved; latency: median"

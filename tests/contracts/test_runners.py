@@ -62,7 +62,9 @@ def build_engine(folder, api=None, **more):
     about = {key: value for key, value in METADATA.items() if key != "stride"}  # the sizes here are no multiples of it
     file = write_onnx(folder / "a.onnx", metadata=about, **more)
     config = BuildConfig(batch=(1, 2, 4), height=(1, 8, 64), width=(1, 8, 64), precision="fp32", progress=False)
-    return build(file, folder / "a.engine", config, api).path
+    engine = folder / "a.engine"
+    build(file, engine, config, api)
+    return engine
 
 
 def stand_in_runner(folder, api, **more):

@@ -44,7 +44,9 @@ def built(demo_onnx, tmp_path_factory) -> dict[str, Built]:
         onnx.save(set_metadata(graph, {**metadata_of(original), **form.metadata()}), file)
         config = BuildConfig(batch=(1, BATCH, 32), timing_cache=cache, timing_iterations=1, optimization_level=2,
                              progress=False)  # fmt: skip
-        found[name] = Built(name, build(file, folder / f"{name}.engine", config).path, file, form)
+        engine = file.with_suffix(".engine")
+        build(file, engine, config)
+        found[name] = Built(name, engine, file, form)
     return found
 
 

@@ -103,7 +103,8 @@ def test_outputs_of_several_types(tmp_path):
     model.graph.output.append(helper.make_tensor_value_info("half", TensorProto.FLOAT16, [2, 6, 64]))
     model.graph.output.append(helper.make_tensor_value_info("best", TensorProto.INT32, [2, 64]))
     onnx.save(model, path)
-    engine = build(path, tmp_path / "a.engine", BuildConfig(precision="fp32", progress=False)).path
+    engine = tmp_path / "a.engine"
+    build(path, engine, BuildConfig(precision="fp32", progress=False))
     feed = torch.rand(2, 3, 8, 8)
     expected = reference(feed.numpy())
     with open_runner(engine, "cuda:0") as runner:

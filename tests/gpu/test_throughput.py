@@ -1,16 +1,11 @@
-"""Contexts of a benchmark, copies during runs, PyTorch beside engines, and a network that computes ahead, on a GPU."""
-
-from contextlib import ExitStack
-from pathlib import Path
+"""Contexts of a benchmark, copies during runs, and a network that computes ahead, on a GPU."""
 
 import pytest
 import torch
-from timed_networks import Detector
 
 from utils.evaluation.loop import EvalConfig, evaluate
-from utils.jobs.benchmark import open_checkpoint
 from utils.jobs.open import open_runner
-from utils.trt import benchmark, tensorrt_api, timing
+from utils.trt import tensorrt_api, timing
 from utils.trt.runner import Execution
 from utils.trt.timing import TimingConfig
 
@@ -64,32 +59,6 @@ def test_throughput_of_two_contexts_and_of_copies_during_runs(demo_engine):
     assert slow.qps == pytest.approx(1000 / slow.parts["latency"].median, rel=0.4)
     for execution in (other, one):
         execution.close()
-
-
-@pytest.mark.parametrize("graphs", [False, True])
-def test_pytorch_beside_an_engine(demo_engine, graphs):
-    """Two rows of a small network."""
-    model = Detector().to(DEVICE).eval()
-    found = open_checkpoint(Path("a.pt"), model, (8, 320, 320), DEVICE)
-    with ExitStack() as stack:
-        engine = benchmark.load_engine_at(demo_engine, 8, None, tensorrt_api.load_tensorrt(), DEVICE, stack)
-        candidates = [*found, benchmark.Candidate(benchmark.BenchmarkRow("demo", 8, False), [engine])]
-        rows = benchmark.time_candidates(candidates, TimingConfig(50, 0.4, 2, cuda_graph=graphs))
-    print([(row.runtime, row.precision, row.error or row.figures.parts["compute"].median) for row in rows])
-    for row in rows:
-        assert row.speedup > 0
-    images = torch.rand(8, 3, 320, 320, device=DEVICE)
-    for one in (one for one in found if one.running):
-        execution = one.running[0]
-        execution.buffers["images"].copy_(images)
-        torch.cuda.synchronize()
-        with torch.cuda.stream(execution.stream):
-            graph = execution.graph() if graphs else None
-            graph.replay() if graph else execution.run()
-        torch.cuda.synchronize()
-        with torch.inference_mode():
-            expected = model(images)[0]
-        assert (execution.buffers["output0"].float() - expected).abs().max() < 0.02
 
 
 @pytest.mark.parametrize("batch", [8, 32])

@@ -174,7 +174,7 @@ def test_it_builds(form, strong_file, tmp_path, monkeypatch):
     monkeypatch.setattr(tensorrt_api, "gpu", lambda index=None: None)
     config = BuildConfig(targets=("SM89",), batch=(1, 4, 8), progress=False)
     rtx = tensorrt_api.load_tensorrt("tensorrt_rtx_bindings")
-    note = build(in_form(strong_file, form), tmp_path / "net.engine", config, rtx).note
+    note = build(in_form(strong_file, form), tmp_path / "net.engine", config, rtx)
     assert (note.precision, note.typing) == ("int8", "strong")
     assert note.metadata["input_form"] == "uint8"
     assert note.profile["images"][2] == ([8, SIDE, SIDE, 3] if form == "nhwc" else [8, 3, SIDE, SIDE])

@@ -28,7 +28,7 @@ from utils.onnx_graph.export import ExportConfig, ExportResult, export_forms
 from utils.onnx_graph.output_formats import NmsSettings
 from utils.onnx_graph.view import GraphAppender
 from utils.trt import tensorrt_api
-from utils.trt.build import BuildResult, build
+from utils.trt.build import build
 from utils.trt.engine_file import EngineNote
 from utils.trt.preflight import BuildConfig
 
@@ -66,7 +66,7 @@ def named(request: pytest.FixtureRequest, upstream_yaml) -> tuple[str, nn.Module
     return request.param, placed(narrow(config) if change == "narrow" else config)
 
 
-def built(file: Path, target: str, **changes) -> BuildResult:
+def built(file: Path, target: str, **changes) -> EngineNote:
     rtx = tensorrt_api.load_tensorrt("tensorrt_rtx_bindings")
     config = BuildConfig(**{"targets": (target,), "progress": False, **changes})
     return build(file, file.with_suffix(".engine"), config, rtx)
@@ -88,7 +88,7 @@ def test_strongly_typed_files_hold_their_properties_and_build(named, tmp_path, m
     exported = export_onnx(network, config, tmp_path / "network.onnx", {"stride": "32"})
     assert exported.report.ok, exported.report.findings
     assert exported.report.checked["types"] == exported.report.counts["convolutions"] + 1  # and DFL's
-    note = built(exported.path, target, **({"batch": (1, 4, 8)} if dynamic == "batch" else {})).note
+    note = built(exported.path, target, **({"batch": (1, 4, 8)} if dynamic == "batch" else {}))
     assert (note.precision, note.typing, note.gpu) == ("int8", "strong", target)
     check_warnings(note)
 
@@ -103,7 +103,7 @@ def test_prototypes_are_a_second_output_of_what_builds(upstream_yaml, tmp_path, 
     assert exported.report.counts["float_convolutions"] == 0
     nc = model.model[-1].nc
     assert exported.outputs == {"output0": ("batch", 4 + nc + 32, 84), "output1": ("batch", 32, 16, 16)}
-    note = built(exported.path, "SM89", batch=(1, 4, 8)).note
+    note = built(exported.path, "SM89", batch=(1, 4, 8))
     assert (note.precision, note.typing, note.metadata["task"]) == ("int8", "strong", "segment")
     check_warnings(note)
 
@@ -125,7 +125,7 @@ def test_forms_build_that_hold_nothing_which_rtx_lacks(tmp_path, monkeypatch):
     files = {tmp_path / f"{name}.onnx": form for name, form in forms.items()}
     export_forms(placed(TINY), ExportConfig((SIDE, SIDE), typing="strong"), files, {})
     for name in ("none", "deepstream"):
-        assert built(tmp_path / f"{name}.onnx", "SM89").note.precision == "int8"
+        assert built(tmp_path / f"{name}.onnx", "SM89").precision == "int8"
     for name, words in (("efficient", "no plugins here; export without NMS"), ("onnx", "NonMaxSuppression")):
         with pytest.raises(QatError, match=words):
             built(tmp_path / f"{name}.onnx", "SM89")
@@ -174,6 +174,6 @@ def test_masks_build(form: str, mask_files: dict[str, ExportResult], monkeypatch
     exported = mask_files[form]
     assert exported.report.ok, exported.report.findings
     assert exported.report.counts["float_convolutions"] == 0
-    note = built(exported.path, "SM89", batch=(1, 4, 8)).note
+    note = built(exported.path, "SM89", batch=(1, 4, 8))
     assert (note.precision, note.typing, note.gpu) == ("int8", "strong", "SM89")
     check_warnings(note)

@@ -58,7 +58,9 @@ def demo_engine(demo_onnx, tmp_path_factory) -> Path:
     cache = demo_onnx.with_name("gpu-tests.timing.cache")
     config = BuildConfig(batch=(1, 8, 32), timing_cache=cache, timing_iterations=1, optimization_level=2,
                          progress=False)  # fmt: skip
-    return build(demo_onnx, tmp_path_factory.mktemp("engine") / "demo.engine", config).path
+    engine = tmp_path_factory.mktemp("engine") / "demo.engine"
+    build(demo_onnx, engine, config)
+    return engine
 
 
 @pytest.fixture(scope="session")

@@ -70,8 +70,9 @@ REMOVED: dict[str, str] = {
     "val_trt.py --infStreams": "evaluate an engine for more images at a time; benchmark_trt.py has --infStreams still",
     "--input int8": "use --input uint8",
     "--build-limit": "use timeout, such as: timeout -k 10 20m python scripts/build_engine.py ...",
-    "--compile": "leave it out; a .pt has rows of PyTorch's own, eager",
-    "--no-compile": "leave it out; a .pt has rows of PyTorch's own, eager",
+    "--compile": "leave it out; ONNX files and engines are timed, and no networks in PyTorch",
+    "--no-compile": "leave it out; ONNX files and engines are timed, and no networks in PyTorch",
+    "--own-timing": "leave it out; it is always our own loop that takes the times",
     "--input-format": "leave it out; take bytes by export_qat.py --input uint8",
 }
 

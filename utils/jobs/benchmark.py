@@ -1,4 +1,4 @@
-"""The job behind `scripts/benchmark_trt.py`: engines, PyTorch networks and ONNX files, timed interleaved.
+"""The job behind `scripts/benchmark_trt.py`: engines, or ONNX files on a CPU, timed interleaved.
 
 Their rows are written as a table, JSON, and a plot of latency against throughput.
 """
@@ -8,34 +8,26 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
-from copy import deepcopy
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import Tensor, cuda
 
-from models.quantize import checkpoint
-from utils import upstream
 from utils.core.errors import InputError
 from utils.core.files import write_text
-from utils.core.input_spec import COLOURS, KIND_KEY, InputSpec, channels_of
-from utils.core.options import height_width
-from utils.core.tasks import DETECT, IMAGES, task_of_head
+from utils.core.input_spec import COLOURS, KIND_KEY, InputSpec
+from utils.core.tasks import DETECT
 from utils.core.text import Column, code, columns, markdown_table, plural
 from utils.reports.figures import BLUE, GREEN, GREY, ORANGE, VERMILLION, new_figure, save_figure
 from utils.runners import onnxrt
-from utils.runners.base import TensorSpec
 from utils.runners.onnxrt import OnnxRuntimeRunner, convolution_type
-from utils.runners.pytorch import last_layer
 from utils.trt import benchmark
 from utils.trt.benchmark import (
     FAILURES,
     ONNX_RUNTIME,
-    PYTORCH,
     TENSORRT,
     BenchmarkRow,
     Candidate,
@@ -48,16 +40,13 @@ from utils.trt.timing import TimingConfig
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from torch import nn
 
     from utils.runners.base import Runner
     from utils.trt.tensorrt_api import Api
-    from utils.trt.trtexec import Trtexec
 
 logger = logging.getLogger(__name__)
 
 BATCHES = (1, 4, 8, 12)
-DEFAULT_SIZE = (640, 640)  # of a .pt that does not say one; pixels
 LOGARITHMIC = 12  # more between the fastest and the slowest, and the axes of the plot are logarithmic
 
 
@@ -67,16 +56,13 @@ class Benchmark:
 
     Attributes:
         entries: ONNX files and engines; without `api` ONNX Runtime runs the former.
-        networks: float checkpoints → networks on the device.
         size: (height, width) in pixels that was given, for files of dynamic size; None: each has its own.
         timed_size: the one at which everything is timed; None if an engine alone does not say it.
         contexts: numbers of contexts that run side by side, of engines.
         api: TensorRT; None where no engine takes part.
-        program: trtexec, if it takes the times.
     """
 
     entries: Sequence[Entry]
-    networks: Mapping[Path, nn.Module]
     size: tuple[int, int] | None
     contexts: Sequence[int]
     timing: TimingConfig
@@ -84,66 +70,52 @@ class Benchmark:
     device: torch.device
     timed_size: tuple[int, int] | None = None
     api: Api | None = None
-    program: Trtexec | None = None
 
     @property
     def on_gpu(self) -> bool:
         """Whether a GPU is what is measured."""
-        return self.api is not None or self.device.type == "cuda"
+        return self.api is not None
 
     def measure(self, batch: int) -> list[BenchmarkRow]:
         """Build what is missing for this batch size, and time everything interleaved."""
         engines: dict[Entry, Path | str] = {}
         if self.api is not None:
             engines = benchmark.prepare(self.entries, batch, self.size, self.building, self.api)
-        shape = (batch, *(self.timed_size or DEFAULT_SIZE))
         with ExitStack() as stack:
-            candidates: list[Candidate] = []
-            for file, model in self.networks.items():
-                candidates += open_checkpoint(file, model, shape, self.device)
             if self.api is not None:
-                candidates += benchmark.open_engines(
-                    engines, batch, self.size, self.contexts, self.api, self.device, self.timing, stack, self.program
+                candidates = benchmark.open_engines(
+                    engines, batch, self.size, self.contexts, self.api, self.device, self.timing, stack
                 )
             else:
-                candidates += [open_onnx(entry.file, entry.baseline, batch, self.size, stack)
-                               for entry in self.entries]  # fmt: skip
-            rows = benchmark.time_candidates(candidates, self.timing, self.program)
+                candidates = [open_onnx(entry.file, entry.baseline, batch, self.size, stack) for entry in self.entries]
+            rows = benchmark.time_candidates(candidates, self.timing)
             candidates.clear()
-        if self.device.type == "cuda":
+        if self.api is not None:
             torch.cuda.empty_cache()  # TensorRT cannot have what PyTorch keeps
         return rows
 
     def about(self, method: str) -> dict[str, Any]:
         """What rows are measured on and how, as JSON holds it."""
-        software = [self.api.name] if self.api else []
-        software += [f"PyTorch {torch.__version__.split('+')[0]}"] if self.networks else []
-        software += [f"ONNX Runtime {onnxrt.version()}"] if self.entries and not self.api else []
         on_cpu = {"Selected Device": f"CPU, {plural(torch.get_num_threads(), 'thread')}"}
         return {
             "device": device_information(self.device.index) if self.on_gpu else on_cpu,
             "tensorrt": self.api.name if self.api else "",
-            "software": ", ".join(software),
+            "software": self.api.name if self.api else f"ONNX Runtime {onnxrt.version()}",
             "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
             "imgsz": list(self.timed_size) if self.timed_size else None,
             "method": method,
         }
 
 
-def common_size(entries: Sequence[Entry], checkpoints: Sequence[Path]) -> tuple[int, int] | None:
-    """(height, width) in pixels at which files are timed without --imgsz: that of all of them.
-
-    A checkpoint takes that of the others, or that of its training; None if there is nothing that says one.
+def common_size(entries: Sequence[Entry]) -> tuple[int, int] | None:
+    """(height, width) in pixels at which files are timed without --imgsz; None for an engine that does not say its own.
 
     Raises:
         InputError: they differ, or an engine beside other files does not say its size.
     """
     sizes = {entry.file: _size_of(entry) for entry in entries}
-    if not entries:
-        sides = {file: upstream.load_float(file).imgsz for file in checkpoints if checkpoint.kind(file) != "quantized"}
-        sizes = {file: height_width(side) for file, side in sides.items() if side}
     unknown = [file for file, size in sizes.items() if size is None]
-    if unknown and len(sizes) + len(checkpoints) > 1:
+    if unknown and len(sizes) > 1:
         raise InputError(f"{unknown[0]} does not say its image size, and all files are timed at one; give --imgsz")
     texts = {file: "x".join(map(str, size)) for file, size in sizes.items() if size is not None}
     first = next(iter(texts), None)
@@ -180,40 +152,7 @@ def batch_sizes(given: Sequence[int] | None, sweep: int | None) -> list[int]:
     return list(dict.fromkeys((*powers, sweep)))
 
 
-# --- networks in PyTorch and in ONNX Runtime as candidates ------------------------------------------------------------
-
-
-class TorchExecution:
-    """A PyTorch network on images of one shape, in PyTorch's own settings: GPUs convolve float32 in TF32.
-
-    Attributes:
-        inputs, outputs, buffers, stream, device: see `timing.Timed`.
-    """
-
-    def __init__(self, model: nn.Module, images: Tensor) -> None:
-        """Run the network once on images `[B, 3, H, W]` on its device, of its dtype."""
-        self.device = images.device
-        self.stream: Any = cuda.Stream(self.device) if self.device.type == "cuda" else None
-        self._task = task_of_head(last_layer(model))
-        self._model = model
-        self.buffers: dict[str, Tensor] = {IMAGES: images}
-        self.inputs: Sequence[TensorSpec] = [_spec(IMAGES, images)]
-        if self.stream is not None:  # weights and images come from the current stream
-            self.stream.wait_stream(cuda.current_stream(self.device))
-        with nullcontext() if self.stream is None else cuda.stream(self.stream):
-            self.run()
-        if self.stream is not None:
-            self.stream.synchronize()
-        self.outputs: Sequence[TensorSpec] = [_spec(name, self.buffers[name]) for name in self._task.outputs]
-
-    def run(self) -> None:
-        """Run once on torch's current stream."""
-        with torch.inference_mode():
-            result = self._model(self.buffers[IMAGES])
-        self.buffers |= self._task.named(result)
-
-    def graph(self) -> None:
-        """There is none of an eager network."""
+# --- ONNX Runtime as a candidate --------------------------------------------------------------------------------------
 
 
 class RunnerExecution:
@@ -234,46 +173,6 @@ class RunnerExecution:
 
     def graph(self) -> None:
         """There is none on a CPU."""
-
-
-def load_checkpoint(file: Path, device: torch.device) -> nn.Module:
-    """A float checkpoint, fused, on the device.
-
-    Raises:
-        InputError: it is quantized, or one of its kinds: it cannot be read.
-    """
-    if checkpoint.kind(file) == "quantized":
-        raise InputError(
-            f"{file} is a quantized checkpoint, which PyTorch computes in float with fake quantization: its time says "
-            "nothing. Give the ONNX file that export_qat.py makes of it, and the float checkpoint as a .pt"
-        )
-    return upstream.call_fused(upstream.fuse(upstream.load_float(file).model)).to(device).eval()
-
-
-def open_checkpoint(file: Path, model: nn.Module, shape: tuple[int, int, int], device: torch.device) -> list[Candidate]:
-    """PyTorch FP32 and FP16; what does not run is a row that says why.
-
-    Args:
-        shape: batch size, and height and width in pixels.
-
-    Raises:
-        InputError: the size does not fit the network.
-    """
-    stride, masks = upstream.network_stride(model), bool(task_of_head(last_layer(model)).prototypes)
-    if any(side % stride for side in shape[1:]):
-        raise InputError(f"--imgsz {shape[1]} {shape[2]}: {file} takes multiples of {stride}, its stride")
-    candidates = []
-    for dtype, precision in ((torch.float32, "FP32"), (torch.float16, "FP16")):
-        network = deepcopy(model).to(dtype) if dtype != torch.float32 else model
-        row = BenchmarkRow(file.stem, shape[0], False, precision, masks=masks, runtime=PYTORCH)
-        try:
-            images = torch.zeros(shape[0], channels_of(model), *shape[1:], dtype=dtype, device=device)
-            candidates.append(Candidate(row, [TorchExecution(network, images)]))
-        except Exception as error:  # no memory, an operator without FP16: of many kinds
-            reason = f"{type(error).__name__}: {one_line(error)}"
-            logger.debug("%s", row.title, exc_info=error)
-            candidates.append(Candidate(replace(row, error=f"does not run: {reason[:200]}")))
-    return candidates
 
 
 def open_onnx(file: Path, baseline: bool, batch: int, size: tuple[int, int] | None, opened: ExitStack) -> Candidate:
@@ -309,10 +208,6 @@ def open_onnx(file: Path, baseline: bool, batch: int, size: tuple[int, int] | No
         return Candidate(replace(row, error=one_line(error)))
 
 
-def _spec(name: str, tensor: Tensor) -> TensorSpec:
-    return TensorSpec(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
-
-
 # --- rows as a table, JSON and a plot ---------------------------------------------------------------------------------
 
 
@@ -340,7 +235,7 @@ def _any(holds: Callable[[BenchmarkRow], bool]) -> Callable[[Sequence[BenchmarkR
 
 
 def benchmark_table(rows: Sequence[BenchmarkRow]) -> tuple[Sequence[Column], list[tuple[str, ...]]]:
-    """Columns and cells; those of masks, contexts, copies and PyTorch are there where a row has some.
+    """Columns and cells; those of masks, contexts, copies and ONNX Runtime are there where a row has some.
 
     Latency is the median in milliseconds; why a row has no figures stands in the last column.
     """
@@ -362,11 +257,8 @@ def benchmark_table(rows: Sequence[BenchmarkRow]) -> tuple[Sequence[Column], lis
         _Column("D2H", _milliseconds("d2h"), copied),
         _Column("qps", lambda row: f"{row.figures.qps:,.1f}" if row.figures else ""),
         _Column("images/s", lambda row: f"{row.images_per_second:,.0f}"),
-        _Column("against PyTorch", lambda row: "" if row.speedup is None else f"{row.speedup:.2f}x",
-                _any(lambda row: row.speedup is not None)),
         _Column("against FP16" if bases <= {"FP16"} else "against the baseline",
-                lambda row: "" if row.gain is None else f"{row.gain:+.1%}",
-                lambda rows: any(row.gain is not None for row in rows) or all(row.speedup is None for row in rows)),
+                lambda row: "" if row.gain is None else f"{row.gain:+.1%}"),
     ]  # fmt: skip
     shown = [column for column in known if column.shown(rows)]
     cells = []
@@ -380,11 +272,12 @@ def fastest_lines(rows: Sequence[BenchmarkRow]) -> list[str]:
     """A line for each network with the most images per second of all batch sizes and contexts, if there are several."""
     if len({(row.batch, row.contexts) for row in rows}) < 2:
         return []
-    best: dict[tuple[str, str, str], BenchmarkRow] = {}
+    best: dict[str, BenchmarkRow] = {}
     for row in rows:
-        key = (row.model, row.runtime, row.precision)
-        if row.figures and (key not in best or (row.images_per_second or 0) > (best[key].images_per_second or 0)):
-            best[key] = row
+        if row.figures and (
+            row.model not in best or (row.images_per_second or 0) > (best[row.model].images_per_second or 0)
+        ):
+            best[row.model] = row
     return [
         f"most images/s: {row.title}: {row.images_per_second:,.0f} at {row.figures.parts['latency'].median:.3f} ms"
         for row in best.values()
@@ -397,13 +290,13 @@ def plot(rows: Sequence[BenchmarkRow], title: str) -> Figure:
     from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
     measured = [row for row in rows if row.figures]
-    lines = list(dict.fromkeys((_name(row, rows), row.contexts) for row in measured))
+    lines = list(dict.fromkeys((row.model, row.contexts) for row in measured))
     names, numbers = list(dict.fromkeys(name for name, _ in lines)), sorted({number for _, number in lines})
     figure, (axes,) = new_figure(7.0, 4.2 + 0.2 * max(len(lines) - 4, 0), 1)
     for name, contexts in lines:
         colour = (BLUE, VERMILLION, GREEN, ORANGE, GREY)[names.index(name) % 5]
         place = numbers.index(contexts) if len(numbers) > 1 else names.index(name)
-        own = [row for row in measured if (_name(row, rows), row.contexts) == (name, contexts)]
+        own = [row for row in measured if (row.model, row.contexts) == (name, contexts)]
         points = [(row.images_per_second, row.figures.parts["latency"].median, row.batch)
                   for row in own if row.figures]  # fmt: skip
         several = len({number for other, number in lines if other == name}) > 1
@@ -426,14 +319,6 @@ def plot(rows: Sequence[BenchmarkRow], title: str) -> Figure:
         axes.set_ylim(0, None)
     figure.legend(loc="outside lower left", frameon=False, fontsize=8, ncols=2)
     return figure
-
-
-def _name(row: BenchmarkRow, rows: Sequence[BenchmarkRow]) -> str:
-    """What tells a row's network from the others."""
-    if row.runtime == PYTORCH:
-        return f"{row.model}, {row.runtime} {row.precision}"
-    several = len({one.runtime for one in rows if one.model == row.model}) > 1
-    return f"{row.model}, {row.runtime}" if several else row.model
 
 
 def save_benchmark(rows: Sequence[BenchmarkRow], about: Mapping[str, Any], command: str, folder: Path) -> list[Path]:

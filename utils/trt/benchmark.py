@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from statistics import fmean, median_low
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -20,13 +20,12 @@ from utils.trt.preflight import BuildConfig, OnnxFile
 from utils.trt.runner import Execution
 from utils.trt.tensorrt_api import Api
 from utils.trt.timing import Figures, Timed, TimingConfig, time_interleaved
-from utils.trt.trtexec import Trtexec, parse_times
 from utils.trt.tune import build_or_tune
 
 WITHOUT_GRAPH = "timed without a CUDA graph, which holds no results whose size depends on the image, as of NMS"
 FAILURES = (QatError, RuntimeError)  # of one row: torch's too, when memory is short or nothing can be captured
 NOISE = 0.03  # of speeds, where each file was built once
-TENSORRT, PYTORCH, ONNX_RUNTIME = "TensorRT", "PyTorch", "ONNX Runtime"
+TENSORRT, ONNX_RUNTIME = "TensorRT", "ONNX Runtime"
 
 
 def one_line(error: Exception) -> str:
@@ -109,7 +108,7 @@ def check_entries(entries: Sequence[Entry], size: tuple[int, int] | None = None)
         if entry.is_engine:
             continue
         if entry.file.suffix.lower() != ".onnx":
-            raise InputError(f"{entry.file} is neither an .onnx file nor an engine (.engine, .plan)")
+            raise InputError(f"{entry.file} is neither an .onnx file nor an engine (.engine, .plan); export it")
         file = OnnxFile.read(entry.file)
         if file.quantized and entry.baseline:
             raise InputError(
@@ -134,7 +133,6 @@ class BenchmarkRow:
         notes: what the engine's layers say about its speed.
         runtime: what runs it: one of the names above.
         contexts: execution contexts that run side by side, each on its own batches.
-        speedup: speed as a multiple of that of PyTorch in FP32, eager, at the same batch; None without it.
         build: number of the build of a file that is built several times.
     """
 
@@ -150,7 +148,6 @@ class BenchmarkRow:
     masks: bool = False
     runtime: str = TENSORRT
     contexts: int = 1
-    speedup: float | None = None
     build: int = 1
 
     @property
@@ -209,14 +206,13 @@ def open_engines(
     device: torch.device,
     config: TimingConfig,
     stack: ExitStack,
-    program: Trtexec | None = None,
 ) -> list[Candidate]:
     """Engines at this batch, each with so many contexts, for each of these numbers.
 
     CUDA graphs are captured here too, so that what cannot be captured is a row.
 
     Args:
-        contexts: numbers of contexts that run side by side; trtexec opens its own.
+        contexts: numbers of contexts that run side by side.
         stack: closes them.
     """  # fmt: skip
     candidates = []
@@ -233,10 +229,10 @@ def open_engines(
         for number in contexts:
             row_of_number = replace(row, contexts=number, notes=row.notes if number == contexts[0] else ())
             try:
-                while program is None and len(group) < number:
+                while len(group) < number:
                     group.append(group[0].sibling())
                     stack.callback(group[-1].close)
-                if program is None and config.cuda_graph:
+                if config.cuda_graph:
                     for context in group[:number]:
                         context.graph()
                 candidates.append(Candidate(row_of_number, group[:number]))
@@ -263,69 +259,21 @@ def _described(row: BenchmarkRow, execution: Execution, graphs: bool) -> Benchma
     )  # fmt: skip
 
 
-def time_candidates(
-    candidates: Sequence[Candidate], config: TimingConfig, program: Trtexec | None = None
-) -> list[BenchmarkRow]:
-    """Rows of what was opened, timed interleaved by our own loop, or by trtexec; compared with their baselines."""
-    running = {str(number): candidate for number, candidate in enumerate(candidates) if candidate.running}
-    figures: dict[str, Figures | str] = {}
-    if program is None:
-        figures |= time_interleaved({name: candidate.running for name, candidate in running.items()}, config)
-    else:
-        figures |= _time_with_trtexec(running, config, program)
-    rows = []
-    for number, candidate in enumerate(candidates):
-        result = figures.get(str(number))
-        row = candidate.row
-        rows.append(replace(row, error=result) if isinstance(result, str) else replace(row, figures=result))
-    return compared(rows)
-
-
-def _time_with_trtexec(
-    running: Mapping[str, Candidate], config: TimingConfig, program: Trtexec
-) -> dict[str, Figures | str]:
-    """Rounds of trtexec, interleaved; of each engine the round with the median speed, or why there is none."""
-    rounds: dict[str, list[Figures]] = {name: [] for name in running}
-    failures: dict[str, str] = {}
-    for name, candidate in [*running.items()] * config.rounds:
-        if name in failures:
-            continue
-        execution, contexts = candidate.running[0], candidate.row.contexts
-        assert isinstance(execution, Execution)  # trtexec is not asked where anything else takes part
-        spec = execution.inputs[0]
-        flags = [f"--loadEngine={execution.path}", f"--warmUp={config.warm_up:g}",
-                 f"--duration={config.duration / config.rounds:g}"]  # fmt: skip
-        if None in spec.shape:
-            flags.append(f"--shapes={spec.name}:{'x'.join(map(str, execution.buffers[spec.name].shape))}")
-        if contexts > 1:
-            flags.append(f"{'--infStreams' if program.knows('--infStreams') else '--streams'}={contexts}")  # before 8.6
-        try:
-            figures = parse_times(program.run(flags + program.timing_flags(config)))
-        except QatError as error:
-            failures[name] = str(error)
-            continue
-        copies = () if config.transfers else ("h2d", "d2h")  # then it prints 0 for them
-        parts = {part: times for part, times in figures.parts.items() if part not in copies}
-        rounds[name].append(replace(figures, parts=parts))
-    result: dict[str, Figures | str] = {}
-    for name, measured in rounds.items():
-        speed = median_low([figures.qps for figures in measured] or [0.0])
-        result[name] = failures.get(name) or next(figures for figures in measured if figures.qps == speed)
-    return result
+def time_candidates(candidates: Sequence[Candidate], config: TimingConfig) -> list[BenchmarkRow]:
+    """Rows of what was opened, timed interleaved, and compared with their baselines."""
+    running = {str(number): candidate.running for number, candidate in enumerate(candidates) if candidate.running}
+    figures = time_interleaved(running, config)
+    return compared([replace(one.row, figures=figures.get(str(number))) for number, one in enumerate(candidates)])
 
 
 def compared(rows: Sequence[BenchmarkRow]) -> list[BenchmarkRow]:
-    """Rows of one batch size, with their speed against the baseline of their kind and against PyTorch."""
+    """Rows of one batch size, with their speed against the baseline of their kind."""
     results = []
     for row in rows:
-        of_pytorch, kind = row.runtime == PYTORCH, (row.nms, row.masks, row.contexts)
-        eager = [one.figures for one in rows if one.runtime == PYTORCH and one.precision == "FP32"
-                 and one.masks == row.masks and (one.model == row.model or not of_pytorch) and one.figures]  # fmt: skip
+        kind = (row.nms, row.masks, row.contexts)
         bases = [one.figures for one in rows
                  if one.baseline and one.figures and (one.nms, one.masks, one.contexts) == kind]  # fmt: skip
-        if row.figures and eager:
-            row = replace(row, speedup=row.figures.qps / eager[0].qps)
-        if row.figures and bases and not row.baseline and not of_pytorch:
+        if row.figures and bases and not row.baseline:
             row = replace(row, gain=row.figures.qps / bases[0].qps - 1)
         results.append(row)
     return results

@@ -1,6 +1,6 @@
 """ONNX file → TensorRT engine. What cannot work is refused before the build, which takes minutes.
 
-result = build("yolov9-c.onnx", "yolov9-c.engine", BuildConfig(batch=(1, 8, 8)))
+build("yolov9-c.onnx", "yolov9-c.engine", BuildConfig(batch=(1, 8, 8)))
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,22 +41,16 @@ BEYOND = frozenset({"MatMul"})
 SIDES = 4  # of a box: DFL's convolution gives one or four numbers an anchor, those of a network many more
 
 
-@dataclass(frozen=True)
-class BuildResult:
-    """What was built; `note` also lies beside the engine."""
-
-    path: Path
-    size_bytes: int
-    note: EngineNote
-
-
 def build(
     onnx: str | Path, engine: str | Path, config: BuildConfig, api: Api | None = None, until: float = float("inf")
-) -> BuildResult:
+) -> EngineNote:
     """Build an engine; the file appears under its name only when it is whole.
 
     Args:
         until: a build that is not done at this `time.monotonic()` is given up; no TensorRT before 10 can end one.
+
+    Returns:
+        What also lies beside the engine.
 
     Raises:
         InputError: file, shapes, TensorRT and GPU do not fit each other, or the parser refuses the file.
@@ -131,7 +124,7 @@ def build(
     note = EngineNote.of_build(file, api.name, gpu, config, decision, round(seconds, 1), log.said("WARNING"))
     note.save(engine)
     logger.info("%s: %.1f MB, built in %.0f s by %s for %s", engine, len(content) / 1e6, seconds, api.name, note.gpu)
-    return BuildResult(engine, len(content), note)
+    return note
 
 
 def fp32_box_layers(model: Any) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""NVIDIA's trtexec as builder and for timing, where it is installed and asked for.
+"""NVIDIA's trtexec as builder, where it is installed and asked for.
 
 What its version takes is read from its own help: from TensorRT 11 on there is no `--fp16` and no `--int8`.
 """
@@ -23,13 +23,10 @@ from utils.trt.build import cache_path
 from utils.trt.engine_file import EngineNote
 from utils.trt.preflight import BuildConfig, OnnxFile, decide
 from utils.trt.tensorrt_api import BUILDER_OPTIONS, BuilderOption
-from utils.trt.timing import TITLES, Figures, TimeStatistics, TimingConfig
 
 logger = logging.getLogger(__name__)
 
 PLACES = ("/usr/src/tensorrt/bin/trtexec", "/opt/tensorrt/bin/trtexec")  # packages and containers of NVIDIA's
-NAMES = {title: name for name, title in TITLES.items()}
-_VALUE = re.compile(r"(min|max|mean|median|percentile\((\d+)%\)) = ([\d.eE+-]+) ms")
 
 
 @dataclass(frozen=True)
@@ -77,23 +74,6 @@ class Trtexec:
         words = [flag.partition("=")[0] for flag in option.arguments(value)]
         words += [option.values[value][1]] if option.values else []
         return next((word for word in words if not word.isdigit() and not self.knows(word)), "")
-
-    def timing_flags(self, config: TimingConfig) -> list[str]:
-        """How an engine is to be timed; from 11 on the defaults are a CUDA graph, spin-wait and no transfers."""
-        if self.knows("--includeDataTransfers"):
-            flags = {
-                "--noCudaGraph": not config.cuda_graph,
-                "--noSpinWait": not config.spin_wait,
-                "--includeDataTransfers": config.transfers,
-            }
-        else:
-            flags = {
-                "--useCudaGraph": config.cuda_graph,
-                "--useSpinWait": config.spin_wait,
-                "--noDataTransfers": not config.transfers,
-            }
-        flags["--exposeDMA"] = not config.overlap
-        return [flag for flag, wanted in flags.items() if wanted]
 
     def knows(self, flag: str) -> bool:
         """Whether its help lists the flag."""
@@ -170,24 +150,3 @@ def build_with_trtexec(onnx: str | Path, engine: str | Path, config: BuildConfig
     note = EngineNote.of_build(file, program.name, gpu, config, decision, round(time.perf_counter() - began, 1))
     note.save(engine)
     return note
-
-
-def parse_times(text: str) -> Figures:
-    """The figures in what trtexec prints after timing an engine.
-
-    Raises:
-        QatError: the figures are not there.
-    """
-    speed = re.search(r"Throughput: ([\d.]+) qps", text)
-    if not speed:
-        raise QatError("trtexec printed no throughput")
-    parts = {}
-    for line in text.splitlines():
-        match = re.search(r"(?:^|\] )(\w[\w ]*): min = ", line)
-        if match and match.group(1) in NAMES:
-            values = {name: float(value) for name, _, value in _VALUE.findall(line)}
-            p90, p95, p99 = (values.get(f"percentile({q}%)", float("nan")) for q in (90, 95, 99))
-            parts[NAMES[match.group(1)]] = TimeStatistics(
-                values["min"], values["max"], values["mean"], values["median"], p90, p95, p99, 0
-            )
-    return Figures(float(speed.group(1)), parts)

@@ -20,7 +20,7 @@ from utils.core.files import copy_file
 from utils.core.logging import log_level
 from utils.core.text import aligned, columns
 from utils.trt import tensorrt_api, timing
-from utils.trt.build import BuildResult, build, cache_path
+from utils.trt.build import build, cache_path
 from utils.trt.engine_file import EngineNote
 from utils.trt.preflight import BuildConfig, OnnxFile, decide
 from utils.trt.tensorrt_api import Api, describe_options
@@ -32,7 +32,7 @@ LEVELS, STREAMS = (None, 2, 4, 5), (None, 2, 3, 1, 4)
 COLUMNS = columns(("built with", "built in", "ms", "spread", ""), left=("built with", ""))
 
 
-def build_or_tune(onnx: Path, engine: Path, config: BuildConfig, api: Api | None = None) -> BuildResult:
+def build_or_tune(onnx: Path, engine: Path, config: BuildConfig, api: Api | None = None) -> EngineNote:
     """Build an engine as it is asked for, or of the fastest options for `config.tune` minutes.
 
     Raises:
@@ -58,7 +58,7 @@ class _Candidate:
         return median(self.rounds) if self.rounds else float("inf")
 
 
-def tune(onnx: Path, engine: Path, config: BuildConfig, api: Api) -> BuildResult:
+def tune(onnx: Path, engine: Path, config: BuildConfig, api: Api) -> EngineNote:
     """Build for `config.tune` minutes on the current GPU, and keep the fastest engine; the table is logged.
 
     What was asked for is built twice, then others until the minutes are over: none begins that would end too late if it
@@ -123,7 +123,7 @@ def tune(onnx: Path, engine: Path, config: BuildConfig, api: Api) -> BuildResult
     logger.info("%s: %s: %.1f%% less time than as asked for; the noise is %.1f%%",
                 engine, describe_options(best.config.options), 100 * (1 - best.ms / first.ms),
                 100 * (max(both) / min(both) - 1))  # fmt: skip
-    return BuildResult(engine, engine.stat().st_size, EngineNote.load(engine))
+    return EngineNote.load(engine)
 
 
 def _fastest(candidates: list[_Candidate], api: Api) -> _Candidate:

@@ -76,7 +76,9 @@ def engine_of(model, folder, api, *, batch=None, nms=None, form=FLOATS, build_ba
     content = take_bytes(onnx.load(file), form)
     onnx.save(content if nms is None else attach_nms(content, nms), file)
     sizes = {} if batch else {"batch": build_batch, "height": (64,) * 3, "width": (width,) * 3}
-    return build(file, folder / "a.engine", BuildConfig(progress=False, **sizes, **built), api).path
+    engine = folder / "a.engine"
+    build(file, engine, BuildConfig(progress=False, **sizes, **built), api)
+    return engine
 
 
 def samples_and_engine(options, known, folder, api):
@@ -84,7 +86,8 @@ def samples_and_engine(options, known, folder, api):
         return known[0], engine_of(known[1], folder, api, **options)
     samples = write_outlined_set(folder / "set", 8)
     file = export_masks(KnowingMasks(samples, NAMES, 96), folder / "a.onnx")
-    return samples, build(file, folder / "a.engine", BuildConfig(progress=False), api).path
+    build(file, folder / "a.engine", BuildConfig(progress=False), api)
+    return samples, folder / "a.engine"
 
 
 @pytest.mark.parametrize(

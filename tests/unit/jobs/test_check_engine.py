@@ -58,7 +58,9 @@ def network(path: Path, kind: str = "right", shape=STATIC, **others) -> Path:
 
 
 def engine_of(file: Path, **options) -> Path:
-    return build(file, file.with_suffix(".engine"), BuildConfig(progress=False, **options)).path
+    engine = file.with_suffix(".engine")
+    build(file, engine, BuildConfig(progress=False, **options))
+    return engine
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import re
 import pytest
 
 from utils.jobs.benchmark import benchmark_table
-from utils.trt import trtexec
 from utils.trt.benchmark import BenchmarkRow, compared, verdicts
 from utils.trt.timing import TITLES, Figures, TimeStatistics
 
@@ -22,9 +21,7 @@ def test_the_summary_has_trtexecs_lines():
     assert lines[:2] == ["=== Performance summary ===", "Throughput: 123.456 qps"]
     assert lines[2] == ("Latency: min = 1 ms, max = 9 ms, mean = 4 ms, median = 3 ms, percentile(90%) = 7 ms, "
                         "percentile(95%) = 8 ms, percentile(99%) = 8.5 ms")  # fmt: skip
-    figures = trtexec.parse_times("\n".join(lines))  # what reads trtexec's summary reads ours
-    assert figures.qps == 123.456
-    assert {name: (part.min, part.p99) for name, part in figures.parts.items()} == dict.fromkeys(parts, (1.0, 8.5))
+    assert [line.partition(":")[0] for line in lines[2:]] == list(TITLES.values())
 
 
 def test_speed_against_the_baseline_of_the_same_kind():

@@ -1,4 +1,4 @@
-"""`scripts/benchmark_trt.py` over batch sizes, on a stand-in for TensorRT: rows, builds, trtexec, bad input."""
+"""`scripts/benchmark_trt.py` over batch sizes, on a stand-in for TensorRT: rows, builds, bad input."""
 
 import json
 import re
@@ -9,12 +9,10 @@ import pytest
 import torch
 from one_conv import write_onnx
 from tensorrt_stand_in import stand_in
-from trtexec_summary import SUMMARY
 
-from utils.core.errors import QatError
 from utils.jobs import benchmark as job
 from utils.reports import figures
-from utils.trt import benchmark, trtexec
+from utils.trt import benchmark
 from utils.trt.build import build
 from utils.trt.engine_file import EngineNote
 from utils.trt.preflight import BuildConfig
@@ -36,7 +34,6 @@ def program(tmp_path, monkeypatch, capsys):
     api = stand_in(monkeypatch)
     monkeypatch.setattr(figures, "render", lambda *_: b"not rendered")
     monkeypatch.setattr(job, "device_information", lambda index=None: {"Selected Device": "Fake GPU"})
-    monkeypatch.setattr(benchmark_trt, "_trtexec", lambda api: None)
     write_onnx(tmp_path / "float.onnx", ("b", 3, 32, 32))
     write_onnx(tmp_path / "int8.onnx", ("b", 3, 32, 32), quantized=True)
 
@@ -50,31 +47,6 @@ def program(tmp_path, monkeypatch, capsys):
         return code, captured.out, captured.err, [item for name, item in api.module.calls if name == "build"]
 
     return run
-
-
-@pytest.fixture
-def asked(monkeypatch):
-    """Puts a trtexec in place, and returns the list of what it is asked for."""
-
-    def install(version="8.6.1", said="", knows=(), answer=lambda flags: SUMMARY):
-        calls = []
-
-        class Program(trtexec.Trtexec):
-            _help = said
-
-            def knows(self, flag):
-                return flag in knows if knows else super().knows(flag)
-
-            def run(self, flags):
-                calls.append(flags)
-                return answer(flags)
-
-        program = Program("trtexec")
-        program.__dict__["version"] = version
-        monkeypatch.setattr(benchmark_trt, "_trtexec", lambda api: program)
-        return calls
-
-    return install
 
 
 def test_int8_against_fp16_over_batches(program, tmp_path, monkeypatch):
@@ -156,49 +128,3 @@ def test_what_cannot_be_captured_is_a_row(program, monkeypatch):
     assert (code, out.count(TIMED)) == (1, 5)
     assert out.count("no figures: CUDA error: operation not permitted when stream is capturing\n") == 2
     assert out.count("no figures: CUDA out of memory\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("words", "flags"),
-    [
-        ((), ["--noCudaGraph", "--noSpinWait", "--includeDataTransfers"]),
-        (("--useCudaGraph", "--useSpinWait", "--noDataTransfers"), []),
-        (("--useCudaGraph",), ["--noSpinWait", "--includeDataTransfers"]),
-    ],
-)
-def test_trtexec_11_is_asked_for_the_same_by_other_flags(program, asked, words, flags):
-    """Its defaults are what were options before: a CUDA graph, spin-wait, no transfers."""
-    calls = asked("11.0.0", " --includeDataTransfers  Include\n --noCudaGraph  Do not\n --noSpinWait  Do not\n")
-    assert program(*words)[0] == 0
-    assert calls[-1][4:] == flags
-
-
-def test_trtexec_takes_the_times_where_it_is_installed(program, asked):
-    calls = asked()
-    code, out, _, _ = program("--useCudaGraph", "--useSpinWait", "--noDataTransfers")
-    assert (code, "220.1" in out) == (0, True)
-    names = [Path(flags[0]).name for flags in calls]
-    assert names == ["float-b1.engine", "int8-b1.engine"] * 2 + ["float-b4.engine", "int8-b4.engine"] * 2
-    assert calls[-1][1:] == ["--warmUp=0", "--duration=0.01", "--shapes=images:4x3x32x32", "--useCudaGraph",
-                             "--useSpinWait", "--noDataTransfers"]  # fmt: skip
-    calls.clear()
-    program("--own-timing")
-    assert calls == []
-
-
-@pytest.mark.parametrize("flag", ["--infStreams", "--streams"])
-def test_contexts_and_exposed_copies_are_trtexecs_to_time(program, asked, flag):
-    """A row that it cannot time, such as one of contexts that cannot share a profile, has its reason."""
-
-    def answer(flags):
-        if f"{flag}=3" in flags:
-            raise QatError("trtexec failed: Profile 0 has been chosen for another IExecutionContext")
-        return SUMMARY
-
-    calls = asked(knows=(flag,), answer=answer)
-    code, out, _, _ = program("--infStreams", 1, 2, 3, "--batch-size", 1, "--exposeDMA")
-    assert (code, out.count(TIMED)) == (1, 4)
-    assert [[word for word in flags if flag in word] for flags in calls[:6]] == [[], [f"{flag}=2"], [f"{flag}=3"]] * 2
-    assert len(calls) == 6 + 4  # what failed is not asked again
-    assert all(flags[-1] == "--exposeDMA" for flags in calls)
-    assert out.count("Profile 0 has been chosen for another IExecutionContext") >= 2

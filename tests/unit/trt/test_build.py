@@ -52,7 +52,7 @@ def test_typing_follows_from_the_file_and_from_tensorrt(
 ):
     api = stand_in(monkeypatch, version)
     path = write_onnx(tmp_path / "a.onnx", (1, 3, 64, 96), dtype, quantized=quantized, opset=opset)
-    note = build(path, tmp_path / "a.engine", QUIET).note
+    note = build(path, tmp_path / "a.engine", QUIET)
     assert (note.typing, note.precision) == (typing, "int8" if quantized else "fp16")
     assert (last(api, "create_network"), last(api, "build")) == (network_flags, builder_flags)
 
@@ -64,7 +64,7 @@ def test_precision_of_a_float_file_can_be_chosen(file, tmp_path, monkeypatch):
         assert last(api, "build") == expected
     strong = stand_in(monkeypatch, "11.1.0")
     for change in ({"allow_fp32": True}, {"precision": "fp32"}):
-        assert build(file, tmp_path / "a.engine", config(**change)).note.precision == "fp32"
+        assert build(file, tmp_path / "a.engine", config(**change)).precision == "fp32"
     half = dataclasses.replace(OnnxFile.read(file), half=True)
     assert decide(half, strong, GPU, config(precision="fp16")).precision == "fp16"
     with pytest.raises(InputError, match="--precision fp32"):
@@ -144,10 +144,8 @@ def test_shapes_that_do_not_fit_the_file(tmp_path, shape, changes, named):
 
 def test_what_is_written(file, tmp_path, monkeypatch, caplog):
     api = stand_in(monkeypatch, "10.3.0")
-    result = build(file, tmp_path / "out/a.engine", QUIET)
-    assert result.path.stat().st_size == result.size_bytes
-    note = EngineNote.load(result.path)
-    assert note == result.note
+    note = build(file, tmp_path / "out/a.engine", QUIET)
+    assert note == EngineNote.load(tmp_path / "out/a.engine")
     assert (note.api, note.gpu, note.metadata, note.options) == ("TensorRT 10.3.0", GPU.name, METADATA, {})
     assert note.warnings == ("a warning about this network",)
     assert "a warning about this network" in caplog.text
@@ -174,7 +172,7 @@ def test_timing_cache_is_read_and_written(file, tmp_path, monkeypatch, caplog):
 def test_options_reach_the_builder_and_the_note(file, tmp_path, monkeypatch):
     api, seen = stand_in(monkeypatch), []
     api.module.ticks = lambda setup: seen.append(setup) or 0
-    note = build(file, tmp_path / "a.engine", config(optimization_level=2, max_aux_streams=0, timing_iterations=4)).note
+    note = build(file, tmp_path / "a.engine", config(optimization_level=2, max_aux_streams=0, timing_iterations=4))
     build(file, tmp_path / "b.engine", QUIET)
     names = ("builder_optimization_level", "max_aux_streams", "avg_timing_iterations")
     assert [[getattr(setup, name) for name in names] for setup in seen] == [[2, 0, 4], [3, -1, 1]]
@@ -187,7 +185,7 @@ def test_portable_engines_and_tiling(file, tmp_path, monkeypatch):
     api.module.ticks = lambda setup: seen.append(setup) or 0
     options = {"version_compatible": True, "strip_weights": True, "hardware_compatible": "same-cc",
                "tiling_level": "moderate", "max_tactics": 9}  # fmt: skip
-    note = build(file, tmp_path / "a.engine", config(**options)).note
+    note = build(file, tmp_path / "a.engine", config(**options))
     assert note.options == options
     assert set(last(api, "build")) == {"EXCLUDE_LEAN_RUNTIME", "FP16", "REFIT_IDENTICAL", "STRIP_PLAN",
                                        "VERSION_COMPATIBLE"}  # fmt: skip
@@ -229,13 +227,13 @@ def test_parser_and_builder_that_refuse(file, tmp_path, monkeypatch):
 
 def test_plugins_are_registered_for_files_that_use_them_only(file, tmp_path, monkeypatch):
     api = stand_in(monkeypatch)
-    assert not build(file, tmp_path / "a.engine", QUIET).note.plugins
+    assert not build(file, tmp_path / "a.engine", QUIET).plugins
     assert ("plugins", "") not in api.module.calls
     model = onnx.load(file)
     model.graph.node.append(onnx.helper.make_node("EfficientNMS_TRT", ["output0"], ["num_dets"]))
     onnx.save(model, tmp_path / "nms.onnx")
     monkeypatch.setattr(type(api.module.Builder(api.log().handle)), "build_serialized_network", lambda *_: b"plan")
-    assert build(tmp_path / "nms.onnx", tmp_path / "nms.engine", config(timing_cache="")).note.plugins
+    assert build(tmp_path / "nms.onnx", tmp_path / "nms.engine", config(timing_cache="")).plugins
     assert ("plugins", "") in api.module.calls
     delattr(api.module, "init_libnvinfer_plugins")
     with pytest.raises(InputError, match="--nms onnx"):

@@ -10,7 +10,7 @@ from onnx import TensorProto
 from utils.core.errors import InputError, QatError
 from utils.trt import tensorrt_api
 from utils.trt.build import build
-from utils.trt.engine_file import EngineNote, load_engine
+from utils.trt.engine_file import load_engine
 from utils.trt.preflight import BuildConfig
 
 FP32, FP16 = TensorProto.FLOAT, TensorProto.FLOAT16
@@ -41,7 +41,7 @@ def test_options_exist_in_a_current_tensorrt(rtx, tmp_path):
     """A stand-in takes any option."""
     file = write_onnx(tmp_path / "a.onnx", (2, 3, 64, 96), FP16, quantized=True, opset=19)
     options = {"optimization_level": 2, "max_aux_streams": 3, "timing_iterations": 2}
-    assert build(file, tmp_path / "a.engine", config(**options), rtx).note.options == options
+    assert build(file, tmp_path / "a.engine", config(**options), rtx).options == options
 
 
 def test_a_build_whose_time_is_over_is_given_up(rtx, tmp_path):
@@ -49,7 +49,7 @@ def test_a_build_whose_time_is_over_is_given_up(rtx, tmp_path):
     with pytest.raises(QatError, match="Build canceled"):
         build(file, tmp_path / "a.engine", config(), rtx, until=time.monotonic())
     assert [path.name for path in tmp_path.iterdir()] == ["a.onnx"]
-    assert build(file, tmp_path / "a.engine", config(), rtx, until=time.monotonic() + 100).note.gpu == "SM89"
+    assert build(file, tmp_path / "a.engine", config(), rtx, until=time.monotonic() + 100).gpu == "SM89"
 
 
 @pytest.mark.parametrize(
@@ -62,9 +62,8 @@ def test_a_build_whose_time_is_over_is_given_up(rtx, tmp_path):
 )
 def test_strongly_typed_files(rtx, tmp_path, quantized, shape, changes, precision):
     file = write_onnx(tmp_path / "a.onnx", shape, FP16, quantized=quantized, opset=19)
-    result = build(file, tmp_path / "a.engine", config(**changes), rtx)
-    assert result.size_bytes > 1000
-    note = EngineNote.load(result.path)
+    note = build(file, tmp_path / "a.engine", config(**changes), rtx)
+    assert (tmp_path / "a.engine").stat().st_size > 1000
     assert (note.typing, note.precision, note.api) == ("strong", precision, rtx.name)
     assert note.gpu == " ".join(changes.get("targets", ("SM89",)))
     assert note.metadata == METADATA
@@ -88,7 +87,7 @@ def test_what_is_refused(rtx, tmp_path):
         with pytest.raises(InputError, match=said):
             build(file, tmp_path / "a.engine", config(**changes), rtx)
     assert not (tmp_path / "a.engine").exists()
-    assert build(full, tmp_path / "a.engine", config(allow_fp32=True), rtx).note.precision == "int8"
+    assert build(full, tmp_path / "a.engine", config(allow_fp32=True), rtx).precision == "int8"
     with pytest.raises(InputError, match=r"export without NMS$"):
         rtx.register_plugins(rtx.log())
     with pytest.raises(InputError, match="NVIDIA GPU"):

@@ -21,7 +21,9 @@ FREE = {"shape": ("batch", 3, "h", "w"), "batch": (1, 2, 4), "height": (32, 32, 
 def engine(folder, shape=(2, 3, 4, 8), **changes):
     folder.mkdir(exist_ok=True)
     config = BuildConfig(progress=False, **changes)
-    return build(write_onnx(folder / "a.onnx", shape, extra_output=True), folder / "a.engine", config).path
+    engine = folder / "a.engine"
+    build(write_onnx(folder / "a.onnx", shape, extra_output=True), engine, config)
+    return engine
 
 
 @pytest.fixture

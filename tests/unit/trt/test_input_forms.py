@@ -41,7 +41,7 @@ def expected(images):
 @pytest.mark.parametrize("form", EACH)
 def test_every_form_computes_the_same(tmp_path, monkeypatch, form):
     api = stand_in(monkeypatch, "10.7.0")
-    note = build(file_of(tmp_path, form), tmp_path / "a.engine", QUIET).note
+    note = build(file_of(tmp_path, form), tmp_path / "a.engine", QUIET)
     assert note.metadata["input_form"] == form.kind
     images = pixels(2, 3, 4, 8)
     with TensorRTRunner(tmp_path / "a.engine", "cpu", api=api) as runner:
@@ -78,7 +78,8 @@ def test_engines_in_formats_that_are_not_ours(tmp_path, monkeypatch, name, kind)
     """Such as trtexec's --inputIOFormats make, and --input-format of 1.0."""
     api = stand_in(monkeypatch, "10.7.0")
     path = file_of(tmp_path, BYTES)
-    engine = build(path, tmp_path / "a.engine", QUIET).path
+    engine = tmp_path / "a.engine"
+    build(path, engine, QUIET)
     head, _, model = engine.read_bytes().partition(b"\n")
     engine.write_bytes(
         head.replace(b'{"images": "LINEAR"}', b'{"%s": "%s"}' % (name.encode(), kind.encode())) + b"\n" + model

@@ -124,7 +124,8 @@ def test_inspecting_an_engine(tmp_path, monkeypatch, capsys, streams):
     stand_in(monkeypatch)
     shapes = {"batch": (1, 2, 4), "height": (32, 32, 32), "width": (32, 32, 32)}
     config = BuildConfig(**shapes, progress=False, max_aux_streams=streams)
-    engine = build(write_onnx(tmp_path / "a.onnx"), tmp_path / "a.engine", config).path
+    engine = tmp_path / "a.engine"
+    build(write_onnx(tmp_path / "a.onnx"), engine, config)
     if streams is not None:
         monkeypatch.setattr(Execution, "layer_times", lambda execution, runs: {})
     assert program(engine, "--device", "cpu") == 0

@@ -26,7 +26,8 @@ def execution(tmp_path, monkeypatch):
 
     def make(shape=(2, 3, 8, 8), name="a", prototypes=False, **changes):
         path = write_onnx(tmp_path / f"{name}.onnx", shape, prototypes=prototypes)
-        engine = build(path, tmp_path / f"{name}.engine", BuildConfig(progress=False, **changes)).path
+        engine = tmp_path / f"{name}.engine"
+        build(path, engine, BuildConfig(progress=False, **changes))
         return Execution(engine, api, CPU)
 
     return make

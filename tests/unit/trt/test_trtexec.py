@@ -1,13 +1,10 @@
 """trtexec, by a stand-in program: no wheel brings the real one. Its help lists what versions 8.6, 10 and 11 take."""
 
-import dataclasses
-
 import pytest
 import torch
 from one_conv import METADATA, write_onnx
 from onnx import TensorProto
 from tensorrt_stand_in import GPU, stand_in
-from trtexec_summary import SUMMARY
 
 from utils.core.errors import InputError, QatError
 from utils.trt import trtexec
@@ -43,11 +40,9 @@ def install(tmp_path, monkeypatch):
         folder.mkdir(exist_ok=True)
         program = folder / "trtexec"
         (folder / "help").write_text(HELP[version])
-        (folder / "summary").write_text(SUMMARY)
         program.write_text(
             f'#!/bin/sh\n[ "$1" = --help ] && cat {folder}/help && exit\necho "$@" >> {folder}/asked\n{fails}\n'
             'for word; do case $word in --saveEngine=*) echo plan > "${word#*=}" ;; esac; done\n'
-            f"cat {folder}/summary\n"
         )
         program.chmod(0o755)
         monkeypatch.setenv("PATH", str(folder), prepend=":")
@@ -142,16 +137,3 @@ def test_its_failure_is_one_line_and_leaves_no_file(install, file, tmp_path, fai
     with pytest.raises(QatError, match=message):
         trtexec.build_with_trtexec(file, tmp_path / "a.engine", BuildConfig(), program)
     assert not list(tmp_path.glob("*engine*"))
-
-
-def test_its_figures():
-    parsed = trtexec.parse_times(SUMMARY)
-    figures = parsed.parts
-    assert parsed.qps == 220.105
-    assert set(figures) == {"latency", "enqueue", "compute"}
-    assert dataclasses.asdict(figures["latency"]) == {
-        "min": 4.51, "max": 5.25, "mean": 4.6, "median": 4.55, "p90": 4.7, "p95": 4.8, "p99": 5.1, "count": 0,
-    }  # fmt: skip
-    assert figures["compute"].median == 4.45
-    with pytest.raises(QatError):
-        trtexec.parse_times("nothing")

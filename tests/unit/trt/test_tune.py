@@ -41,7 +41,7 @@ class Builds:
 def tuned(onnx, engine, config=CONFIG, builds=None):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tune, "build", builds or Builds())
-        return tune.tune(onnx, engine, config, tensorrt_api.load_tensorrt()).note
+        return tune.tune(onnx, engine, config, tensorrt_api.load_tensorrt())
 
 
 @pytest.fixture
