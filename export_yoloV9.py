@@ -95,13 +95,12 @@ def export_deepstream(options: DeepStreamOptions) -> None:
     refuse_overwrite(deepstream.paths(beside), [options.weights])
     deepstream.check_name(beside.name)
     deepstream.check_name(options.engine or "", "--engine")
-    deepstream.check_config(beside)
 
     def check(network: Network, files: list[Path]) -> None:
         if not (options.end2end or network.task.prototypes):
             options.reject_unused(NmsOptions.model_fields, "to a detector without --end2end, which puts NMS into it")
         refuse_overwrite([*files, *deepstream.paths(files[0])], [options.weights])
-        deepstream.check_labels(files[0], deepstream.label_lines(network.names))
+        deepstream.label_lines(network.names)  # refuses names of several lines
 
     def write_config(network: Network, config: ExportConfig, results: Sequence[ExportResult]) -> Iterator[str]:
         path, typing = results[0].path, config.typing if network.quantized else ""

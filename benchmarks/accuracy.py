@@ -151,7 +151,7 @@ def deployed_steps(
 def read_report(path: Path) -> dict[str, Any]:
     """`report.json` → its last row as JSON, with the file's name alone; without the samples and curves of the run."""
     row = Report.load(path).rows[-1]
-    return {**row.model_dump(mode="json", exclude={"f1", "versions"}), "file": Path(row.file).name, "versions": {}}
+    return {**row.model_dump(mode="json", exclude={"f1"}), "file": Path(row.file).name}
 
 
 def over_seeds(rows: list[Row], base: Row) -> Difference | None:

@@ -137,15 +137,12 @@ class Layerwise:
             self._switches[name].point.on = True
         self._stack.close()
 
-    def run(
-        self, images: Tensor, state: State, known: Run | None = None, rescaled: frozenset[str] = frozenset()
-    ) -> Run:
+    def run(self, images: Tensor, state: State, known: Run | None = None) -> Run:
         """Results of all layers in `state`.
 
         Args:
             images: float `[B, 3, H, W]` in 0..1.
             known: a run on the same `images`; its results are used wherever they hold.
-            rescaled: tensors whose scale is another one than it was in the known run.
         """
         if known is not None and known.images is not images:
             known = None
@@ -154,11 +151,7 @@ class Layerwise:
         count = 0
         for index, layer in enumerate(self._layers):
             inputs = self._inputs(layer, results, images)
-            same = (
-                known is not None
-                and not self._inner[index].tensors & rescaled
-                and self._holds(index, layer, inputs, known, state, images)
-            )
+            same = known is not None and self._holds(index, layer, inputs, known, state, images)
             if known is not None and same:
                 raw.append(known.raw[index])
             else:
@@ -167,7 +160,7 @@ class Layerwise:
                 count += 1
             name = self._result[index]
             kept = known is not None and (name in state.tensors) == (name in known.state.tensors)
-            if known is not None and same and kept and name not in rescaled:
+            if known is not None and same and kept:
                 results.append(known.results[index])
             else:
                 rounds = name in state.tensors and name in self._switches

@@ -29,7 +29,7 @@ from utils.evaluation.loop import EvalConfig, evaluate
 from utils.evaluation.nms import non_max_suppression
 from utils.jobs import compare_outputs, export
 from utils.jobs.open import Network, load_network
-from utils.onnx_graph import deepstream, output_formats, topk_anchors
+from utils.onnx_graph import deepstream, output_formats
 from utils.onnx_graph.export import ExportConfig, export_forms
 from utils.onnx_graph.output_formats import NmsSettings
 from utils.onnx_graph.view import metadata_of
@@ -175,14 +175,6 @@ def half_boxes(graph: onnx.ModelProto) -> None:
     scaled(node.input[1], 0.8)(graph)
 
 
-def worst_anchors(graph: onnx.ModelProto) -> None:
-    """The lowest scores in place of the highest, of which everything else is computed as before."""
-    kept = next(node for node in graph.graph.node if topk_anchors.ANCHORS in node.output)
-    producers = {name: node for node in graph.graph.node for name in node.output}
-    numbers = producers[producers[kept.input[0]].input[0]]
-    producers[numbers.input[0]].attribute.append(onnx.helper.make_attribute("largest", 0))
-
-
 @pytest.mark.parametrize(
     ("kind", "form", "change", "message"),
     [
@@ -196,8 +188,6 @@ def worst_anchors(graph: onnx.ModelProto) -> None:
         ("quantized", "plain", scaled("model.9.cv2.0.2.bias", 1.5), "result behind equal INT8 values: "),
         ("float", "deepstream", swapped_inputs("Sub"), "the rows are not the predictions"),
         ("float", "efficient", half_boxes, "the rows are not the predictions"),
-        ("float", "none", worst_anchors, "the best anchor that is left out and the worst that is chosen: "),
-        ("quantized", "none", worst_anchors, "the best anchor that is left out and the worst that is chosen: "),
         ("quantized", "onnx", smaller_overlap, "detections differ from those of the evaluation loop's NMS"),
     ],
 )

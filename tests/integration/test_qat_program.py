@@ -74,7 +74,6 @@ class TestFiles:
         assert [row["stage"] for row in report["rows"]][:2] == ["float", "PTQ"]
         for row in report["rows"]:
             assert row["size_bytes"] == Path(row["file"]).stat().st_size
-            assert {"torch", "python"} <= set(row["versions"])
             assert row["seconds"] > 0
             assert row["device"]
             assert Row(**{name: row[name] for name in row if not name.endswith("_error")}).resampled().error > 0

@@ -18,7 +18,6 @@ def make_row(stage: str = "float", **changes) -> Row:
         "recall": 0.9018,
         "seconds": 12.25,
         "device": "CPU",
-        "versions": {"torch": "2.11.0"},
         "size_bytes": 1_812_345,
         "ms_per_image": 18.21,
         "measured_on": "PyTorch 2.11.0, CPU, 2 threads, batch 10",

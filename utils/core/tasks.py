@@ -154,13 +154,6 @@ class Prediction:
         prototypes = None if self.prototypes is None else self.prototypes[:count]
         return Prediction(self.raw[:count], self.layout, prototypes)
 
-    def at(self, anchors: Tensor | None) -> Prediction:
-        """For some anchors, int64 `[B, K]`; None: all of them."""
-        if anchors is None:
-            return self
-        columns = anchors[:, None].expand(-1, self.raw.shape[1], -1)
-        return Prediction(self.raw.gather(2, columns), self.layout, self.prototypes)
-
     @property
     def task(self) -> Task:
         """What it was predicted for."""

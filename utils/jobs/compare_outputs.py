@@ -33,12 +33,10 @@ from utils.jobs.compare_tensors import (
     MaskAgreement,
     compare_masks,
     compare_tensors,
-    missed,
     topk_anchors,
 )
 from utils.onnx_graph.output_formats import PLUGIN, NmsSettings
 from utils.onnx_graph.qdq_view import Provenance
-from utils.onnx_graph.topk_anchors import ANCHORS
 from utils.onnx_graph.view import GraphView, drop_unused, input_spec, metadata_of
 from utils.runners.base import as_feed
 from utils.runners.onnxrt import open_session
@@ -66,25 +64,21 @@ class Limits:
     masks: float = 1e-3
     pixels: float = 1e-3
 
-    def exceeded(
-        self, box: float, score: float, missed: float, masks: MaskAgreement | None, stretches: Agreement | None
-    ) -> list[str]:
+    def exceeded(self, box: float, score: float, masks: MaskAgreement | None, stretches: Agreement | None) -> list[str]:
         """A line for each difference that is beyond its limit, or NaN.
 
-        Of a quantized network, only results behind equal INT8 values are held against the limits. A file that decodes
-        only some anchors has to choose the best.
+        Of a quantized network, only results behind equal INT8 values are held against the limits.
         """
         values: list[tuple[str, str, float, float]]
         if stretches is None:
             values = [("box", "px", box, self.box), ("score", "", score, self.score)]
         else:
-            missed, masks = stretches.missed, stretches.masks
+            masks = stretches.masks
             values = [
                 ("INT8 value", "steps", stretches.steps, self.steps),
                 ("share of INT8 values", "", stretches.fraction, self.fraction),
                 ("result behind equal INT8 values", "px or score", stretches.output, self.box),
             ]
-        values.append(("the best anchor that is left out and the worst that is chosen", "in score", missed, self.score))
         if masks is not None:
             values += [
                 ("mask coefficient", "of the largest", masks.coefficients, self.masks),
@@ -159,7 +153,7 @@ def check_onnx(
     file = ObservedFile(graph, task)
     if file.form.kind != "float":
         images = pixels(images) / 255
-    boxes, scores, missed_scores = [], [], []  # of each batch, largest differences
+    boxes, scores = [], []  # of each batch, largest differences
     masks: list[MaskAgreement | None] = []
     stretches: list[Agreement] = []
     problems: list[str] = []
@@ -170,15 +164,12 @@ def check_onnx(
         batch = torch.cat([part, part[-1:].expand(size - count, -1, -1, -1)])
         results = {name: value[:count] for name, value in file(batch).items()}
         with torch.no_grad():
-            network = prediction_of(task, model(batch)).of_first(count)
-        anchors = results.get(ANCHORS)
-        expected = network.at(anchors)
-        predicted = Prediction(results[task.prediction], network.layout, results.get(task.prototypes))
+            expected = prediction_of(task, model(batch)).of_first(count)
+        predicted = Prediction(results[task.prediction], expected.layout, results.get(task.prototypes))
         best = topk_anchors(expected)
         differences = (predicted.boxes - expected.boxes).abs()
         boxes.append(float(differences.gather(2, best[:, None].expand(-1, differences.shape[1], -1)).max()))
         scores.append(float((predicted.scores - expected.scores).abs().max()))
-        missed_scores.append(missed(network, anchors))
         masks.append(compare_masks(predicted, expected, best, (part.shape[2], part.shape[3])))
         if order:
             stretches.append(compare_tensors(model, graph, batch, order, file.feed(batch)))
@@ -195,7 +186,7 @@ def check_onnx(
                 )
     box, score = float(np.max(boxes)), float(np.max(scores))  # NaN, if one is
     all_masks, all_stretches = MaskAgreement.together(masks), Agreement.together(stretches)
-    problems += limits.exceeded(box, score, float(np.max(missed_scores)), all_masks, all_stretches)
+    problems += limits.exceeded(box, score, all_masks, all_stretches)
     tolerated = max(1, DIFFERENT_DETECTIONS * detections)
     if different_rows > tolerated:
         problems.append(f"detections differ from those of the evaluation loop's NMS: {different_rows}")
@@ -235,11 +226,10 @@ class ObservedFile:
             observed.graph.node.remove(plugin)
             del observed.graph.output[:]
         computed = {name for node in observed.graph.node for name in node.output}
-        self._names |= {name: name for name in (*task.outputs, ANCHORS) if name in computed}
+        self._names |= {name: name for name in task.outputs if name in computed}
         outputs = {value.name for value in observed.graph.output}
         for name in (name for name in self._names.values() if name not in outputs):
-            kind = TensorProto.INT64 if name == ANCHORS else TensorProto.FLOAT
-            observed.graph.output.append(helper.make_tensor_value_info(name, kind, None))
+            observed.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
         drop_unused(observed)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()

@@ -25,7 +25,6 @@ from utils.core.tasks import Prediction, Task, prediction_of, task_of_head
 from utils.core.text import plural
 from utils.evaluation.masks import Masks
 from utils.onnx_graph.qdq_view import Provenance, QdqGraph
-from utils.onnx_graph.topk_anchors import ANCHORS
 from utils.onnx_graph.view import DEQUANTIZE, drop_unused
 
 BEST = 100  # anchors of an image whose boxes and masks are compared: those without an object have boxes of no meaning
@@ -123,7 +122,6 @@ class Agreement:
         fraction: of the values that differ at all.
         output: the largest difference of the network's result, pixels or score, for equal last quantized tensors.
         masks: of the best anchors for equal last quantized tensors; None for detection.
-        missed: see `missed`, for equal last quantized tensors.
     """
 
     tensors: int
@@ -131,7 +129,6 @@ class Agreement:
     fraction: float
     output: float
     masks: MaskAgreement | None = None
-    missed: float = 0.0
 
     @classmethod
     def together(cls, parts: Sequence[Agreement]) -> Agreement | None:
@@ -144,27 +141,7 @@ class Agreement:
             fraction=sum(part.fraction for part in parts) / len(parts),
             output=float(np.max([part.output for part in parts])),  # NaN, if one is
             masks=MaskAgreement.together([part.masks for part in parts]),
-            missed=float(np.max([part.missed for part in parts])),
         )
-
-
-def missed(prediction: Prediction, anchors: Tensor | None) -> float:
-    """By how much an anchor that a file leaves out is better than one that it chose, in score; 0 where none is.
-
-    Args:
-        prediction: of all anchors.
-        anchors: int64 `[B, K]`, those that the file chose; None: all of them.
-
-    Returns:
-        Infinity if the file chose an anchor twice, NaN if a score is.
-    """
-    if anchors is None:
-        return 0.0
-    if (anchors.sort(1).values.diff(dim=1) == 0).any():
-        return torch.inf
-    best = prediction.scores.amax(1)
-    left = best.scatter(1, anchors, -torch.inf).amax(1)
-    return float((left - best.gather(1, anchors).amin(1)).clamp(min=0).max())
 
 
 def compare_tensors(
@@ -184,7 +161,7 @@ def compare_tensors(
     task = task_of_head(model.model[-1])
     cut, scales = _cut(graph, order, task)
     quantizers = list(order.values())
-    calls, network = _torch_integers(
+    calls, expected = _torch_integers(
         model, task, images, {one.call: scale for one, scale in zip(quantizers, scales.values(), strict=True)}
     )
     options = onnxruntime.SessionOptions()
@@ -206,13 +183,11 @@ def compare_tensors(
         differences = np.abs(expected_values.astype(np.int16) - integers)
         steps, total = max(steps, int(differences.max())), total + differences.size
         differing += int((differences > 0).sum())
-    ends = {name: torch.from_numpy(results[name]) for name in (*task.outputs, ANCHORS) if name in results}
-    anchors = ends.get(ANCHORS)
-    predicted, expected = Prediction.of(ends, task), network.at(anchors)
+    predicted = Prediction.of({name: torch.from_numpy(results[name]) for name in task.outputs}, task)
     pairs = ((predicted.boxes, expected.boxes), (predicted.scores, expected.scores))
     output = float(np.max([float((values - wanted).abs().max()) for values, wanted in pairs]))  # NaN, if one is
     masks = compare_masks(predicted, expected, topk_anchors(expected), (images.shape[2], images.shape[3]))
-    return Agreement(len(order), steps, differing / total, output, masks, missed(network, anchors))
+    return Agreement(len(order), steps, differing / total, output, masks)
 
 
 def _torch_integers(
@@ -268,8 +243,6 @@ def _cut(graph: ModelProto, order: Collection[str], task: Task) -> tuple[ModelPr
     del cut.graph.output[:], cut.graph.value_info[:]
     kind = TensorProto.INT8
     outputs = [*((name, TensorProto.FLOAT) for name in task.outputs), *((name, kind) for name in scales)]
-    if qdq_graph.view.producer(ANCHORS) is not None:
-        outputs.append((ANCHORS, TensorProto.INT64))
     cut.graph.input.extend(helper.make_tensor_value_info(f"{name}/fed", kind, None) for name in scales)
     cut.graph.output.extend(helper.make_tensor_value_info(name, kind, None) for name, kind in outputs)
     drop_unused(cut)

@@ -25,7 +25,7 @@ from utils.evaluation.input_plan import InputPlan, fixed_sizes, has_nms, image_i
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.evaluation.results import EvalResult
 from utils.jobs.open import dataset_of, open_runner
-from utils.reports.schema import LOW_AP, SIZES, AnyAp, Report, Row, library_versions
+from utils.reports.schema import LOW_AP, SIZES, AnyAp, Report, Row
 from utils.reports.tables import terminal_table
 from utils.runners.base import Runner
 from utils.trt.engine_file import EngineNote
@@ -165,7 +165,7 @@ def make_row(
     runner = where if isinstance(where, Runner) else None
     row = Row(
         stage=stage, file=str(file), ap=None, ap50=None, precision=None, recall=None, seconds=seconds,
-        device=device_name(where.device if isinstance(where, Runner) else where), versions=library_versions(),
+        device=device_name(where.device if isinstance(where, Runner) else where),
         size_bytes=Path(file).stat().st_size, ms_per_image=None, measured_on="not evaluated",
     )  # fmt: skip
     if result is None:

@@ -5,7 +5,6 @@ qdq_view.py            what is quantized how, what the recipe leaves in float, a
                        passes that cut and widen tensors
 export.py              torch network → ONNX file: tracing, the passes, checks, metadata
 passes/                what becomes of the traced graph: a list of passes, each with its reason
-topk_anchors.py        boxes of the best anchors only
 output_formats.py      what stands behind the raw predictions: NMS, masks, DeepStream's rows; deepstream.py: what
                        DeepStream wants beside a network
 verify.py              does a Q/DQ graph have the properties that TensorRT turns into speed? These are data

@@ -7,27 +7,23 @@ engine that trtexec has built: nvinfer would build a quantized network in FP16. 
 one, by DeepStream-Yolo's builder or its own.
 Keys: https://docs.nvidia.com/metropolis/deepstream/dev-guide/text/DS_plugin_gst-nvinfer.html, and nvinferserver's in
 https://github.com/NVIDIA/DeepStream/tree/main/includes (nvdsinferserver_*.proto).
-
-Nothing that someone else wrote is lost: a configuration's last line is a record, the hashes of the rest of it and of
-the labels that were written with it. A file that has its recorded hash is ours and is replaced; any other is refused,
-unless it says what it would say anyway.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
-import re
+import logging
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from utils.core.errors import InputError, no_file
+from utils.core.errors import InputError
 from utils.core.files import write_text
 from utils.core.input_spec import DEFAULT_BATCH
 from utils.core.tasks import DISPLAY_CONF, DISPLAY_IOU, IMAGES
 from utils.core.text import plural
 from utils.onnx_graph.output_formats import NmsSettings
+
+logger = logging.getLogger(__name__)
 
 LABELS, CONFIG, SERVER = "labels.txt", "config_infer_primary_yoloV9.txt", "config_inferserver_primary_yoloV9.txt"
 SCALE = repr(1 / 255)
@@ -228,11 +224,6 @@ def configs(
     return texts
 
 
-RECORD = "# export_yoloV9.py wrote this file (sha256 {config}) and {name} (sha256 {labels})\n"
-_PATTERN = re.compile(rb"# export_yoloV9\.py wrote this file \(sha256 (\w+)\) and \S+ \(sha256 (\w+)\)\r?\n?\Z")
-ADVICE = "rename or remove it, or export into another folder with --output"
-
-
 def paths(onnx: Path) -> list[Path]:
     """Where the labels and the configurations of an exported file lie."""
     return [onnx.with_name(name) for name in (LABELS, CONFIG, SERVER)]
@@ -244,49 +235,13 @@ def check_name(name: str, flag: str = "--output") -> None:
         raise InputError(f"{name!r} cannot be written on a line of {CONFIG}; choose another {flag}")
 
 
-def check_config(onnx: Path) -> None:
-    """Raise `InputError` if a configuration lies there that is not ours, or that was changed since we wrote it."""
-    for config in paths(onnx)[1:]:
-        if _there(config) and not _recorded(config):
-            raise InputError(f"{config} was not written by export_yoloV9.py, or has been changed since; {ADVICE}")
-
-
-def check_labels(onnx: Path, text: str) -> None:
-    """Raise `InputError` if labels lie there that are neither these nor those that lie there by our own record."""
-    labels, *written = paths(onnx)
-    if not _there(labels) or labels.read_bytes() == text.encode():
-        return
-    if _hash(labels.read_bytes()) not in [_recorded(config) for config in written if _there(config)]:
-        whose = "was not written by export_yoloV9.py, or has been changed since"
-        raise InputError(f"{labels} holds other classes than this network, and {whose}; {ADVICE}")
-
-
 def write(onnx: Path, labels: str, texts: Sequence[str]) -> list[Path]:
-    """Write labels and configurations, each whole or not at all; `check_config` and `check_labels` have allowed it."""
+    """Write labels and configurations; what someone else wrote there, or has changed, is kept as NAME.bak."""
     written = paths(onnx)[: 1 + len(texts)]
-    write_text(written[0], labels)
-    for path, text in zip(written[1:], texts, strict=True):
-        write_text(path, text + RECORD.format(config=_hash(text.encode()), name=LABELS, labels=_hash(labels.encode())))
+    for path, text in zip(written, (labels, *texts), strict=True):
+        if path.is_file() and path.read_bytes() != text.encode():
+            backup = path.with_name(f"{path.name}.bak")
+            path.replace(backup)
+            logger.info("%s: the file that was there is %s now", path, backup)
+        write_text(path, text)
     return written
-
-
-def _there(path: Path) -> bool:
-    """Whether a file lies there; anything else that does is refused."""
-    if os.path.isfile(path):
-        return True
-    if path.is_symlink() or path.exists():
-        raise InputError(no_file(path, ADVICE))
-    return False
-
-
-def _recorded(config: Path) -> str:
-    """The hash of the labels in the record of a configuration; '' if it has no record, or one that is not true."""
-    content = config.read_bytes()
-    found = _PATTERN.search(content)
-    if found is None or found[1].decode() != _hash(content[: found.start()]):
-        return ""
-    return found[2].decode()
-
-
-def _hash(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()

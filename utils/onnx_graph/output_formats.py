@@ -34,7 +34,6 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from utils.core.errors import InputError
 from utils.core.tasks import DETECT, DISPLAY_CONF, DISPLAY_IOU, SEGMENT, Layout
-from utils.onnx_graph.topk_anchors import keep_best_anchors
 from utils.onnx_graph.view import GraphAppender, pure
 
 PLUGIN, PLUGIN_DOMAIN = "EfficientNMS_TRT", "TRT"
@@ -132,8 +131,6 @@ def deepstream(settings: NmsSettings | None = None) -> OutputFormat:
 @pure
 def attach_nms(model: ModelProto, settings: NmsSettings, mask_resolution: int = RESOLUTION) -> None:
     """Turn raw predictions into detections, with masks where there are prototypes."""
-    if settings.kind == "none":  # NMS may need any anchor whose score suffices
-        keep_best_anchors(model, settings.topk)
     tail, raw = GraphAppender(model, "end2end"), _Raw.of(model)
     masked = _attach(model, tail, raw, settings)
     floats, integers, k = TensorProto.FLOAT, TensorProto.INT32, settings.topk
@@ -153,8 +150,6 @@ def attach_deepstream(model: ModelProto, settings: NmsSettings | None = None) ->
     """Turn raw predictions into rows of x1, y1, x2, y2, score, class; with masks after NMS with these settings."""
     settings = settings or NmsSettings()
     masked = SEGMENT.prototypes in (value.name for value in model.graph.output)
-    if masked and settings.kind == "none":
-        keep_best_anchors(model, settings.topk)
     tail, raw = GraphAppender(model, "deepstream"), _Raw.of(model)
     if masked:
         height, width = raw.grid

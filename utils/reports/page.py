@@ -79,10 +79,6 @@ def page(report: Report) -> str:
     for name, file in report.charts.items():
         if os.path.isfile(file):
             charts[name] = f"data:image/png;base64,{base64.b64encode(Path(file).read_bytes()).decode()}"
-    versions: dict[str, set[str]] = {}
-    for row in report.rows:
-        for name, value in row.versions.items():
-            versions.setdefault(name, set()).add(value)
     samples = []
     for sample in report.samples:
         name = Path(sample.image).name
@@ -127,7 +123,6 @@ def page(report: Report) -> str:
         machine={
             **report.hardware,
             **({"device": ", ".join(sorted(devices))} if devices else {}),
-            **{name: ", ".join(sorted(values)) for name, values in versions.items()},
         },
     )  # fmt: skip
 

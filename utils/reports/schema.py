@@ -2,14 +2,13 @@
 
 `Report` is the one object that programs fill and that tables, figures and the page read. It is stored as `report.json`.
 
-Beside it the machine and the libraries, since times are those of a machine, and AP may differ between versions of a
-library. This module imports neither torch nor anything else that is slow.
+Beside it the machine, since times are those of a machine. This module imports neither torch nor anything else that is
+slow.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import json
 import math
 import os
@@ -18,7 +17,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from utils.core.device import cpu_cores
 from utils.core.errors import InputError
@@ -37,37 +36,13 @@ from utils.core.strict_model import StrictModel, first_problem
 from utils.core.tasks import DISPLAY_CONF
 from utils.core.text import short_repr
 
-SCHEMA_VERSION = 2  # 1 has no masks
+SCHEMA_VERSION = 3  # 1 has no masks, 2 has versions of libraries in rows, which `measured_on` names
 BEST_PTQ = "best (PTQ)"  # the stage of a run's result where that is the PTQ state
 UNFINISHED = "this run is not finished"  # how a note of its report begins
 LOW_AP = 0.1  # of a float network: below it nothing can be said of INT8
 SIZES = ("small", "medium", "large")  # of objects, as COCO has them
 AnyAp = Literal["ap", "mask_ap", "agreement"]  # of boxes, of masks, and of boxes with float's detections as labels
 AP: tuple[AnyAp, ...] = ("ap", "mask_ap")
-# What is shown for each library, and the distributions that can bring it (the first one found is reported).
-_LIBRARIES = {
-    "torch": ("torch",),
-    "numpy": ("numpy",),
-    "onnx": ("onnx",),
-    "onnxruntime": ("onnxruntime", "onnxruntime-gpu"),
-    "tensorrt": ("tensorrt", "tensorrt-cu13", "tensorrt-cu12", "tensorrt-rtx"),
-}
-
-
-def library_versions() -> dict[str, str]:
-    """Versions of Python and of the libraries that results depend on, read from package metadata (nothing is imported).
-
-    A library that is not installed has no entry.
-    """
-    versions = {"python": platform.python_version()}
-    for name, distributions in _LIBRARIES.items():
-        for distribution in distributions:
-            try:
-                versions[name] = importlib.metadata.version(distribution)
-                break
-            except importlib.metadata.PackageNotFoundError:
-                continue
-    return versions
 
 
 def hardware() -> dict[str, str]:
@@ -132,7 +107,6 @@ class Row(StrictModel):
         ap, ap50, precision, recall: fractions in 0..1 (AP is the mean over IoU 0.50:0.95).
         seconds: wall time of the stage: making the file and evaluating it.
         device: the device in words, e.g. `CPU` or `NVIDIA H200`.
-        versions: library versions, see `library_versions`.
         size_bytes: size of `file`.
         ms_per_image: inference alone, without pre-processing and NMS.
         measured_on: what the numbers were measured on, e.g. `ONNX Runtime 1.31, CPU, 2 threads, batch 10`.
@@ -159,7 +133,6 @@ class Row(StrictModel):
     recall: Fraction | None
     seconds: Positive | None
     device: Text
-    versions: dict[Text, Text]
     size_bytes: Annotated[int, Field(ge=0)] | None
     ms_per_image: Positive | None
     measured_on: Text
@@ -180,6 +153,12 @@ class Row(StrictModel):
     best_threshold: Fraction | None = None
     f1: Annotated[tuple[Fraction, ...], Field(strict=False)] = ()
     at: AtThreshold | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_versions(cls, content: Any) -> Any:
+        """Rows of schema 1 and 2, which states of runs hold too, have versions of libraries."""
+        return {key: content[key] for key in content if key != "versions"} if isinstance(content, dict) else content
 
     def resampled(self, ap: AnyAp = "ap") -> Resampled | None:
         """AP, of boxes or of masks, on resamplings of the images, if it is known."""

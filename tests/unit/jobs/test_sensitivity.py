@@ -133,19 +133,6 @@ class TestStates:
             assert all(number < count for number in run.values())
             assert layers.run(X.clone(), layers.everything, whole).layers == count  # other images
 
-    def test_a_changed_range_is_seen_by_whom_it_concerns(self, case):
-        network, model, amax = case
-        for name in model.quantization_plan.scale_names:
-            members = frozenset(model.quantization_plan.scales.get(name, (name,)))
-            with Layerwise(model) as layers, torch.inference_mode():
-                whole = layers.run(X, layers.everything)
-                calibration.set_ranges(model, {placement.scale_key(name): amax[next(iter(members))] / 3})
-                found = layers.run(X, layers.everything, whole, members)
-                expected = placed(network, Recipe(), amax | {member: amax[member] / 3 for member in members})(X)
-                assert torch.equal(found.results[-1], expected), name
-                assert not torch.equal(found.results[-1], whole.results[-1])
-                calibration.set_ranges(model, {placement.scale_key(name): amax[next(iter(members))]})
-
 
 class TestUnits:
     def test_single_scales_and_weights(self, case):

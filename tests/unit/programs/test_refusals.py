@@ -137,7 +137,6 @@ CASES = [  # program, arguments, what the line names
     (X, "--weights a.pt --data link.yaml --output link2.onnx", "link.yaml"),
     (DS, "--weights labels.txt", "labels.txt"),
     (DS, "--weights config_infer_primary_yoloV9.txt", "config_infer_primary_yoloV9.txt"),
-    (DS, "--weights a.pt", "config_infer_primary_yoloV9.txt"),
     (R, "--weights a.pt --save b.pt", "a.pt"),
     (R, "--weights a.pt --save c.pt --cfg c.pt", "c.pt"),
     *((Q, f"{command} --data data.yaml --project runs --exist-ok --weights {words}", words.split()[-1])

@@ -21,7 +21,7 @@ from utils.core.text import plural
 from utils.jobs.options import RECIPE_FILE
 from utils.jobs.run_state import START_AGAIN, marked, unmarked
 from utils.reports import figures
-from utils.reports.schema import Report, Row, hardware, library_versions
+from utils.reports.schema import Report, Row, hardware
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -146,7 +146,6 @@ def summarize_search(
             "why": chosen.why,
         },
         "notes": list(notes),
-        "versions": library_versions(),
         "hardware": hardware(),
     }  # fmt: skip
 
@@ -167,7 +166,7 @@ def to_report(content: Mapping[str, Any], inputs: Inputs[Any], folder: Path) -> 
         Row(
             stage=stage, file=str(folder / RECIPE_FILE) if stage == stages[-1] else options.weights, ap=ap[stage],
             ap_resampled=content["ap_resampled"].get(stage, ""), ap50=None, precision=None, recall=None, seconds=None,
-            device=device_name(inputs.device), versions=content["versions"], size_bytes=None, ms_per_image=None,
+            device=device_name(inputs.device), size_bytes=None, ms_per_image=None,
             measured_on=f"PyTorch, {device_name(inputs.device)}; {marks or count}", ap_with=marks,
             input_size="{}x{}".format(*height_width(inputs.imgsz)),
         )
