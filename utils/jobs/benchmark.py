@@ -23,7 +23,7 @@ from utils.core.tasks import DETECT
 from utils.core.text import Column, code, columns, markdown_table, plural
 from utils.reports.figures import BLUE, GREEN, GREY, ORANGE, VERMILLION, new_figure, save_figure
 from utils.runners import onnxrt
-from utils.runners.onnxrt import OnnxRuntimeRunner, convolution_type
+from utils.runners.onnxrt import OnnxRuntimeRunner
 from utils.trt import benchmark
 from utils.trt.benchmark import (
     FAILURES,
@@ -178,10 +178,10 @@ class RunnerExecution:
 def open_onnx(file: Path, baseline: bool, batch: int, size: tuple[int, int] | None, opened: ExitStack) -> Candidate:
     """An ONNX file in ONNX Runtime on the CPU; what does not run is a row that says why.
 
-    Where a file is not computed in the type that it holds, the row's precision and a note say both.
+    The row's precision is that of the file: on a CPU few layers are computed in another type than FP32.
     """
     summary = OnnxFile.read(file)
-    precision = "INT8" if summary.quantized else "FP16" if summary.half else "FP32"
+    precision = "INT8 file" if summary.quantized else "FP16 file" if summary.half else "FP32"
     row = BenchmarkRow(file.stem, batch, baseline, precision, runtime=ONNX_RUNTIME,
               nms=set(DETECT.detections) <= set(summary.outputs))  # fmt: skip
     try:
@@ -194,15 +194,6 @@ def open_onnx(file: Path, baseline: bool, batch: int, size: tuple[int, int] | No
         height, width = side or own
         shape = summary.input_spec.own((batch, channels, height, width))
         execution = RunnerExecution(runner, {spec.name: shape})
-        computed = None
-        if precision != "FP32":
-            computed = convolution_type(file, {spec.name: execution.buffers[spec.name]})
-        if computed not in (None, precision):
-            note = (
-                f"{file}: the file holds {precision}, and ONNX Runtime computes its convolutions in {computed} on this "
-                f"CPU: its times say nothing of {precision}"
-            )
-            row = replace(row, precision=f"{precision} in {computed}", notes=(note,))
         return Candidate(row, [execution])
     except FAILURES as error:
         return Candidate(replace(row, error=one_line(error)))

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -109,34 +106,6 @@ def open_session(source: str | bytes, options: Any, providers: Sequence[Any]) ->
     except InvalidGraph:
         options.add_session_config_entry("session.disable_quant_qdq", "1")
         return onnxruntime.InferenceSession(source, options, providers=providers)
-
-
-def convolution_type(path: str | Path, feeds: Mapping[str, Tensor]) -> str | None:
-    """The type in which most convolutions of a file compute on the CPU, INT8, FP16 or FP32; None if there are none.
-
-    What a file holds does not say it: a convolution between quantizers is one of integers only if nothing, such as
-    SiLU, stands before the quantizer behind it, and few CPUs convolve FP16. So the file runs once, with ONNX Runtime's
-    profiler.
-
-    Args:
-        feeds: as `Runner.infer` takes them.
-    """
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    with TemporaryDirectory() as folder:
-        options.enable_profiling, options.profile_file_prefix = True, f"{folder}/profile"
-        session = open_session(str(path), options, [_CPU])
-        session.run(None, {name: tensor.cpu().numpy() for name, tensor in feeds.items()})
-        events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
-    types: Counter[str] = Counter()
-    for event in events:
-        about = event.get("args", {})
-        if event.get("cat") == "Node" and "Conv" in about.get("op_name", "") and about.get("input_type_shape"):
-            (kind,) = list(about["input_type_shape"][0])[:1]
-            types[{"float": "FP32", "float16": "FP16", "uint8": "INT8", "int8": "INT8"}.get(kind, kind)] += 1
-    return types.most_common(1)[0][0] if types else None
 
 
 def _runtime_errors() -> tuple[type[Exception], ...]:
