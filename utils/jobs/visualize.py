@@ -7,9 +7,6 @@ import contextlib
 import itertools
 import json
 import logging
-import os
-import select
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -278,7 +275,7 @@ def draw_video(
     """
     count, ended, stopped = 0, "", None
     if is_stream(source):
-        logger.info("opening %s; Ctrl-C, or q and Enter, ends it", shown(source))
+        logger.info("opening %s; Ctrl-C ends it", shown(source))
     with open_video(source) as video, atomic_path(target) as temporary:
         size = int(video.get(cv2.CAP_PROP_FRAME_WIDTH)), int(video.get(cv2.CAP_PROP_FRAME_HEIGHT))
         rate, total = video.get(cv2.CAP_PROP_FPS), max(int(video.get(cv2.CAP_PROP_FRAME_COUNT)), 0)
@@ -292,9 +289,6 @@ def draw_video(
             for frame in bar:
                 writer.write(draw(frame, count + 1))
                 count += 1
-                if quit_typed():
-                    ended = ", ended by q"
-                    break
         except KeyboardInterrupt as error:
             ended, stopped = ", interrupted", error
         bar.close()
@@ -309,14 +303,6 @@ def draw_video(
     if is_stream(source) and not ended and count != total:
         ended = ", the connection was lost" if total else ", the stream ended or its connection was lost"
     return f" in {count}{f' of {total}' if count < total else ''} frames{ended}", stopped
-
-
-def quit_typed() -> bool:
-    """Whether the user has typed q and Enter; never where another program has the terminal, or there is none."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        if os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp() and select.select([sys.stdin], [], [], 0)[0]:
-            return sys.stdin.readline().strip().lower() == "q"
-    return False
 
 
 def collect_samples(
