@@ -153,11 +153,14 @@ def test_what_would_make_it_another_run_is_refused(whole, capsys, small_weights)
     assert resume(whole, "--weights", str(small_weights), "--batch-size", "2", *LONGER) == 0
 
 
-def test_weights_that_have_changed_are_named(data, small_weights, tmp_path, capsys):
-    weights = tmp_path / "gelan-digits.pt"
+def test_files_that_are_gone_or_have_changed_are_named(data, small_weights, tmp_path, capsys):
+    weights, quantized = tmp_path / "gelan-digits.pt", tmp_path / "exp/weights/ptq_gelan-digits.pt"
     weights.write_bytes(small_weights.read_bytes())
     assert quantize(weights, data, tmp_path, "--ptq-only", "--no-eval-origin", "--no-eval-ptq") == 0
-    content = torch.load(weights, weights_only=False)
-    torch.save({**content, "epoch": 12345}, weights)
+    content = quantized.rename(tmp_path / "aside.pt")
+    assert resume(tmp_path / "exp") == 2
+    assert str(quantized) in capsys.readouterr().err
+    content.rename(quantized)
+    torch.save({**torch.load(weights, weights_only=False), "epoch": 12345}, weights)
     assert resume(tmp_path / "exp") == 2
     assert str(weights) in capsys.readouterr().err
