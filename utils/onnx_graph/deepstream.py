@@ -11,6 +11,7 @@ https://github.com/NVIDIA/DeepStream/tree/main/includes (nvdsinferserver_*.proto
 
 from __future__ import annotations
 
+import itertools
 import logging
 import shlex
 from collections.abc import Mapping, Sequence
@@ -236,11 +237,12 @@ def check_name(name: str, flag: str = "--output") -> None:
 
 
 def write(onnx: Path, labels: str, texts: Sequence[str]) -> list[Path]:
-    """Write labels and configurations; what someone else wrote there, or has changed, is kept as NAME.bak."""
+    """Write labels and configurations; what was there and differs is kept as NAME.bak1, NAME.bak2, ..."""
     written = paths(onnx)[: 1 + len(texts)]
     for path, text in zip(written, (labels, *texts), strict=True):
         if path.is_file() and path.read_bytes() != text.encode():
-            backup = path.with_name(f"{path.name}.bak")
+            number = next(n for n in itertools.count(1) if not path.with_name(f"{path.name}.bak{n}").exists())
+            backup = path.with_name(f"{path.name}.bak{number}")
             path.replace(backup)
             logger.info("%s: the file that was there is %s now", path, backup)
         write_text(path, text)

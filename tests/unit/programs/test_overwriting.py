@@ -88,8 +88,10 @@ def test_what_others_wrote_is_kept_beside(onnx):
         path.write_text("mine\n")
     labels, config, server = deepstream.write(onnx, "mine\n", ["x=1\n", "y=1\n"])
     assert [path.read_text() for path in (labels, config, server)] == ["mine\n", "x=1\n", "y=1\n"]
-    assert not labels.with_name("labels.txt.bak").exists()  # it says what it would say anyway
-    assert all(path.with_name(f"{path.name}.bak").read_text() == "mine\n" for path in (config, server))
+    assert not labels.with_name("labels.txt.bak1").exists()  # it says what it would say anyway
+    deepstream.write(onnx, "mine\n", ["x=2\n", "y=1\n"])
+    assert all(path.with_name(f"{path.name}.bak1").read_text() == "mine\n" for path in (config, server))
+    assert config.with_name(f"{config.name}.bak2").read_text() == "x=1\n"
 
 
 def test_a_name_that_would_add_lines_to_the_configuration():
