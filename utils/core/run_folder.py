@@ -68,6 +68,8 @@ def held(folder: Path, load: Callable[[Path], Any] = lambda _: None) -> Iterator
 def _new_run(project: str | Path, name: str, exist_ok: bool, written: Sequence[str]) -> Iterator[Path]:
     existed = exist_ok and (Path(project) / name).exists()
     folder = make_run_dir(project, name, exist_ok)
+    if folder.name != name:
+        logger.info("%s exists: results go to %s", Path(project) / name, folder)
     of_a_run = (folder / LOCK_FILE).exists()
     with _locked(folder):
         replaced = {path for pattern in written if of_a_run for path in folder.glob(pattern)}

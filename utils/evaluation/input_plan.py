@@ -70,7 +70,7 @@ class InputPlan:
             if size != (height, width):
                 logger.warning("image size %s is no multiple of the stride %d; using %s", sides, runner.stride, text)
             if imgsz and known and max(known) != max(height, width):
-                logger.warning("--imgsz %s was given, and the network is for %s", text, max(known))
+                logger.warning("the input is %s, and the network is for images of %s", text, max(known))
             if not takes_size(runner, *size):
                 low, high = _limits(runner)
                 raise InputError(

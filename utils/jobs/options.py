@@ -211,7 +211,7 @@ class QuantizeOptions(MethodOptions):
     )
     lr: Rate | Literal["auto"] | None = option(
         None, "highest learning rate, of weights, or auto; those of biases and ranges keep their ratio (default: 3e-5; "
-        "more for 30 to 1,000 steps, three times as much for 100)", group=RECIPE, metavar="LR", recipe="finetune.lr",
+        "more for 30 to 450 steps, twice as much for 100)", group=RECIPE, metavar="LR", recipe="finetune.lr",
         type=rate,
     )  # fmt: skip
     train: Train | None = option(
@@ -318,7 +318,7 @@ class ValOptions(RunFolderOptions, DeviceOptions):
 
     WRITTEN = ("report.json", "study_*.txt", "*_predictions.json", "labels/*.txt")
     file: str | None = option(
-        None, "an .onnx, .engine or .plan file, or a .pt (at the size of its calibration, or 640, unless --imgsz)",
+        None, "an .onnx, .engine or .plan file, or a .pt (at the size that it knows, or 640, unless --imgsz)",
         positional=True, nargs="?", metavar="FILE",
     )  # fmt: skip
     engine_file: str | None = option(None, "FILE, by other names", "--engine-file", "--weights", metavar="FILE")

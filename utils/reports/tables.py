@@ -261,7 +261,11 @@ def verdict(report: Report) -> tuple[str, str]:
     elif loses and row.stage not in OF_RECIPES:
         networks = [one for one in int8[: int8.index(row)] if one.file.endswith(".pt")]
         more = row.difference(networks[-1], kind) if networks else None
-        if more and more.significant and more.value < 0:
+        before = report.difference(networks[-1], kind) if networks and suffix == ".pt" else None
+        if before and before.error is not None and not before.significant:
+            todo = f"{networks[-1].stage} is within the noise of float, so export {networks[-1].file}"
+            command = export_command(networks[-1].file)
+        elif more and more.significant and more.value < 0:
             todo = f"{networks[-1].stage} does not lose as much, so compare {row.file} with {networks[-1].file}"
             verify = ["python", "export_qat.py", "--verify", row.file]
             command = verify if suffix == ".onnx" else export_command(networks[-1].file)
