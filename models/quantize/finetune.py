@@ -47,7 +47,7 @@ from models.quantize.distillation import (
     top_layers,
 )
 from models.quantize.fake_quantize import INT8, float16_scale, put_scale
-from models.quantize.modules import QuantConv2d
+from models.quantize.modules import QuantConv2d, rounded_weights
 from models.quantize.recipe import Finetune
 from models.quantize.step_graph import StepGraph
 from utils.core import distributed
@@ -84,8 +84,8 @@ class HeldOutLoss:
     def difference(self, other: HeldOutLoss) -> tuple[float, float]:
         """This loss minus that of another network on the same images, and its standard error by a paired bootstrap."""
         generator, number = torch.Generator().manual_seed(0), len(self.terms)
-        draws = [torch.randint(number, (number,), generator=generator) for _ in range(REPLICATES)]
-        each = torch.stack([_ratio(self.terms[one].sum(0)) - _ratio(other.terms[one].sum(0)) for one in draws])
+        draws = torch.randint(number, (REPLICATES, number), generator=generator)
+        each = _ratio(self.terms[draws].sum(1).T) - _ratio(other.terms[draws].sum(1).T)
         return self.value - other.value, float(each.std())
 
 
@@ -102,7 +102,7 @@ def held_out_loss(
     """
     parts, classes, rank = [], int(top_layers(student)[-1].nc), distributed.world().rank
     channels = channels_of(student)
-    with raw_head(student), raw_head(teacher), torch.no_grad(), disable_tf32():
+    with raw_head(student), raw_head(teacher), rounded_weights(student), torch.no_grad(), disable_tf32():
         for images in batches:
             counts = [int(count) for (count,) in distributed.all_numbers([len(images)])]
             part = torch.zeros(sum(counts), 2, dtype=torch.float64, device=device)

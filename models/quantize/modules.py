@@ -7,9 +7,11 @@ original computed, bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from models.quantize.fake_quantize import silu_rounded_by, takes_silu
@@ -79,6 +81,25 @@ class QuantConv2d(nn.Conv2d):
         weight = self.weight_quantizer(self.weight) if "weight_quantizer" in self._modules else self.weight
         x = self._conv_forward(x, weight, self.bias)
         return x if self.output_point is None else self.output_point(x)
+
+
+@contextmanager
+def rounded_weights(model: nn.Module) -> Iterator[None]:
+    """Within it, weights are what their quantizers make of them: rounded once, and not in each forward.
+
+    For evaluation, on the device that the network is on: the results are the same to the last bit.
+    """
+    weighted = (m for m in model.modules() if isinstance(m, QuantConv2d) and "weight_quantizer" in m._modules)
+    kept = [(module, module.weight_quantizer, module.weight.data) for module in weighted]
+    try:
+        with torch.no_grad():
+            for module, quantizer, weight in kept:
+                module.weight.data = quantizer(weight)
+                del module.weight_quantizer
+        yield
+    finally:
+        for module, quantizer, weight in kept:
+            module.weight_quantizer, module.weight.data = quantizer, weight
 
 
 class ConvBlock(nn.Module):

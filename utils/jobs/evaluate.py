@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from models.quantize import checkpoint
+from models.quantize.modules import rounded_weights
 from utils import upstream
 from utils.cli import command_line
 from utils.core.device import select_device
@@ -68,7 +69,7 @@ class Measurer:
         """Evaluate `model` as it is; `name` is for the log and for files in `out_dir`."""
         limit = "" if self.config.limit is None else f" on up to {plural(self.config.limit, 'image')}"
         logger.info("evaluating %s%s", name, limit)
-        with TorchRunner(model, self.device) as runner:
+        with TorchRunner(model, self.device) as runner, rounded_weights(model):
             reference = None if as_reference else self.reference
             result = evaluate(runner, self.data, self.config, out_dir=out_dir, name=name, reference=reference,
                               as_reference=as_reference)  # fmt: skip

@@ -94,6 +94,22 @@ def test_redundant_sites_change_nothing():
     assert torch.equal(eager, exported)
 
 
+def test_weights_that_are_rounded_once_change_no_result_and_come_back():
+    network, _ = placed(chain())
+    for number, (_, quantizer) in enumerate(backend.quantizers(network)):
+        backend.set_amax(quantizer, torch.full_like(backend.get_amax(quantizer), 0.3 + 0.07 * number))
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    with torch.no_grad():
+        expected = network(X)
+        with pytest.raises(KeyError, match="in between"), modules.rounded_weights(network):
+            assert torch.equal(network(X), expected)
+            assert not torch.equal(network.state_dict()["model.0.conv.weight"], before["model.0.conv.weight"])
+            raise KeyError("in between")
+    after = network.state_dict()
+    assert list(after) == list(before)
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+
+
 def test_state_names_are_those_of_the_original_plus_scales():
     original = set(chain().state_dict())
     network, _ = placed(chain())
