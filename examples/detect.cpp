@@ -161,8 +161,6 @@ private:
     void read_names(const fs::path& path) {
         if (!fs::exists(path)) return;
         const std::string text = read_file(path);
-        if (text.find("\"strip_weights\": true") != text.npos)
-            throw std::runtime_error(path.string() + ": an engine of --strip-weights has no weights; build it without");
         const std::regex entry(R"re(\\"(\d+)\\":\s*\\"(.*?)\\")re");
         for (std::sregex_iterator match(text.begin(), text.end(), entry), end; match != end; ++match)
             names[std::stoi((*match)[1])] = (*match)[2];

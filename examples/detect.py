@@ -29,7 +29,7 @@ def _first(*names: str) -> Any:
     return None
 
 
-trt = _first("tensorrt", "tensorrt_lean")  # the lean runtime runs engines that were built with --version-compatible
+trt = _first("tensorrt")
 cudart = _first("cuda.bindings.runtime", "cuda.cudart")  # cuda-python from 12.6 on, and before
 
 DTYPES = {"FLOAT": np.float32, "HALF": np.float16, "UINT8": np.uint8, "INT32": np.int32, "INT64": np.int64}
@@ -62,16 +62,10 @@ class Detector:
         _cuda(cudart.cudaSetDevice(device))
         self._stream = _cuda(cudart.cudaStreamCreate())
         self._logger = trt.Logger(trt.Logger.WARNING)
-        if hasattr(trt, "init_libnvinfer_plugins"):  # EfficientNMS; the lean runtime has none
-            trt.init_libnvinfer_plugins(self._logger, "")
+        trt.init_libnvinfer_plugins(self._logger, "")  # EfficientNMS
         self._engine = engine = trt.Runtime(self._logger).deserialize_cuda_engine(content)
         if engine is None:
             raise ValueError(f"{path} is no engine of TensorRT {trt.__version__} for this GPU; build it again here")
-        if about.get("options", {}).get("strip_weights"):
-            onnx, refitter = Path(path).with_name(Path(about["onnx"]).name), trt.Refitter(engine, self._logger)
-            if not trt.OnnxParserRefitter(refitter, self._logger).refit_from_file(str(onnx)):
-                raise ValueError(f"{path} has no weights (--strip-weights), and those of {onnx} do not fit")
-            refitter.refit_cuda_engine()
         self._context = context = engine.create_execution_context()
         tensors = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
         self._input = next(name for name in tensors if engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT)

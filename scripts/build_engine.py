@@ -60,7 +60,6 @@ class EngineOptions(BuildOptions):
         4, "compare the engine with ONNX Runtime on N images, two at least (default: 4; 0: do not)", metavar="N"
     )
     generate_graph: bool = option(False, "also report on its layers, and draw them as SVG")
-    trtexec: bool = option(False, "build with NVIDIA's trtexec instead")
 
 
 def main(options: EngineOptions) -> None:
@@ -74,21 +73,18 @@ def main(options: EngineOptions) -> None:
     refuse_overwrite(written, [options.onnx])
     if options.timing_cache and options.no_timing_cache:
         raise InputError("--timing-cache names a file and --no-timing-cache wants none; give one of them")
-    if options.tune and options.trtexec:
-        raise InputError("--tune builds with TensorRT's Python module; leave --trtexec out")
     if options.tune and options.target:
         raise InputError("--tune times engines, and those of --target are for GPUs elsewhere; leave one of them out")
     if options.target:
         options.reject_unused(["check"], "with --target, whose engine need not run here")
-        portable = ["version_compatible", "hardware_compatible", "strip_weights"]
-        options.reject_unused(portable, "with --target, whose engine is for the GPUs that it names")
-    need_tensorrt(options.trtexec)
+        options.reject_unused(["hardware_compatible"], "with --target, whose engine is for the GPUs that it names")
+    need_tensorrt()
     need("torch", "onnx")
     from utils.trt import layers, tensorrt_api
+    from utils.trt.tune import build_or_tune
 
     if options.generate_graph and not options.target:
         layers.graphviz()  # refuses before the long build
-        need_tensorrt()
     device = tensorrt_api.use_device(options.device, for_engines=not options.target)
     config = options.build_config(
         batch=min_opt_max(options, "batch_size"), **min_opt_max_sizes(options), precision=options.precision,
@@ -98,14 +94,7 @@ def main(options: EngineOptions) -> None:
     )  # fmt: skip
     if engine.exists():
         logger.info("replaces %s", engine)
-    if options.trtexec:
-        from utils.trt import trtexec
-
-        trtexec.build_with_trtexec(options.onnx, engine, config, trtexec.find_trtexec())
-    else:
-        from utils.trt.tune import build_or_tune
-
-        build_or_tune(options.onnx, engine, config)
+    build_or_tune(options.onnx, engine, config)
     logger.info("engine: %s", engine)
     if options.generate_graph and options.target:
         logger.info(
@@ -123,17 +112,9 @@ def compare_with_onnx(engine: Path, options: EngineOptions, device: torch.device
     Raises:
         QatError: the engine does not compute what the ONNX file computes.
     """
-    from utils.trt import tensorrt_api
-    from utils.trt.engine_file import EngineNote
-
     if importlib.util.find_spec("onnxruntime") is None:
         logger.info("not compared with ONNX Runtime, which is not installed; val_trt.py shows whether AP is as it was")
         return
-    if options.trtexec:
-        api = tensorrt_api.load_tensorrt() if tensorrt_api.installed_module() is not None else None
-        if api is None or not EngineNote.load(engine).made_by(api, tensorrt_api.gpu(device.index)):
-            logger.info("not compared with ONNX Runtime: this needs TensorRT's Python module, of trtexec's version")
-            return
     from utils.jobs import check_engine
 
     check = check_engine.check_engine(engine, options.onnx, device, options.check)

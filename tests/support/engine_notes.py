@@ -18,7 +18,7 @@ def write_engine(path: Path, onnx_file: Path, shapes=SHAPES, **more) -> Path:
     note = EngineNote(
         onnx=str(onnx_file), api="TensorRT 10.13.0", gpu="Fake GPU", precision="fp16", metadata=dict(file.metadata),
         profile={name: [list(shape) for shape in three] for name, three in shapes.items()},
-        tensors={name: [file.types[name], list(shape)] for name, shape in file.tensors.items()},
+        tensors=file.tensors,
     )  # fmt: skip
     replace(note, **more).save(path)
     return path

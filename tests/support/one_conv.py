@@ -50,15 +50,3 @@ def write_onnx(
         model.metadata_props.add(key=key, value=value)
     onnx.save(model, path)
     return path
-
-
-def with_product(model):
-    """A file that takes bytes as files of 1.0.0 did: with a Mul between them and the QuantizeLinear."""
-    nodes = list(model.graph.node)
-    quantizer = next(node for node in nodes if node.op_type == "QuantizeLinear")
-    dequantizer = next(node for node in nodes if quantizer.output[0] in node.input)
-    model.graph.initializer.append(numpy_helper.from_array(np.array(1 / 255, np.float32), "factor"))
-    product = helper.make_node("Mul", [quantizer.input[0], "factor"], ["product"])
-    quantizer.input[0], quantizer.input[1] = "product", dequantizer.input[1]
-    model.graph.node.insert(nodes.index(quantizer), product)
-    return model

@@ -74,6 +74,8 @@ REMOVED: dict[str, str] = {
     "--no-compile": "leave it out; ONNX files and engines are timed, and no networks in PyTorch",
     "--own-timing": "leave it out; it is always our own loop that takes the times",
     "--input-format": "leave it out; take bytes by export_qat.py --input uint8",
+    "--trtexec": "leave it out; TensorRT's Python module builds, and engines that you build by trtexec are taken",
+    "--timing-iterations": "leave it out; the timing cache beside an engine keeps what was measured",
 }
 
 

@@ -54,7 +54,6 @@ HEAD = "# Written by scripts/make_triton.py, which checks it with --check.\n"
 STRONG = "it is strongly typed, which ONNX Runtime refuses; export it with --typing weak, or serve its engine"
 PLUGIN = "it has a plugin of TensorRT's, which ONNX Runtime lacks; export it with --nms onnx, or serve its engine"
 RTX = "{} built it, and Triton loads engines of TensorRT only; build one with TensorRT"
-STRIPPED = "it has no weights (--strip-weights), which Triton does not add; build it without that"
 
 
 def make(options: ServingOptions) -> list[Path]:
@@ -128,9 +127,8 @@ def read_served_file(options: ServingOptions) -> tuple[ServedFile, EngineNote | 
     if not note.tensors:
         source = check_file(options.onnx or note.onnx, f"give --onnx FILE, from which {path} was built")
         file = OnnxFile.read(source)
-        tensors = {name: [file.types[name], list(shape)] for name, shape in file.tensors.items()}
         shapes = note.profile or profile_shapes(file, profile)
-        note = replace(note, onnx=str(source), tensors=tensors, profile=shapes, metadata=dict(file.metadata))
+        note = replace(note, onnx=str(source), tensors=file.tensors, profile=shapes, metadata=dict(file.metadata))
     return of_engine(path, note), note
 
 
@@ -154,7 +152,7 @@ def of_engine(path: Path, note: EngineNote) -> ServedFile:
         specs = {name: TensorSpec(name, tuple(shape), str(dtype)) for name, (dtype, shape) in note.tensors.items()}
         inputs = [specs[name] for name in list(note.profile) or list(specs)[:1]]  # a static engine has no profile
         outputs = [spec for spec in specs.values() if spec not in inputs]
-        unfit = STRIPPED if note.options.get("strip_weights") else RTX.format(note.api) if "RTX" in note.api else ""
+        unfit = RTX.format(note.api) if "RTX" in note.api else ""
         return ServedFile(path, PLAN, tuple(inputs), tuple(outputs), note.metadata, _limits(note.profile), unfit)
     except (TypeError, ValueError, LookupError) as error:
         raise InputError(f"the note beside {path} is damaged ({error}); build the engine again") from error

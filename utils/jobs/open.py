@@ -49,15 +49,11 @@ def need(*modules: str) -> None:
             raise DependencyError(f"this needs {name}, which is not installed: {hint}")
 
 
-def need_tensorrt(trtexec: bool = False) -> None:
-    """Raise `DependencyError` if TensorRT, or the `trtexec` that is to build, is not installed; nothing is imported."""
+def need_tensorrt() -> None:
+    """Raise `DependencyError` if TensorRT is not installed; nothing is imported."""
     from utils.trt import tensorrt_api
 
-    if trtexec:
-        from utils.trt.trtexec import find_trtexec
-
-        find_trtexec()
-    elif tensorrt_api.installed_module() is None:
+    if tensorrt_api.installed_module() is None:
         tensorrt_api.load_tensorrt()
 
 

@@ -4,7 +4,6 @@ tensorrt_api.py    the only importer of TensorRT; what its version can do
 preflight.py       options of a build, what the ONNX file holds, and whether file, version and GPU go together
 build.py           builds with TensorRT's Python module
 tune.py            builds an engine, or several by other options, of which the fastest stays
-trtexec.py         builds with NVIDIA's program
 engine_file.py     engines on disk, and the note beside each
 runner.py          an engine's execution context with buffers, and the Runner on it
 timing.py          times of engines, interleaved, as trtexec takes and tells them

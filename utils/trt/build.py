@@ -23,7 +23,7 @@ from utils.core.files import atomic_path, check_writable, read_onnx
 from utils.trt import tensorrt_api
 from utils.trt.engine_file import EngineNote
 from utils.trt.preflight import BuildConfig, Decision, OnnxFile, decide
-from utils.trt.tensorrt_api import BUILDER_OPTIONS, Api, Gpu
+from utils.trt.tensorrt_api import Api, Gpu
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +121,21 @@ def build(
     content = bytes(plan)
     with atomic_path(engine) as temporary:
         temporary.write_bytes(content)
-    note = EngineNote.of_build(file, api.name, gpu, config, decision, round(seconds, 1), log.said("WARNING"))
+    note = EngineNote(
+        onnx=str(file.path),
+        api=api.name,
+        gpu=" ".join(config.targets) or (gpu.name if gpu else ""),
+        typing=decision.typing,
+        precision=decision.precision,
+        profile={name: [list(shape) for shape in triple] for name, triple in decision.shapes.items()},
+        metadata=dict(file.metadata),
+        plugins=file.plugins,
+        data_dependent=file.data_dependent,
+        seconds=round(seconds, 1),
+        warnings=log.said("WARNING"),
+        options=config.options,
+        tensors=file.tensors,
+    )
     note.save(engine)
     logger.info("%s: %.1f MB, built in %.0f s by %s for %s", engine, len(content) / 1e6, seconds, api.name, note.gpu)
     return note
@@ -185,19 +199,17 @@ def _configure(api: Api, setup: Any, config: BuildConfig, decision: Decision, gp
     if config.sources_off:
         known, sources = api.module.TacticSource, int(setup.get_tactic_sources())
         for name in config.sources_off:
-            source = getattr(known, name.upper(), None)
+            source = getattr(known, name, None)
             if source is None:
                 raise InputError(f"{api.name} has no tactic source {name}; it has {', '.join(known.__members__)}")
             sources &= ~(1 << int(source))
         setup.set_tactic_sources(sources)
-    for name in config.options.keys() & BUILDER_OPTIONS.keys():
-        option, value = BUILDER_OPTIONS[name], getattr(config, name)
-        if isinstance(option.setting, str):
-            value = getattr(getattr(api.module, option.enum), option.values[value][0]) if option.values else value
-            setattr(setup, option.setting, value)
-        else:
-            for flag in option.setting:
-                setup.set_flag(getattr(flags, flag))
+    if config.optimization_level is not None:
+        setup.builder_optimization_level = config.optimization_level
+    if config.max_aux_streams is not None:
+        setup.max_aux_streams = config.max_aux_streams
+    if config.hardware_compatible:
+        setup.hardware_compatibility_level = api.module.HardwareCompatibilityLevel.AMPERE_PLUS
     if config.targets:
         setup.num_compute_capabilities = len(config.targets)
         for index, target in enumerate(config.targets):

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,13 +16,11 @@ from typing import Any
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from utils.core.errors import InputError, no_file
-from utils.core.files import file_hash, write_text
-from utils.trt.preflight import BuildConfig, Decision, OnnxFile
-from utils.trt.tensorrt_api import BUILDER_OPTIONS, Api, Gpu, Log
+from utils.core.files import write_text
+from utils.trt.preflight import BuildConfig
+from utils.trt.tensorrt_api import Api, Gpu, Log
 
 ENGINE_SUFFIXES = (".engine", ".plan")
-LEAN_RUNTIME = "TRT_LEAN_RUNTIME"  # libnvinfer_lean.so of the version that built a version compatible engine
-_PARENTS: list[Any] = []  # of runtimes that were loaded from there: TensorRT's bindings do not keep them alive
 
 
 @dataclass(frozen=True)
@@ -33,10 +29,8 @@ class EngineNote:
 
     Attributes:
         onnx: the file it was built from.
-        onnx_sha256: of that file, if the engine's weights are read from it (`--strip-weights`).
         api: name and version of what built it.
-        gpu: name of the GPU it was built on, or the architectures it was built for ahead of time.
-        architecture: of that GPU, such as 'SM89', or the same architectures.
+        gpu: name of the GPU it was built on, or the architectures it was built for ahead of time, such as 'SM89'.
         typing: 'weak' or 'strong'.
         precision: 'int8', 'fp16' or 'fp32', as it was asked for.
         profile: input → min, opt, max shape.
@@ -50,13 +44,11 @@ class EngineNote:
         tuning: what `--tune` measured and decided, see `utils/trt/tune.py`; empty without it.
     """
 
-    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)  # for `load`
+    __pydantic_config__ = ConfigDict(strict=True)  # for `load`; keys of other versions are left out
 
     onnx: str = ""
-    onnx_sha256: str = ""
     api: str = ""
     gpu: str = ""
-    architecture: str = ""
     typing: str = ""
     precision: str = ""
     profile: Mapping[str, Any] = field(default_factory=dict)
@@ -68,40 +60,6 @@ class EngineNote:
     options: Mapping[str, Any] = field(default_factory=dict)
     tensors: Mapping[str, Any] = field(default_factory=dict)
     tuning: Mapping[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def of_build(
-        cls,
-        file: OnnxFile,
-        builder: str,
-        gpu: Gpu | None,
-        config: BuildConfig,
-        decision: Decision,
-        seconds: float,
-        warnings: tuple[str, ...] = (),
-    ) -> EngineNote:
-        """The note of an engine that `builder`, a name and a version, made."""
-        return cls(
-            onnx=str(file.path),
-            onnx_sha256=file_hash(file.path) if config.strip_weights else "",
-            api=builder,
-            gpu=" ".join(config.targets) or (gpu.name if gpu else ""),
-            architecture=" ".join(config.targets) or (gpu.architecture if gpu else ""),
-            typing=decision.typing,
-            precision=decision.precision,
-            profile={name: [list(shape) for shape in triple] for name, triple in decision.shapes.items()},
-            metadata=dict(file.metadata),
-            plugins=file.plugins,
-            data_dependent=file.data_dependent,
-            options=config.options,
-            tensors={name: [file.types[name], list(shape)] for name, shape in file.tensors.items()},
-            seconds=seconds,
-            warnings=warnings,
-        )
-
-    def made_by(self, api: Api, gpu: Gpu | None) -> bool:
-        """Whether this TensorRT built it, for this GPU."""
-        return self.api == api.name and (gpu is None or gpu.name == self.gpu)
 
     def save(self, engine: Path) -> None:
         """Write the note beside an engine."""
@@ -138,7 +96,7 @@ def is_current(engine: Path, onnx: Path, api: Api, gpu: Gpu | None, config: Buil
     if not engine.is_file() or engine.stat().st_mtime < onnx.stat().st_mtime:
         return False
     note = EngineNote.load(engine)
-    if not note.made_by(api, gpu):
+    if note.api != api.name or (gpu is not None and gpu.name != note.gpu):
         return False
     if note.typing == "weak" and (note.precision == "fp32") != (config.precision == "fp32"):
         return False
@@ -152,10 +110,10 @@ def load_engine(path: str | Path, api: Api, log: Log, gpu: Gpu | None) -> Any:
     """Deserialize an engine; code inside plans is never allowed to run on the host.
 
     Returns:
-        The ICudaEngine; its runtime is kept alive as its attribute's owner by TensorRT's bindings.
+        The ICudaEngine; TensorRT's bindings keep its runtime alive as long as it.
 
     Raises:
-        InputError: it is missing, truncated, no engine, of another TensorRT or GPU, or its weights cannot be had.
+        InputError: it is missing, truncated, no engine, or of another TensorRT or GPU.
     """
     path = Path(path)
     if not path.is_file():
@@ -166,55 +124,18 @@ def load_engine(path: str | Path, api: Api, log: Log, gpu: Gpu | None) -> Any:
     if note.plugins or not note.api:
         with contextlib.suppress(*(() if note.plugins else (InputError,))):
             api.register_plugins(log)
-    runtime, portable = api.module.Runtime(log.handle), note.options.get("version_compatible")
-    of_its_version = note.api.rpartition(" ")[2] == api.version
-    if portable and not of_its_version and (library := os.environ.get(LEAN_RUNTIME)):
-        _PARENTS.append(runtime)
-        runtime = runtime.load_runtime(library)
-        if runtime is None:
-            raise InputError(f"{LEAN_RUNTIME}={library} does not load: {log.reason('it gives no reason')}")
     engine, reason = None, ""
     try:
-        engine = runtime.deserialize_cuda_engine(path.read_bytes())
+        engine = api.module.Runtime(log.handle).deserialize_cuda_engine(path.read_bytes())
     except (RuntimeError, TypeError) as error:
         reason = " ".join(str(error).split())
     if engine is None:
-        there = ""  # what would have helped
-        if note.api and not api.builds and not portable:
-            why = f"{api.name} runs engines that were built with --version-compatible, and this one was not"
-        elif note.api and not of_its_version:
+        if note.api and note.api.rpartition(" ")[2] != api.version:
             why = f"this engine was built by {note.api}, and here is {api.name}"
-            there = f", or set {LEAN_RUNTIME} to the libnvinfer_lean.so of {note.api}, if that is older"
-            if not portable:
-                there = f", or there with --version-compatible, for the lean runtime of {note.api}"
         elif note.gpu and gpu.name != note.gpu and gpu.architecture not in note.gpu.split():
             why = f"this engine was built for {note.gpu}, and here is {gpu.name} ({gpu.architecture})"
-            both = [int(name[2:]) for name in (note.architecture, gpu.architecture) if re.fullmatch(r"SM\d+", name)]
-            fits = {"same-cc": len(set(both)) == 1, "ampere+": min(both) >= 80} if len(both) == 2 else {}
-            fits.pop(note.options.get("hardware_compatible", ""), None)
-            levels = [one for one in fits if fits[one] and not api.lacks(BUILDER_OPTIONS["hardware_compatible"], one)]
-            there = f", or there with --hardware-compatible {levels[0]}" if levels else ""
         else:
             reason = reason or log.reason("it is no engine, or it is truncated")
             why = f"{api.name} on {gpu.name} cannot load this engine: {reason}"
-        raise InputError(f"{path}: {why}; build it again here from {note.onnx or 'its .onnx'}{there}")
-    if note.options.get("strip_weights"):
-        _add_weights(engine, path, note, api, log)
+        raise InputError(f"{path}: {why}; build it again here from {note.onnx or 'its .onnx'}")
     return engine
-
-
-def _add_weights(engine: Any, path: Path, note: EngineNote, api: Api, log: Log) -> None:
-    """Give an engine that was built with `--strip-weights` those of its ONNX file."""
-    if not hasattr(api.module, "OnnxParserRefitter"):
-        raise InputError(f"{path} has no weights, which {api.name} cannot add; build it without --strip-weights")
-    places = [path.with_name(Path(note.onnx).name), Path(note.onnx)]
-    onnx = next((place for place in places if place.is_file()), None)
-    if onnx is None:
-        raise InputError(f"{path} was built with --strip-weights, and {note.onnx} has its weights; put that beside it")
-    if file_hash(onnx) != note.onnx_sha256:
-        raise InputError(f"{path} has no weights, and {onnx} has changed since it was built; build it again")
-    refitter = api.module.Refitter(engine, log.handle)
-    if not api.module.OnnxParserRefitter(refitter, log.handle).refit_from_file(str(onnx)) or (
-        not refitter.refit_cuda_engine()
-    ):
-        raise InputError(f"{path} does not take the weights of {onnx}: {log.reason('TensorRT gives no reason')}")

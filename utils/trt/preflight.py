@@ -14,7 +14,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -22,10 +22,7 @@ from utils.core.errors import InputError
 from utils.core.files import read_onnx
 from utils.core.input_spec import DEFAULT_BATCH, FLOATS, InputSpec
 from utils.core.options import DeviceOptions, Options, height_width, one_size, option
-from utils.trt.tensorrt_api import BUILDER_OPTIONS, Api, Gpu
-
-if TYPE_CHECKING:
-    from utils.trt.trtexec import Trtexec
+from utils.trt.tensorrt_api import Api, Gpu
 
 BUILDING = "building"
 Minutes = Annotated[float, Field(gt=0, le=10_080)]  # a week at most
@@ -45,29 +42,9 @@ class BuildOptions(DeviceOptions):
         None, "streams beside the main one that layers may be spread over (default: TensorRT's choice)",
         group=BUILDING, metavar="N",
     )  # fmt: skip
-    timing_iterations: Annotated[int, Field(ge=1, le=1000)] | None = option(
-        None, "runs of a measured kernel, see TensorRT", group=BUILDING, metavar="N"
+    hardware_compatible: Literal["ampere+"] | None = option(
+        None, "an engine for every GPU from Ampere on, which is slower", group=BUILDING
     )
-    tiling_level: Literal["fast", "moderate", "full"] | None = option(
-        None, "how long to look for kernels that share the L2 cache, from 10.9 on (default: TensorRT's, not)",
-        group=BUILDING,
-    )  # fmt: skip
-    max_tactics: Annotated[int, Field(ge=1, le=100_000)] | None = option(
-        None, "kernels that are measured for a layer, from 10.9 on (default: TensorRT's choice)", group=BUILDING,
-        metavar="N",
-    )  # fmt: skip
-    version_compatible: bool = option(
-        False, "an engine that the lean runtime of this version runs, too, also where another TensorRT is installed",
-        group=BUILDING,
-    )  # fmt: skip
-    hardware_compatible: Literal["ampere+", "same-cc"] | None = option(
-        None, "an engine for every GPU from Ampere on, or, from 10.9 on, for GPUs of this one's compute capability",
-        group=BUILDING,
-    )  # fmt: skip
-    strip_weights: bool = option(
-        False, "an engine without weights, from 10.0 on: they are read from the ONNX file when it is loaded",
-        group=BUILDING,
-    )  # fmt: skip
     tune: Minutes | None = option(
         None, "of each engine: for so long try options that are not given here, and keep the fastest", group=BUILDING,
         metavar="MINUTES",
@@ -107,17 +84,21 @@ class BuildConfig(BuildOptions):
     progress: bool = True
 
     @property
-    def sources_off(self) -> tuple[str, ...]:
+    def sources_off(self) -> list[str]:
         """The tactic sources that are not to be used: `tactic_sources_off`, or those of the environment variable."""
-        return tuple(self.tactic_sources_off or os.environ.get(SOURCES_OFF, "").replace(",", " ").split())
+        names = self.tactic_sources_off or os.environ.get(SOURCES_OFF, "").replace(",", " ").split()
+        return [name.upper() for name in names]
 
     @property
     def options(self) -> dict[str, Any]:
         """What was asked for instead of the defaults, as JSON holds it: names of fields and their values."""
-        values = {name: getattr(self, name) for name in BUILDER_OPTIONS}
-        values = {name: value for name, value in values.items() if value is not None and value is not False}
-        off = sorted(name.upper() for name in self.sources_off)
-        return {**values, **({"tactic_sources_off": off} if off else {})}
+        values = {
+            "optimization_level": self.optimization_level,
+            "max_aux_streams": self.max_aux_streams,
+            "hardware_compatible": self.hardware_compatible,
+            "tactic_sources_off": sorted(self.sources_off) or None,
+        }
+        return {name: value for name, value in values.items() if value is not None}
 
     @model_validator(mode="after")
     def _ranges_ascend(self) -> BuildConfig:
@@ -179,7 +160,6 @@ class OnnxFile:
         metadata: its properties.
         input_spec: the form in which it takes images.
         types: of inputs and outputs, torch's names for them.
-        scaled_bytes: whether it takes bytes, and a QuantizeLinear reads a product of them, as files of 1.0.0 have it.
     """
 
     path: Path
@@ -194,7 +174,6 @@ class OnnxFile:
     metadata: Mapping[str, str]
     input_spec: InputSpec = FLOATS
     types: Mapping[str, str] = field(default_factory=dict)
-    scaled_bytes: bool = False
 
     @classmethod
     def read(cls, path: str | Path) -> OnnxFile:
@@ -242,13 +221,13 @@ class OnnxFile:
                 metadata, types[values[0].name], inputs[values[0].name]
             ),
             types=types,
-            scaled_bytes=len(values) == 1 and types[values[0].name] == "uint8" and _scaled_before_quantizer(graph),
         )  # fmt: skip
 
     @property
-    def tensors(self) -> dict[str, tuple[int | None, ...]]:
-        """Shapes of inputs and outputs by name."""
-        return {**self.inputs, **self.outputs}
+    def tensors(self) -> dict[str, list[Any]]:
+        """Inputs and outputs by name: type and shape, as an engine's note and JSON hold them."""
+        shapes = {**self.inputs, **self.outputs}
+        return {name: [self.types[name], list(shape)] for name, shape in shapes.items()}
 
     @property
     def image(self) -> tuple[str, tuple[int | None, ...]]:
@@ -263,21 +242,6 @@ class OnnxFile:
             )
         ((name, shape),) = self.inputs.items()
         return name, self.input_spec.nchw(shape)
-
-
-def _scaled_before_quantizer(graph: Any) -> bool:
-    """Whether the product of a Mul or Div on the way from the only input to a QuantizeLinear is what that reads."""
-    stored = {tensor.name for tensor in graph.initializer}
-    products = {value.name: False for value in graph.input if value.name not in stored}  # tensors on that way
-    for node in graph.node:
-        inputs = [products[name] for name in node.input if name in products]
-        if not inputs:
-            continue
-        if node.op_type == "QuantizeLinear" and inputs[0]:
-            return True
-        if node.op_type in ("Cast", "Transpose", "Mul", "Div"):
-            products[node.output[0]] = inputs[0] or node.op_type in ("Mul", "Div")
-    return False
 
 
 @dataclass(frozen=True)
@@ -295,83 +259,47 @@ class Decision:
     shapes: Mapping[str, tuple[tuple[int, ...], ...]]
 
 
-def decide(file: OnnxFile, api: Api | Trtexec, gpu: Gpu | None, config: BuildConfig) -> Decision:
-    """Settle what has to be known before a build.
+def decide(file: OnnxFile, api: Api, gpu: Gpu | None, config: BuildConfig) -> Decision:
+    """Settle what has to be known before a build: how this TensorRT reads this file, its precision and its profile.
 
     Raises:
-        InputError: file, TensorRT, GPU and what is asked for do not go together.
+        InputError: file, TensorRT, GPU and what is asked for do not go together; it says how to export the file.
     """
     check_target(api, gpu, config.targets)
-    for name, value in config.options.items():
-        if name in BUILDER_OPTIONS and (lacking := api.lacks(BUILDER_OPTIONS[name], value)):
-            given = f" {value}" if isinstance(value, str) else ""
-            raise InputError(f"{api.name} has no {lacking}; leave out --{name.replace('_', '-')}{given}")
-    typing = choose_typing(file, api, config)
-    if file.scaled_bytes and not api.strongly_typed:
-        # TensorRT 8.6.0 makes one kernel of the product and the QuantizeLinear, and loses the factor, without an error
+    by_opset = file.metadata.get("form") == "deepstream"  # of export_yoloV9.py, where --opset decides on the typing
+    if not api.strongly_typed and (file.half_scales or file.opset > MAX_OPSET):
         raise InputError(
-            f"{file.path} takes bytes and multiplies them by 1/255 in front of a QuantizeLinear, and engines of "
-            f"{api.name} leave that product out (measured with 8.6.0); export it again, with --typing weak"
+            f"{file.path} has opset {file.opset}{' and FP16 scales' * file.half_scales}, which {api.name} does not "
+            f"read; export it with {'' if by_opset else '--typing weak '}--opset {MAX_OPSET}"
         )
-    half = file.half if typing == "strong" else config.precision != "fp32"
+    strong = file.half_scales or not api.weakly_typed or (file.half and file.quantized)
+    if strong and not (file.half or config.allow_fp32 or config.precision == "fp32"):
+        better = "--opset 19" if by_opset else "--typing strong (a float network too)"
+        in_fp16 = "" if by_opset and not file.quantized else f"export it with {better}, or "
+        raise InputError(
+            f"{file.path} is in FP32, and {api.name} builds what the file says: the engine would be slow; "
+            f"{in_fp16}give build_engine.py --allow-fp32"
+        )
+    half = file.half if strong else config.precision != "fp32"
     precision = "int8" if file.quantized else "fp16" if half else "fp32"
     if config.precision not in ("best", precision):
         raise InputError(
-            f"--precision {config.precision} does nothing: {api.name} builds {file.path} in its own types, "
-            f"{precision.upper()}; leave it out"
+            f"--precision {config.precision} does nothing: {api.name} builds {file.path} as {precision.upper()}, as "
+            "the file says; leave it out, or give the float model's ONNX, exported for that precision"
         )
-    return Decision(typing, precision, profile_shapes(file, config))
+    return Decision("strong" if strong else "weak", precision, profile_shapes(file, config))
 
 
-def choose_typing(file: OnnxFile, api: Api | Trtexec, config: BuildConfig) -> Literal["weak", "strong"]:
-    """How this TensorRT has to read this file.
-
-    Raises:
-        InputError: it cannot; the message says how to export the file instead.
-    """
-    by_opset = file.metadata.get("form") == "deepstream"  # of export_yoloV9.py, where --opset decides on the typing
-    if file.opset > MAX_OPSET and not api.strongly_typed:
-        raise InputError(
-            f"{file.path} has opset {file.opset}, and {api.name} reads up to {MAX_OPSET}; "
-            f"export it with {'' if by_opset else '--typing weak '}--opset 17"
-        )
-    if file.quantized and config.precision != "best":
-        raise InputError(
-            f"{file.path} holds quantizers, so its engine is INT8; an {config.precision.upper()} engine to compare "
-            "with is built from the float model's ONNX"
-        )
-    if file.half_scales and not api.strongly_typed:
-        raise InputError(
-            f"{file.path} is strongly typed (its scales are FP16), which {api.name} does not read; "
-            f"export it with {'--opset 17' if by_opset else '--typing weak'}"
-        )
-    if file.half_scales or not api.weakly_typed or (file.half and file.quantized):
-        if not file.half and not config.allow_fp32 and config.precision != "fp32":
-            in_fp16 = "export it with --typing strong (a float network too), or "
-            if by_opset:
-                in_fp16 = "export it with --opset 19, or " if file.quantized else ""
-            raise InputError(
-                f"{file.path} is in FP32, and {api.name} builds what the file says: the engine would be slow; "
-                f"{in_fp16}give build_engine.py --allow-fp32"
-            )
-        return "strong"
-    return "weak"
-
-
-def check_target(api: Api | Trtexec, gpu: Gpu | None, targets: Sequence[str]) -> None:
+def check_target(api: Api, gpu: Gpu | None, targets: Sequence[str]) -> None:
     """Check that there is something to build for.
 
     Raises:
-        InputError: no GPU and no target, a target that this TensorRT does not know, or it only runs engines.
+        InputError: there is no GPU and no target, or a target that this TensorRT does not know.
     """
-    if not api.builds:
-        raise InputError(f"{api.name} builds no engines; install TensorRT itself, or build elsewhere")
     known = api.ahead_of_time
-    unknown = [target for target in targets if target not in known]
-    if unknown and not known:
-        raise InputError(f"{api.name} builds only for the GPU it runs on; --target is for TensorRT-RTX")
-    if unknown:
-        raise InputError(f"{api.name} does not know {', '.join(unknown)}; it builds for {', '.join(known)}")
+    if unknown := [target for target in targets if target not in known]:
+        builds = f"builds for {', '.join(known)}" if known else "builds only for the GPU it runs on, TensorRT-RTX more"
+        raise InputError(f"{api.name} does not know --target {', '.join(unknown)}; it {builds}")
     if gpu is None and not targets:
         how = f"--target with one of {', '.join(known)}" if known else "--target SM89 and the like"
         raise InputError(
@@ -388,31 +316,23 @@ def profile_shapes(file: OnnxFile, config: BuildConfig) -> dict[str, tuple[tuple
         InputError: a range was asked for where the file's shape is static, or a size is no multiple of the stride.
     """
     name, shape = file.image
-    stride = int(file.metadata.get("stride", "1")) if file.metadata.get("stride", "1").isdigit() else 1
+    height, width = json.loads(file.metadata.get("imgsz", "[640, 640]"))
+    defaults = (DEFAULT_BATCH, (file.input_spec.channels,) * 3, (height,) * 3, (width,) * 3)
+    stride = int(file.metadata.get("stride", "1"))
     axes: list[Range] = []
-    for axis, size, wanted in zip(
-        ("batch", "channels", "height", "width"), shape, (config.batch, None, config.height, config.width), strict=True
-    ):
-        if size is not None:
-            if wanted is not None and wanted != (size, size, size):
-                way = f"give --batch-size {size}" if axis == "batch" else "run build_engine.py without --imgsz"
-                raise InputError(
-                    f"{file.path} has a static {axis} of {size}, and {'/'.join(map(str, wanted))} was asked for; "
-                    f"{way}, export it for that {axis}, or export it with --dynamic"
-                )
-            axes.append((size, size, size))
-        elif axis == "batch":
-            axes.append(wanted or DEFAULT_BATCH)
-        else:
-            if wanted is None:
-                try:
-                    height, width = json.loads(file.metadata.get("imgsz", "[640, 640]"))
-                    wanted = (int(height if axis == "height" else width),) * 3
-                except (ValueError, TypeError) as error:
-                    raise InputError(f"{file.path} does not say its image size; give --imgsz") from error
-            if any(value % stride for value in wanted):
-                raise InputError(f"{axis} {'/'.join(map(str, wanted))}: all must be multiples of {stride}, the stride")
-            axes.append(wanted)
+    for axis, size, asked, default in zip(
+        ("batch", "channels", "height", "width"), shape, (config.batch, None, config.height, config.width), defaults,
+        strict=True,
+    ):  # fmt: skip
+        if size is not None and asked not in (None, (size, size, size)):
+            way = f"give --batch-size {size}" if axis == "batch" else "run build_engine.py without --imgsz"
+            raise InputError(
+                f"{file.path} has a static {axis} of {size}, and {'/'.join(map(str, asked))} was asked for; "
+                f"{way}, export it for that {axis}, or export it with --dynamic"
+            )
+        axes.append((size, size, size) if size is not None else asked or default)
+        if size is None and axis in ("height", "width") and any(value % stride for value in axes[-1]):
+            raise InputError(f"{axis} {'/'.join(map(str, axes[-1]))}: all must be multiples of {stride}, the stride")
     if None not in shape:
         return {}
     min_shape, opt_shape, max_shape = (file.input_spec.own(sizes) for sizes in zip(*axes, strict=True))

@@ -42,8 +42,7 @@ class Execution:
             engine: the file's engine, if it is loaded already: this is a further context of it.
 
         Raises:
-            InputError: see `load_engine`; or the engine has inputs in host memory, or tensors in a format that
-                packs channels.
+            InputError: see `load_engine`; or the engine has tensors in a format that packs channels.
         """
         self.path, self.device, self.api = Path(path), device, api
         self.log: Log = api.log()
@@ -62,13 +61,8 @@ class Execution:
         self._graph: Any = None
         modes = api.module.TensorIOMode
         names = [self.engine.get_tensor_name(index) for index in range(self.engine.num_io_tensors)]
-        location, form = (getattr(api.module, kind, None) for kind in ("TensorLocation", "TensorFormat"))
-        for name in names:  # the lean runtime does not know TensorFormat, and that of 8.6 no TensorLocation
-            if location and self.engine.get_tensor_location(name) == location.HOST:  # a shape tensor
-                raise InputError(
-                    f"{path} has {name} in host memory, which is not supported; export_qat.py writes no such file"
-                )
-            kind = self.engine.get_tensor_format(name).name if form else "LINEAR"
+        for name in names:
+            kind = self.engine.get_tensor_format(name).name
             if kind != "LINEAR":  # of trtexec, or --input-format of 1.0
                 raise InputError(f"{path} has {name} in format {kind}, which is not supported; build the engine again")
         self.inputs = tuple(self._spec(n) for n in names if self.engine.get_tensor_mode(n) == modes.INPUT)

@@ -1,4 +1,4 @@
-"""The only importer of TensorRT: 8.6, 10, 11 as `tensorrt`, TensorRT-RTX, and TensorRT's lean runtime.
+"""The only importer of TensorRT: 8.6, 10, 11 as `tensorrt`, and TensorRT-RTX.
 
 What differs between versions is asked of the module (`Api.weakly_typed`, `Api.ahead_of_time`, ...), so that nothing
 else compares version numbers.
@@ -10,10 +10,10 @@ import importlib
 import importlib.util
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from utils.core.device import select_device
 from utils.core.errors import DependencyError, InputError
@@ -25,63 +25,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RTX = ("tensorrt_rtx", "tensorrt_rtx_bindings")
-MODULES = ("tensorrt", *RTX, "tensorrt_lean", "tensorrt_lean_bindings")
+MODULES = ("tensorrt", *RTX)
 # TensorRT's name of a data type → torch's
 TORCH_TYPES = {
     "FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16", "INT8": "int8", "UINT8": "uint8",
     "INT32": "int32", "INT64": "int64", "BOOL": "bool",
 }  # fmt: skip
-
-
-class BuilderOption(NamedTuple):
-    """A field of BuildConfig as TensorRT knows it.
-
-    Attributes:
-        setting: property of IBuilderConfig, or BuilderFlags.
-        trtexec: flags of trtexec.
-        words: of tables.
-        values: the field's value → member of the property's enum, word of trtexec.
-    """
-
-    setting: str | tuple[str, ...]
-    trtexec: str
-    words: str
-    values: Mapping[str, tuple[str, str]] = {}
-
-    @property
-    def enum(self) -> str:
-        """Name of the property's enum."""
-        return "".join(word.capitalize() for word in str(self.setting).split("_"))
-
-    def arguments(self, value: Any) -> list[str]:
-        """What trtexec is called with."""
-        return self.trtexec.format(self.values[value][1] if self.values else value).split()
-
-
-TILING = {"fast": ("FAST", "1"), "moderate": ("MODERATE", "2"), "full": ("FULL", "3")}
-HARDWARE = {"ampere+": ("AMPERE_PLUS", "ampere+"), "same-cc": ("SAME_COMPUTE_CAPABILITY", "sameComputeCapability")}
-# Fields of BuildConfig that change which kernels an engine has, and where it runs; a version may lack them
-BUILDER_OPTIONS = {
-    "optimization_level": BuilderOption("builder_optimization_level", "--builderOptimizationLevel={}", "level {}"),
-    "max_aux_streams": BuilderOption("max_aux_streams", "--maxAuxStreams={}", "{} streams"),
-    "timing_iterations": BuilderOption("avg_timing_iterations", "--avgTiming={}", "{} timing iterations"),
-    "tiling_level": BuilderOption("tiling_optimization_level", "--tilingOptimizationLevel={}", "tiling {}", TILING),
-    "max_tactics": BuilderOption("max_num_tactics", "--maxTactics={}", "{} tactics"),
-    # without the lean runtime inside, which would be code that a plan brings along
-    "version_compatible": BuilderOption(
-        ("VERSION_COMPATIBLE", "EXCLUDE_LEAN_RUNTIME"), "--versionCompatible --excludeLeanRuntime", "version compatible"
-    ),
-    "hardware_compatible": BuilderOption(
-        "hardware_compatibility_level", "--hardwareCompatibilityLevel={}", "hardware compatible {}", HARDWARE
-    ),
-    "strip_weights": BuilderOption(("STRIP_PLAN", "REFIT_IDENTICAL"), "--stripWeights", "weights stripped"),
-}
-
-
-def describe_options(options: Mapping[str, Any]) -> str:
-    """Options in the words of tables, such as 'level 2, 3 streams'; tactic sources are left out."""
-    words = [known.words.format(options[name]) for name, known in BUILDER_OPTIONS.items() if name in options]
-    return ", ".join(words) or "TensorRT's own"
 
 
 @dataclass(frozen=True)
@@ -97,14 +46,8 @@ class Api:
 
     @property
     def name(self) -> str:
-        """Name and version, such as 'TensorRT 8.6.0', 'TensorRT-RTX 1.7.1' or 'TensorRT's lean runtime 10.16.1'."""
-        name = "TensorRT-RTX" if self.is_rtx else "TensorRT" if self.builds else "TensorRT's lean runtime"
-        return f"{name} {self.version}"
-
-    @property
-    def builds(self) -> bool:
-        """Whether it builds engines; the lean runtime only runs those that were built version compatible."""
-        return hasattr(self.module, "Builder")
+        """Name and version, such as 'TensorRT 8.6.0' or 'TensorRT-RTX 1.7.1'."""
+        return f"{'TensorRT-RTX' if self.is_rtx else 'TensorRT'} {self.version}"
 
     @property
     def is_rtx(self) -> bool:
@@ -133,16 +76,6 @@ class Api:
         if capability is None or not hasattr(self.module.IBuilderConfig, "set_compute_capability"):
             return ()
         return tuple(name for name in dir(capability) if re.fullmatch(r"SM\d+", name))
-
-    def lacks(self, option: BuilderOption, value: Any) -> str:
-        """What it has not of an option with this value, such as 'IBuilderConfig.max_num_tactics'; '' if it has all."""
-        if isinstance(option.setting, str):
-            names = [("IBuilderConfig", option.setting)]
-            names += [(option.enum, option.values[value][0])] if option.values else []
-        else:
-            names = [("BuilderFlag", flag) for flag in option.setting]
-        known = ((kind, name, getattr(self.module, kind, None)) for kind, name in names)
-        return next((f"{kind}.{name}" for kind, name, holder in known if not hasattr(holder, name)), "")
 
     @property
     def progress_monitor(self) -> type | None:

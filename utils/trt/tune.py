@@ -23,7 +23,7 @@ from utils.trt import tensorrt_api, timing
 from utils.trt.build import build, cache_path
 from utils.trt.engine_file import EngineNote
 from utils.trt.preflight import BuildConfig, OnnxFile, decide
-from utils.trt.tensorrt_api import Api, describe_options
+from utils.trt.tensorrt_api import Api
 
 logger = logging.getLogger(__name__)
 
@@ -116,14 +116,21 @@ def tune(onnx: Path, engine: Path, config: BuildConfig, api: Api) -> EngineNote:
     remarks, rows = {control: "as asked for, again", first: "as asked for", best: "kept"}, []
     for tried in candidates:
         times = (f"{tried.ms:.3f}", f"{max(tried.rounds) - min(tried.rounds):.3f}") if tried.rounds else ("", "")
-        words = describe_options(tried.config.options)
+        words = _in_words(tried.config)
         rows.append((words, f"{tried.seconds:.0f} s", *times, tried.error or remarks.get(tried, "")))
     logger.info("%s", "\n".join(aligned(COLUMNS, rows)))
     both = first.rounds + control.rounds
     logger.info("%s: %s: %.1f%% less time than as asked for; the noise is %.1f%%",
-                engine, describe_options(best.config.options), 100 * (1 - best.ms / first.ms),
+                engine, _in_words(best.config), 100 * (1 - best.ms / first.ms),
                 100 * (max(both) / min(both) - 1))  # fmt: skip
     return EngineNote.load(engine)
+
+
+def _in_words(config: BuildConfig) -> str:
+    """What varies between candidates, such as 'level 2, 3 streams'."""
+    level, streams = config.optimization_level, config.max_aux_streams
+    words = [f"level {level}"] * (level is not None) + [f"{streams} streams"] * (streams is not None)
+    return ", ".join(words) or "TensorRT's own"
 
 
 def _fastest(candidates: list[_Candidate], api: Api) -> _Candidate:

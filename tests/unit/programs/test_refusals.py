@@ -77,10 +77,8 @@ CASES = [  # program, arguments, what the line names
     (B, "a.onnx --imgsz 64 32 128", "min <= opt <= max"),
     (B, "a.onnx --imgsz 50", "multiples of 32"),
     (B, "a.onnx --target SM89", "--target"),
-    (B, "a.onnx --trtexec", "trtexec"),
     (B, "a.onnx --tune nan", "--tune"),
     (B, "a.onnx --tune 5 --target SM89", "--target"),
-    (B, "a.onnx --tune 5 --trtexec", "--trtexec"),
     (B, "int8.onnx --tune 5 --precision fp16", "int8.onnx"),
     (B, "a.onnx --tune 5 --max-aux-streams 2 --optimization-level 2", "--max-aux-streams"),
     (B, "fixed.onnx --batch-size 8", "fixed.onnx"),
@@ -206,7 +204,6 @@ def contents(folder):
 @pytest.mark.parametrize(("program", "words", "named"), CASES, ids=[f"{p.split('/')[-1]} {w}" for p, w, _ in CASES])
 def test_a_refusal_is_one_line(program, words, named, folder, start, monkeypatch):
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("utils.trt.trtexec.which", lambda name: None)
     monkeypatch.setattr("models.quantize.checkpoint.kind", lambda file: "quantized" if file.name[0] == "q" else "float")
     stand_in(monkeypatch)
     before = contents(folder)

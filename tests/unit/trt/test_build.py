@@ -12,8 +12,7 @@ from tensorrt_stand_in import GPU, stand_in
 from utils.core.errors import InputError, QatError
 from utils.trt.build import build
 from utils.trt.engine_file import EngineNote
-from utils.trt.preflight import BuildConfig, OnnxFile, choose_typing, decide, profile_shapes
-from utils.trt.tensorrt_api import describe_options
+from utils.trt.preflight import BuildConfig, OnnxFile, decide, profile_shapes
 
 QUIET = BuildConfig(progress=False)
 FP32, FP16 = TensorProto.FLOAT, TensorProto.FLOAT16
@@ -78,8 +77,8 @@ QUANTIZED, HALF_SCALES = {"quantized": True}, {"half": True, "half_scales": True
     ("version", "about", "form", "changes", "advice"),
     [
         ("8.6.0", {"opset": 19}, "plain", {}, "--typing weak --opset 17"),
-        ("8.6.0", HALF_SCALES, "plain", {}, "--typing weak"),
-        ("8.6.0", QUANTIZED, "plain", {"precision": "fp16"}, "float model's ONNX"),
+        ("8.6.0", HALF_SCALES, "plain", {}, "--typing weak --opset 17"),
+        ("8.6.0", QUANTIZED, "plain", {"precision": "fp16"}, "for that precision"),
         (
             "11.1.0",
             QUANTIZED,
@@ -101,7 +100,7 @@ def test_files_that_a_tensorrt_does_not_read_are_refused_with_advice(
     api = stand_in(monkeypatch, version)
     described = OnnxFile.read(write_onnx(tmp_path / "a.onnx", (1, 3, 64, 96), metadata={"form": form}))
     with pytest.raises(InputError) as caught:
-        choose_typing(dataclasses.replace(described, **about), api, config(**changes))
+        decide(dataclasses.replace(described, **about), api, GPU, config(**changes))
     assert str(caught.value).endswith(advice)
     assert api.module.calls == []
 
@@ -151,8 +150,6 @@ def test_what_is_written(file, tmp_path, monkeypatch, caplog):
     assert "a warning about this network" in caplog.text
     assert ("workspace", int(GPU.free * 0.75)) in api.module.calls
     assert not list(tmp_path.glob("out/.a-*"))
-    assert note.made_by(api, GPU)
-    assert not dataclasses.replace(note, gpu=f"{GPU.name} Ti").made_by(api, GPU)
 
 
 def test_timing_cache_is_read_and_written(file, tmp_path, monkeypatch, caplog):
@@ -172,26 +169,14 @@ def test_timing_cache_is_read_and_written(file, tmp_path, monkeypatch, caplog):
 def test_options_reach_the_builder_and_the_note(file, tmp_path, monkeypatch):
     api, seen = stand_in(monkeypatch), []
     api.module.ticks = lambda setup: seen.append(setup) or 0
-    note = build(file, tmp_path / "a.engine", config(optimization_level=2, max_aux_streams=0, timing_iterations=4))
+    note = build(
+        file, tmp_path / "a.engine", config(optimization_level=2, max_aux_streams=0, hardware_compatible="ampere+")
+    )
     build(file, tmp_path / "b.engine", QUIET)
-    names = ("builder_optimization_level", "max_aux_streams", "avg_timing_iterations")
-    assert [[getattr(setup, name) for name in names] for setup in seen] == [[2, 0, 4], [3, -1, 1]]
-    assert note.options == {"optimization_level": 2, "max_aux_streams": 0, "timing_iterations": 4}
-    assert describe_options(note.options) == "level 2, 0 streams, 4 timing iterations"
-
-
-def test_portable_engines_and_tiling(file, tmp_path, monkeypatch):
-    api, seen = stand_in(monkeypatch, "10.9.0"), []
-    api.module.ticks = lambda setup: seen.append(setup) or 0
-    options = {"version_compatible": True, "strip_weights": True, "hardware_compatible": "same-cc",
-               "tiling_level": "moderate", "max_tactics": 9}  # fmt: skip
-    note = build(file, tmp_path / "a.engine", config(**options))
-    assert note.options == options
-    assert set(last(api, "build")) == {"EXCLUDE_LEAN_RUNTIME", "FP16", "REFIT_IDENTICAL", "STRIP_PLAN",
-                                       "VERSION_COMPATIBLE"}  # fmt: skip
-    (setup,), module = seen, api.module
-    assert setup.hardware_compatibility_level is module.HardwareCompatibilityLevel.SAME_COMPUTE_CAPABILITY
-    assert (setup.tiling_optimization_level, setup.max_num_tactics) == (module.TilingOptimizationLevel.MODERATE, 9)
+    names = ("builder_optimization_level", "max_aux_streams", "hardware_compatibility_level")
+    ampere = api.module.HardwareCompatibilityLevel.AMPERE_PLUS
+    assert [[getattr(setup, name) for name in names] for setup in seen] == [[2, 0, ampere], [3, -1, None]]
+    assert note.options == {"optimization_level": 2, "max_aux_streams": 0, "hardware_compatible": "ampere+"}
 
 
 def test_tactic_sources_switched_off(file, tmp_path, monkeypatch):
@@ -238,6 +223,3 @@ def test_plugins_are_registered_for_files_that_use_them_only(file, tmp_path, mon
     delattr(api.module, "init_libnvinfer_plugins")
     with pytest.raises(InputError, match="--nms onnx"):
         build(tmp_path / "nms.onnx", tmp_path / "nms.engine", QUIET)
-
-
-# the module

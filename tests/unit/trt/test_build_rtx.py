@@ -40,7 +40,7 @@ def test_what_the_module_can_do(rtx):
 def test_options_exist_in_a_current_tensorrt(rtx, tmp_path):
     """A stand-in takes any option."""
     file = write_onnx(tmp_path / "a.onnx", (2, 3, 64, 96), FP16, quantized=True, opset=19)
-    options = {"optimization_level": 2, "max_aux_streams": 3, "timing_iterations": 2}
+    options = {"optimization_level": 2, "max_aux_streams": 3, "hardware_compatible": "ampere+"}
     assert build(file, tmp_path / "a.engine", config(**options), rtx).options == options
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from one_conv import METADATA, reference, with_product, write_onnx
+from one_conv import METADATA, reference, write_onnx
 from tensorrt_stand_in import stand_in
 
 from utils.core.errors import InputError
@@ -57,20 +57,6 @@ def test_bytes_last_in_a_profile(tmp_path):
     assert (file.input_spec, file.image) == (LAST, ("images", (None, 3, None, None)))
     shapes = profile_shapes(file, BuildConfig(batch=(1, 4, 8), height=(64, 64, 96), width=(32, 64, 128)))
     assert shapes == {"images": ((1, 64, 32, 3), (4, 64, 64, 3), (8, 96, 128, 3))}
-
-
-@pytest.mark.parametrize("form", [BYTES, LAST])
-def test_a_product_of_bytes_in_front_of_a_quantizer(tmp_path, monkeypatch, form):
-    """As files of 1.0.0 have it, which TensorRT 8.6.0 computes without the factor; it is right where none reads it."""
-    api = stand_in(monkeypatch)
-    path = file_of(tmp_path, form, quantized=False)
-    assert "Mul" in {node.op_type for node in onnx.load(path).graph.node}
-    build(path, tmp_path / "a.engine", QUIET, api)
-    onnx.save(with_product(onnx.load(file_of(tmp_path, form))), path)
-    with pytest.raises(InputError, match="1/255"):
-        build(path, tmp_path / "b.engine", QUIET, api)
-    assert not (tmp_path / "b.engine").exists()
-    build(path, tmp_path / "b.engine", QUIET, stand_in(monkeypatch, "10.7.0"))
 
 
 @pytest.mark.parametrize(("name", "kind"), [("images", "HWC8"), ("images", "CHW32"), ("output0", "CHW32")])
