@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Time engines over batch sizes and contexts, INT8 against FP16, in one run and interleaved.
+"""Time engines over batch sizes, INT8 against FP16, in one run and interleaved.
 
     python scripts/benchmark_trt.py yolov9-c-int8.onnx --baseline yolov9-c.onnx --batch-size 1 4 8 12 --useCudaGraph
-    python scripts/benchmark_trt.py yolov9-c-int8.onnx --sweep 64 --infStreams 1 2 4
+    python scripts/benchmark_trt.py yolov9-c-int8.onnx --sweep 64 --infStreams 2
 
 FILE is an ONNX file, of which an engine is built for each batch size (FILE-bN.engine beside it, used again while it is
 newer), or an engine. All are timed at one image size: that of the files, or --imgsz. --baseline is the float model's
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("utils.benchmark")
 
 TIMES = "timing, with trtexec's names and defaults"
-OF_GPUS = ("useCudaGraph", "useSpinWait", "noDataTransfers", "exposeDMA")
+OF_GPUS = ("useCudaGraph", "useSpinWait", "noDataTransfers")
 
 
 class BenchmarkOptions(RunFolderOptions, BuildOptions):
@@ -71,14 +71,12 @@ class BenchmarkOptions(RunFolderOptions, BuildOptions):
     )
     duration: Annotated[float, Field(gt=0, le=86_400)] = option(3, "of each engine", group=TIMES, metavar="S")
     rounds: Annotated[int, Field(ge=1, le=1000)] = option(3, "turns that it is spread over", group=TIMES, metavar="N")
-    infStreams: list[Annotated[int, Field(ge=1, le=64)]] = option(
-        [1], "contexts side by side, each with its own stream and buffers; several to compare", "--infStreams",
-        group=TIMES, metavar="N",
-    )  # fmt: skip
+    infStreams: Annotated[int, Field(ge=1, le=64)] = option(
+        1, "contexts side by side, each with its own stream and buffers", "--infStreams", group=TIMES, metavar="N"
+    )
     useCudaGraph: bool = option(False, "replay a CUDA graph", "--useCudaGraph", group=TIMES)
     useSpinWait: bool = option(False, "wait without sleeping", "--useSpinWait", group=TIMES)
     noDataTransfers: bool = option(False, "without copying inputs and outputs", "--noDataTransfers", group=TIMES)
-    exposeDMA: bool = option(False, "copy before and after a run, not during others", "--exposeDMA", group=TIMES)
     builds: Annotated[int, Field(ge=1, le=9)] = option(
         1, "engines of each ONNX file, whose spread is the verdict's noise; 2 takes twice as long or more", metavar="N"
     )
@@ -89,8 +87,6 @@ def main(options: BenchmarkOptions) -> int:
     """Build what is missing, time, write table, JSON and plot. 1 if an engine has no figures."""
     if options.sweep and options.batch_size:
         raise InputError("--batch-size gives batch sizes and --sweep asks for 1, 2, 4, ...; give one of them")
-    if options.noDataTransfers:
-        options.reject_unused(["exposeDMA"], "with --noDataTransfers, which copies nothing")
     engines = options.device.strip().lower() != "cpu"
     for file in (*options.files, *options.baseline):
         check_file(file, "expected an ONNX file or an engine")
@@ -109,14 +105,13 @@ def main(options: BenchmarkOptions) -> int:
     size = height_width(options.imgsz) if options.imgsz else None
     batches = benchmark.batch_sizes(options.batch_size, options.sweep)
     timing = TimingConfig(options.warmUp, options.duration, options.rounds, options.useCudaGraph, options.useSpinWait,
-                          not options.noDataTransfers, overlap=not options.exposeDMA)  # fmt: skip
+                          not options.noDataTransfers)  # fmt: skip
     check_entries(entries, size)
     building = options.build_config()
     if not engines:
         if built := [entry.file for entry in entries if entry.is_engine]:
             raise InputError(f"{built[0]} is an engine, which runs on a GPU only; on a CPU give .onnx files")
-        contexts = ["infStreams"] if options.infStreams != [1] else []
-        options.reject_unused([*contexts, "builds", *BUILD_OPTIONS], "where no engine takes part")
+        options.reject_unused(["infStreams", "builds", *BUILD_OPTIONS], "where no engine takes part")
     elif all(entry.is_engine for entry in entries):
         options.reject_unused(["builds", *BUILD_OPTIONS], "to engines that are built already")
     api = tensorrt_api.load_tensorrt() if engines else None
@@ -125,9 +120,7 @@ def main(options: BenchmarkOptions) -> int:
         check_target(api, tensorrt_api.gpu(device.index), ())
     check_outputs(options, entries, batches, size, api, building)
     common = None if size else benchmark.common_size(entries)
-    job = benchmark.Benchmark(
-        entries, size, list(dict.fromkeys(options.infStreams)), timing, building, device, size or common, api
-    )
+    job = benchmark.Benchmark(entries, size, options.infStreams, timing, building, device, size or common, api)
     if not job.on_gpu and options.given(*OF_GPUS):  # benchmark_trt.sh gives them, wherever it runs
         logger.warning("on a CPU these do nothing: %s", ", ".join(options.given(*OF_GPUS)))
     about = job.about(_method(options, job.on_gpu))
@@ -172,8 +165,7 @@ def check_outputs(
 
 def _method(options: BenchmarkOptions, on_gpu: bool) -> str:
     words = ["CUDA graph"] * (on_gpu and options.useCudaGraph) + ["spin wait"] * (on_gpu and options.useSpinWait)
-    transfers = "with data transfers" + (" before and after each run" if options.exposeDMA else "")
-    words += ["without data transfers" if options.noDataTransfers else transfers] * on_gpu
+    words += [f"{'without' if options.noDataTransfers else 'with'} data transfers"] * on_gpu
     return f"{', '.join(words)}, {options.duration:g} s in {options.rounds} rounds, interleaved; latency: median"
 
 

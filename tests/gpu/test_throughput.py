@@ -46,17 +46,14 @@ def test_throughput_of_two_contexts_and_of_copies_during_runs(demo_engine):
     one = Execution(demo_engine, tensorrt_api.load_tensorrt(), DEVICE)
     one.set_shapes({"images": (8, 3, 320, 320)})
     other = one.sibling()
-    exposed = TimingConfig(50, 0.6, 2, cuda_graph=True, overlap=False)
     found = timing.time_interleaved({"one": [one], "two": [one, other]}, QUICK)
-    slow = timing.time_interleaved({"one": [one]}, exposed)["one"]
-    print({name: (figures.qps, figures.parts["latency"].median) for name, figures in found.items()}, slow.qps)
+    print({name: (figures.qps, figures.parts["latency"].median) for name, figures in found.items()})
     assert found["two"].qps > 0.95 * found["one"].qps
-    assert found["one"].qps > 0.95 * slow.qps
-    for figures in (*found.values(), slow):
+    for figures in found.values():
         parts = {name: figures.parts[name].median for name in ("h2d", "compute", "d2h")}
         assert min(parts.values()) > 0
         assert figures.parts["latency"].median == pytest.approx(sum(parts.values()), rel=0.3)
-    assert slow.qps == pytest.approx(1000 / slow.parts["latency"].median, rel=0.4)
+    assert found["one"].qps > 0.95 * 1000 / found["one"].parts["latency"].median  # copies overlap with runs
     for execution in (other, one):
         execution.close()
 

@@ -75,6 +75,7 @@ REMOVED: dict[str, str] = {
     "--own-timing": "leave it out; it is always our own loop that takes the times",
     "--input-format": "leave it out; take bytes by export_qat.py --input uint8",
     "--trtexec": "leave it out; TensorRT's Python module builds, and engines that you build by trtexec are taken",
+    "--exposeDMA": "leave it out; H2D, compute and D2H are the parts of a batch, and latency their sum",
     "--timing-iterations": "leave it out; the timing cache beside an engine keeps what was measured",
 }
 

@@ -36,12 +36,11 @@ from utils.trt.benchmark import (
 )
 from utils.trt.engine_file import EngineNote
 from utils.trt.preflight import BuildConfig, OnnxFile, profile_shapes
-from utils.trt.timing import TimingConfig
+from utils.trt.timing import TimingConfig, random_input
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from utils.runners.base import Runner
     from utils.trt.tensorrt_api import Api
 
 logger = logging.getLogger(__name__)
@@ -58,13 +57,13 @@ class Benchmark:
         entries: ONNX files and engines; without `api` ONNX Runtime runs the former.
         size: (height, width) in pixels that was given, for files of dynamic size; None: each has its own.
         timed_size: the one at which everything is timed; None if an engine alone does not say it.
-        contexts: numbers of contexts that run side by side, of engines.
+        contexts: of each engine, that run side by side.
         api: TensorRT; None where no engine takes part.
     """
 
     entries: Sequence[Entry]
     size: tuple[int, int] | None
-    contexts: Sequence[int]
+    contexts: int
     timing: TimingConfig
     building: BuildConfig
     device: torch.device
@@ -155,26 +154,6 @@ def batch_sizes(given: Sequence[int] | None, sweep: int | None) -> list[int]:
 # --- ONNX Runtime as a candidate --------------------------------------------------------------------------------------
 
 
-class RunnerExecution:
-    """A runner on a CPU with feeds of one shape; its attributes are those of `timing.Timed`."""
-
-    stream = None
-
-    def __init__(self, runner: Runner, shapes: Mapping[str, Sequence[int]]) -> None:
-        self._runner = runner
-        self.inputs, self.outputs, self.device = runner.inputs, runner.outputs, runner.device
-        self.buffers = {spec.name: torch.zeros(*shapes[spec.name], dtype=getattr(torch, spec.dtype))
-                        for spec in runner.inputs}  # fmt: skip
-        self.run()
-
-    def run(self) -> None:
-        """Run once."""
-        self.buffers |= self._runner.infer({spec.name: self.buffers[spec.name] for spec in self.inputs})
-
-    def graph(self) -> None:
-        """There is none on a CPU."""
-
-
 def open_onnx(file: Path, baseline: bool, batch: int, size: tuple[int, int] | None, opened: ExitStack) -> Candidate:
     """An ONNX file in ONNX Runtime on the CPU; what does not run is a row that says why.
 
@@ -193,8 +172,9 @@ def open_onnx(file: Path, baseline: bool, batch: int, size: tuple[int, int] | No
         _, channels, *own = summary.input_spec.nchw(known)
         height, width = side or own
         shape = summary.input_spec.own((batch, channels, height, width))
-        execution = RunnerExecution(runner, {spec.name: shape})
-        return Candidate(row, [execution])
+        feeds = {spec.name: random_input(shape, getattr(torch, spec.dtype))}
+        runner.infer(feeds)  # refuses a shape that the file does not take
+        return Candidate(row, lambda: runner.infer(feeds))
     except FAILURES as error:
         return Candidate(replace(row, error=one_line(error)))
 
@@ -260,8 +240,8 @@ def benchmark_table(rows: Sequence[BenchmarkRow]) -> tuple[Sequence[Column], lis
 
 
 def fastest_lines(rows: Sequence[BenchmarkRow]) -> list[str]:
-    """A line for each network with the most images per second of all batch sizes and contexts, if there are several."""
-    if len({(row.batch, row.contexts) for row in rows}) < 2:
+    """A line for each network with the most images per second of all batch sizes, if there are several."""
+    if len({row.batch for row in rows}) < 2:
         return []
     best: dict[str, BenchmarkRow] = {}
     for row in rows:
@@ -277,23 +257,17 @@ def fastest_lines(rows: Sequence[BenchmarkRow]) -> list[str]:
 
 
 def plot(rows: Sequence[BenchmarkRow], title: str) -> Figure:
-    """Latency against throughput: a colour for each network, a line and a marker for each number of its contexts."""
+    """Latency against throughput: a line for each network, its batch sizes beside the points."""
     from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
     measured = [row for row in rows if row.figures]
-    lines = list(dict.fromkeys((row.model, row.contexts) for row in measured))
-    names, numbers = list(dict.fromkeys(name for name, _ in lines)), sorted({number for _, number in lines})
-    figure, (axes,) = new_figure(7.0, 4.2 + 0.2 * max(len(lines) - 4, 0), 1)
-    for name, contexts in lines:
-        colour = (BLUE, VERMILLION, GREEN, ORANGE, GREY)[names.index(name) % 5]
-        place = numbers.index(contexts) if len(numbers) > 1 else names.index(name)
-        own = [row for row in measured if (row.model, row.contexts) == (name, contexts)]
+    names = list(dict.fromkeys(row.model for row in measured))
+    figure, (axes,) = new_figure(7.0, 4.2 + 0.2 * max(len(names) - 4, 0), 1)
+    for place, name in enumerate(names):
+        colour = (BLUE, VERMILLION, GREEN, ORANGE, GREY)[place % 5]
         points = [(row.images_per_second, row.figures.parts["latency"].median, row.batch)
-                  for row in own if row.figures]  # fmt: skip
-        several = len({number for other, number in lines if other == name}) > 1
-        label = f", {contexts} context{'s' * (contexts > 1)}" if several or contexts > 1 else ""
-        axes.plot([p[0] for p in points], [p[1] for p in points], color=colour, marker="osD^vP"[place % 6],
-                  linestyle=("-", "--", ":", "-.")[place % 4] if several else "-", label=name + label)  # fmt: skip
+                  for row in measured if row.model == name and row.figures]  # fmt: skip
+        axes.plot([p[0] for p in points], [p[1] for p in points], color=colour, marker="osD^vP"[place % 6], label=name)
         for speed, latency, batch in points:
             axes.annotate(
                 str(batch), (speed, latency), textcoords="offset points", xytext=(5, 5), fontsize=7, color=colour

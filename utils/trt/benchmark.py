@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from utils.trt.layers import advice, layers_of, summarize
 from utils.trt.preflight import BuildConfig, OnnxFile
 from utils.trt.runner import Execution
 from utils.trt.tensorrt_api import Api
-from utils.trt.timing import Figures, Timed, TimingConfig, time_interleaved
+from utils.trt.timing import Figures, TimingConfig, time_interleaved
 from utils.trt.tune import build_or_tune
 
 WITHOUT_GRAPH = "timed without a CUDA graph, which holds no results whose size depends on the image, as of NMS"
@@ -169,10 +169,10 @@ class BenchmarkRow:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A row to be, and what runs it: contexts side by side; none where the row says why."""
+    """A row to be, and what runs it: contexts side by side, or on a CPU a call; nothing where the row says why."""
 
     row: BenchmarkRow
-    running: Sequence[Timed] = ()
+    running: Sequence[Execution] | Callable[[], object] = ()
 
 
 def load_engine_at(
@@ -201,43 +201,32 @@ def open_engines(
     engines: Mapping[Entry, Path | str],
     batch: int,
     size: tuple[int, int] | None,
-    contexts: Sequence[int],
+    contexts: int,
     api: Api,
     device: torch.device,
     config: TimingConfig,
     stack: ExitStack,
 ) -> list[Candidate]:
-    """Engines at this batch, each with so many contexts, for each of these numbers.
+    """Engines at this batch, each with so many contexts that run side by side, which the stack closes.
 
     CUDA graphs are captured here too, so that what cannot be captured is a row.
-
-    Args:
-        contexts: numbers of contexts that run side by side.
-        stack: closes them.
-    """  # fmt: skip
+    """
     candidates = []
     for entry, engine in engines.items():
-        row = BenchmarkRow(entry.name, batch, entry.baseline, build=entry.build)
+        row = BenchmarkRow(entry.name, batch, entry.baseline, build=entry.build, contexts=contexts)
         try:
             if isinstance(engine, str):
                 raise QatError(engine)
             group = [load_engine_at(engine, batch, size, api, device, stack)]
             row = _described(row, group[0], config.cuda_graph)
+            while len(group) < contexts:
+                group.append(group[0].sibling())
+                stack.callback(group[-1].close)
+            for context in group if config.cuda_graph else ():
+                context.graph()
+            candidates.append(Candidate(row, group))
         except FAILURES as error:
             candidates.append(Candidate(replace(row, error=one_line(error))))
-            continue
-        for number in contexts:
-            row_of_number = replace(row, contexts=number, notes=row.notes if number == contexts[0] else ())
-            try:
-                while len(group) < number:
-                    group.append(group[0].sibling())
-                    stack.callback(group[-1].close)
-                if config.cuda_graph:
-                    for context in group[:number]:
-                        context.graph()
-                candidates.append(Candidate(row_of_number, group[:number]))
-            except FAILURES as error:
-                candidates.append(Candidate(replace(row_of_number, error=one_line(error))))
     return candidates
 
 
@@ -270,9 +259,8 @@ def compared(rows: Sequence[BenchmarkRow]) -> list[BenchmarkRow]:
     """Rows of one batch size, with their speed against the baseline of their kind."""
     results = []
     for row in rows:
-        kind = (row.nms, row.masks, row.contexts)
-        bases = [one.figures for one in rows
-                 if one.baseline and one.figures and (one.nms, one.masks, one.contexts) == kind]  # fmt: skip
+        kind = (row.nms, row.masks)
+        bases = [one.figures for one in rows if one.baseline and one.figures and (one.nms, one.masks) == kind]
         if row.figures and bases and not row.baseline:
             row = replace(row, gain=row.figures.qps / bases[0].qps - 1)
         results.append(row)
@@ -289,7 +277,7 @@ def verdicts(rows: Sequence[BenchmarkRow]) -> list[str]:
     timed = [
         (row, row.model.removesuffix(f"-build{row.build}" if row.build > 1 else ""), row.figures.qps)
         for row in rows
-        if row.runtime == TENSORRT and row.contexts == 1 and row.figures
+        if row.runtime == TENSORRT and row.figures
     ]
     names = dict.fromkeys(
         (file, row.nms, row.masks) for row, file, _ in timed if row.precision == "INT8" and not row.baseline

@@ -9,50 +9,19 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, cuda
 
-from utils.core.errors import InputError, QatError
-from utils.runners.base import TensorSpec
+from utils.core.errors import QatError
 from utils.trt.runner import Execution
 from utils.trt.tensorrt_api import Api
-
-
-class Timed(Protocol):
-    """A network ready to run on inputs of one shape: `runner.Execution` is one."""
-
-    @property
-    def inputs(self) -> Sequence[TensorSpec]:
-        """What it takes."""
-
-    @property
-    def outputs(self) -> Sequence[TensorSpec]:
-        """What it gives."""
-
-    @property
-    def buffers(self) -> Mapping[str, Tensor]:
-        """A tensor for each input and output, by name; those of outputs may be others after a run."""
-
-    @property
-    def stream(self) -> Any:
-        """What it runs on; None on a CPU, where `run` returns when it is done."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where the buffers are."""
-
-    def run(self) -> None:
-        """Enqueue one run on `stream`."""
-
-    def graph(self) -> Any:
-        """The run as a CUDA graph (`replay()`); None for a network that is always run without."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +34,8 @@ class TimingConfig:
         rounds: how often each network gets its turn.
         cuda_graph: replay a CUDA graph instead of enqueueing layer by layer.
         spin_wait: wait for the GPU without sleeping: shorter times that scatter less, and a busy core.
-        transfers: copy inputs and outputs too.
+        transfers: copy inputs and outputs too, while other queries run.
         iterations: queries of each engine, over all rounds, at least.
-        overlap: copy while other queries run, as an application with two sets of buffers does; else a query's copies
-            and its run follow each other (trtexec's `--exposeDMA`).
     """
 
     warm_up: float = 200.0
@@ -78,11 +45,6 @@ class TimingConfig:
     spin_wait: bool = False
     transfers: bool = True
     iterations: int = 10
-    overlap: bool = True
-
-    def __post_init__(self) -> None:
-        if self.warm_up < 0 or self.duration < 0 or self.rounds < 1 or self.iterations < 1:
-            raise InputError("--warmUp and --duration must not be negative, --iterations and --rounds must be positive")
 
 
 TUNING_ROUNDS = 5
@@ -106,34 +68,44 @@ class _Samples:
         return Figures(len(self.queries) / self.seconds, parts)
 
 
-def time_interleaved(networks: Mapping[str, Sequence[Timed]], config: TimingConfig) -> dict[str, Figures]:
+def time_interleaved(
+    networks: Mapping[str, Sequence[Execution] | Callable[[], object]], config: TimingConfig
+) -> dict[str, Figures]:
     """Time several networks interleaved, so that the ratio of their times can be trusted when clocks drift.
 
     Args:
-        networks: by name, the contexts that run side by side; a query is one of any of them.
+        networks: by name, the contexts that run side by side, of which a query is one of any; or on a CPU what runs one
+            query.
     """
-    lanes = {id(context): _Lane(context, config) for contexts in networks.values() for context in contexts}
+    lanes: dict[str, Sequence[_Lane | _HostLane]] = {
+        name: [_HostLane(network)] if callable(network) else [_Lane(context, config) for context in network]
+        for name, network in networks.items()
+    }
     samples = {name: _Samples() for name in networks}
     for name in interleaved(networks, config.rounds):
-        group = [lanes[id(context)] for context in networks[name]]
-        _run(group, config.warm_up / 1000, 1, _Samples())
+        _run(lanes[name], config.warm_up / 1000, 1, _Samples())
         each = -(-config.iterations // config.rounds)
-        _run(group, config.duration / config.rounds, each, samples[name])
+        _run(lanes[name], config.duration / config.rounds, each, samples[name])
     return {name: sample.figures() for name, sample in samples.items()}
 
 
-class _Query:
-    """The events of one query: before and after copying its inputs, its run, and copying its outputs.
+def random_input(shape: Sequence[int], dtype: torch.dtype, pin_memory: bool = False) -> Tensor:
+    """Random values of a type, in 0..1 or 0..255: a GPU computes zeros with less power, and so at a higher clock."""
+    values = torch.zeros(*shape, dtype=dtype, pin_memory=pin_memory)
+    if values.is_floating_point():
+        values.uniform_()
+    elif dtype == torch.uint8:
+        values.random_(0, 256)
+    return values
 
-    Attributes:
-        results: the outputs, which must stay until they are copied.
-    """
+
+class _Query:
+    """The events of one query: before and after copying its inputs, its run, and copying its outputs."""
 
     def __init__(self, config: TimingConfig) -> None:
         parts = ("h2d", "compute", "d2h") if config.transfers else ("compute",)
         self._events = {part: [cuda.Event(enable_timing=True, blocking=not config.spin_wait) for _ in range(2)]
                         for part in parts}  # fmt: skip
-        self.results: list[Tensor] = []
 
     @contextmanager
     def part(self, name: str, stream: Any, after: str = "") -> Iterator[None]:
@@ -148,7 +120,6 @@ class _Query:
     def wait(self) -> None:
         """Wait until it is done."""
         list(self._events.values())[-1][1].synchronize()
-        self.results.clear()
 
     def milliseconds(self) -> dict[str, float]:
         """Of each part."""
@@ -162,50 +133,39 @@ class _Lane:
     buffer, changes nothing, and takes as long as one to a second buffer.
     """
 
-    def __init__(self, timed: Timed, config: TimingConfig) -> None:
-        self.timed, self.config = timed, config
-        pinned = timed.device.type == "cuda"
+    def __init__(self, execution: Execution, config: TimingConfig) -> None:
+        self.execution, self.config = execution, config
+        pinned = execution.device.type == "cuda" and config.transfers
         self.memory: dict[str, Tensor] = {}
-        for name, buffer in timed.buffers.items():
-            values = torch.zeros(buffer.shape, dtype=buffer.dtype, pin_memory=pinned and config.transfers)
-            if name in {spec.name for spec in timed.inputs}:
-                if values.is_floating_point():  # random values cost the power that images cost
-                    values.uniform_()
-                elif values.dtype == torch.uint8:
-                    values.random_(0, 256)
-                buffer.copy_(values)
-            if config.transfers:
-                self.memory[name] = values
-        self._streams = (timed.stream, timed.stream)
-        if config.transfers and config.overlap and timed.stream is not None:
-            self._streams = (cuda.Stream(timed.device), cuda.Stream(timed.device))
-        self._graph = timed.graph() if config.cuda_graph and timed.stream is not None else None
+        for spec in execution.inputs:
+            buffer = execution.buffers[spec.name]
+            self.memory[spec.name] = random_input(buffer.shape, buffer.dtype, pinned)
+            buffer.copy_(self.memory[spec.name])
+        for spec in execution.outputs if config.transfers else ():
+            buffer = execution.buffers[spec.name]
+            self.memory[spec.name] = torch.zeros(buffer.shape, dtype=buffer.dtype, pin_memory=pinned)
+        self._copies = (cuda.Stream(execution.device), cuda.Stream(execution.device))
+        self._graph = execution.graph() if config.cuda_graph else None
         self._waiting: deque[_Query] = deque()
 
     def enqueue(self, into: _Samples) -> None:
-        """Enqueue a query; a network on a CPU is run."""
-        timed, before = self.timed, time.perf_counter()
-        if timed.stream is None:
-            timed.run()
-            into.milliseconds.append((time.perf_counter() - before) * 1000)
-            return
-        query, (to_device, to_host) = _Query(self.config), self._streams
+        """Enqueue a query."""
+        execution, query, (to_device, to_host) = self.execution, _Query(self.config), self._copies
         if self.config.transfers:
             with query.part("h2d", to_device):
-                for spec in timed.inputs:
-                    timed.buffers[spec.name].copy_(self.memory[spec.name], non_blocking=True)
-        with query.part("compute", timed.stream, after="h2d"):
+                for spec in execution.inputs:
+                    execution.buffers[spec.name].copy_(self.memory[spec.name], non_blocking=True)
+        with query.part("compute", execution.stream, after="h2d"):
             before = time.perf_counter()
             if self._graph is None:
-                timed.run()
+                execution.run()
             else:
                 self._graph.replay()
             into.enqueue.append((time.perf_counter() - before) * 1000)
         if self.config.transfers:
             with query.part("d2h", to_host, after="compute"):
-                for spec in timed.outputs:
-                    query.results.append(timed.buffers[spec.name])
-                    self.memory[spec.name].copy_(query.results[-1], non_blocking=True)
+                for spec in execution.outputs:
+                    self.memory[spec.name].copy_(execution.buffers[spec.name], non_blocking=True)
         into.queries.append(query)
         self._waiting.append(query)
 
@@ -215,7 +175,23 @@ class _Lane:
             self._waiting.popleft().wait()
 
 
-def _run(lanes: Sequence[_Lane], seconds: float, iterations: int, into: _Samples) -> None:
+class _HostLane:
+    """A network on a CPU: a query is done when it returns."""
+
+    def __init__(self, run: Callable[[], object]) -> None:
+        self._run_once = run
+
+    def enqueue(self, into: _Samples) -> None:
+        """Run a query."""
+        before = time.perf_counter()
+        self._run_once()
+        into.milliseconds.append((time.perf_counter() - before) * 1000)
+
+    def wait(self, remaining: int) -> None:
+        """Nothing is on its way."""
+
+
+def _run(lanes: Sequence[_Lane | _HostLane], seconds: float, iterations: int, into: _Samples) -> None:
     """Run queries for so long, and at least so many; in each context the next is enqueued while one runs."""
     began, count = time.perf_counter(), 0
     while count < iterations or time.perf_counter() - began < seconds:
