@@ -2,8 +2,6 @@
 """What an engine is made of: layers by precision and time, INT8 coverage, reformatting, the slowest layers.
 
     python scripts/inspect_engine.py yolov9-c-int8.engine --generate-graph
-    python scripts/inspect_engine.py yolov9-c-int8.layers.json          # what it wrote, on any machine
-    python scripts/inspect_engine.py trtexec.json                       # of trtexec --exportLayerInfo, without times
 
 Writes ENGINE.layers.json (a list with name, precision, ms, ... of each layer), and ENGINE.svg with --generate-graph.
 """
@@ -28,32 +26,24 @@ from utils.jobs.open import need, need_tensorrt
 class InspectOptions(DeviceOptions):
     """Layers of an engine."""
 
-    file: Path = option(..., "engine, ENGINE.layers.json, or the inspector's JSON", positional=True, metavar="FILE")
+    file: Path = option(..., "a TensorRT engine", positional=True, metavar="FILE")
     batch_size: BatchSize | None = option(None, "images (default: what the engine is best for)", metavar="N")
     generate_graph: bool = option(False, "draw the layers as SVG, with graphviz")
 
 
 def main(options: InspectOptions) -> None:
     """Report."""
-    check_file(options.file, "expected an engine or the inspector's JSON")
+    check_file(options.file, "expected an engine")
     if options.file.suffix == ".onnx":
         todo = "scripts/build_engine.py builds an engine of it, and export_qat.py --verify looks at its Q/DQ nodes"
         raise InputError(f"{options.file} is an ONNX file; expected an engine: {todo}")
-    recorded = options.file.suffix == ".json"
-    if recorded:
-        options.reject_unused(["batch_size", "device"], "with a record, which has its times or none")
-    else:
-        need("torch")
-        need_tensorrt()
+    need("torch")
+    need_tensorrt()
     from utils.trt import layers
 
-    draw = options.generate_graph
-    if draw:
+    if options.generate_graph:
         layers.graphviz()  # refuses before an engine is loaded
-    if recorded:
-        layers.inspect_record(options.file, draw=draw)
-    else:
-        layers.inspect_engine(options.file, batch=options.batch_size, draw=draw, device=options.device)
+    layers.inspect_engine(options.file, batch=options.batch_size, draw=options.generate_graph, device=options.device)
 
 
 run = partial(run_program, "inspect_engine.py", (InspectOptions, main), about=__doc__)

@@ -17,15 +17,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from shutil import which
-from typing import TYPE_CHECKING, Annotated, Any
-
-from pydantic import BeforeValidator, ConfigDict, TypeAdapter, ValidationError
+from typing import TYPE_CHECKING, Any
 
 from utils.core.errors import DependencyError, InputError, QatError
-from utils.core.files import atomic_path, read_text, refuse_overwrite, write_text
+from utils.core.files import atomic_path, write_text
 from utils.core.text import Column, aligned
 from utils.trt import tensorrt_api
-from utils.trt.engine_file import EngineNote
 
 if TYPE_CHECKING:
     from utils.trt.runner import Execution
@@ -52,8 +49,6 @@ REFORMAT, OTHER = "#CBB5E2", "#E4E7EB"
 class LayerTensor:
     """An input or output of a layer: `type` such as 'INT8', `format` as TensorRT words it."""
 
-    __pydantic_config__ = ConfigDict(extra="forbid")  # for `layers_from_json`
-
     name: str
     shape: tuple[int, ...]
     type: str
@@ -72,8 +67,6 @@ class Layer:
         tactic: name of the kernel, '' if TensorRT does not say.
         ms: milliseconds, None if it was not measured.
     """
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
 
     name: str
     type: str
@@ -114,45 +107,10 @@ def inspect_engine(engine: Path, *, batch: int | None = None, draw: bool = False
     finally:
         execution.close()
     title = f"{engine.name}: {shape}, {api}, {gpu.name if gpu else 'no GPU'}"
-    _report(layers, title, precision, engine, engine, draw=draw)
-    if summarize(layers).total_ms is None and not streams:
-        logger.info("no times: %s measures no layers", api)
-    elif summarize(layers).total_ms is None:
-        logger.info(
-            "no times: this engine has auxiliary streams (%d), and %s measured no layer of it; an engine built "
-            "with --max-aux-streams 0 shows them", streams, api,
-        )  # fmt: skip
-
-
-def inspect_record(record: Path, *, draw: bool = False) -> None:
-    """The same for `ENGINE.layers.json`, and for the inspector's JSON as trtexec's `--exportLayerInfo` writes it.
-
-    The latter has no times, and `layers.json` is written for it.
-
-    Raises:
-        InputError: it is no such file.
-    """
-    content = read_text(record, "expected the inspector's JSON", errors="replace")  # 8.6 writes no UTF-8
-    written = content.lstrip().startswith("[")
-    try:
-        layers = layers_from_json(content) if written else parse_layers(content)
-    except QatError as error:
-        raise InputError(f"{record}: {error}") from error
-    name = record.name.removesuffix(".json").removesuffix(".layers")
-    precision = EngineNote.load(record.with_name(f"{name}.engine")).precision
-    _report(layers, record.name, precision, record, record.with_name(f"{name}.json"), save=not written, draw=draw)
-
-
-def _report(
-    layers: list[Layer], title: str, precision: str, read: Path, beside: Path, *, save: bool = True, draw: bool
-) -> None:
-    """Log the report; write layers and image `beside` a file, under its name, but not over what was `read`."""
-    record, image = beside.with_suffix(".layers.json"), beside.with_suffix(".svg")
-    files = [record] * save + [image] * draw
-    refuse_overwrite(files, [read], "rename the file that is read: the files that are written are named after it")
-    logger.info("%s", "\n".join(report_lines(summarize(layers), title, precision)))
-    if save:
-        write_text(record, layers_json(layers))
+    record, image = engine.with_suffix(".layers.json"), engine.with_suffix(".svg")
+    summary = summarize(layers)
+    logger.info("%s", "\n".join(report_lines(summary, title, precision)))
+    write_text(record, layers_json(layers))
     if draw:
         with atomic_path(image) as temporary:
             done = subprocess.run(
@@ -161,8 +119,15 @@ def _report(
             )  # fmt: skip
             if done.returncode:
                 raise QatError(f"graphviz could not draw {image}: {' '.join(done.stderr.split())[:300]}")
-    if files:
-        logger.info("layers: %s", ", ".join(map(str, files)))
+    logger.info("layers: %s", ", ".join(map(str, [record, *[image] * draw])))
+    if summary.total_ms is None:
+        why = f"{api} measures no layers"
+        if streams:
+            why = (
+                f"this engine has auxiliary streams ({streams}), and {api} measured no layer of it; an engine built "
+                "with --max-aux-streams 0 shows them"
+            )
+        logger.info("no times: %s", why)
 
 
 def layers_of(execution: Execution, runs: int = 20) -> list[Layer]:
@@ -289,23 +254,6 @@ def layers_json(layers: Sequence[Layer]) -> str:
     running = [layer for layer in layers if layer.kind != "idle"]
     entries = [{**asdict(layer), "share": (layer.ms or 0.0) / total if total else None} for layer in running]
     return json.dumps(entries, indent=1) + "\n"
-
-
-def layers_from_json(text: str) -> list[Layer]:
-    """The layers that `layers_json` described.
-
-    Raises:
-        InputError: they are described differently.
-    """
-
-    def without_share(entry: Any) -> Any:
-        return {key: entry[key] for key in entry if key != "share"} if isinstance(entry, dict) else entry
-
-    try:
-        return TypeAdapter(list[Annotated[Layer, BeforeValidator(without_share)]]).validate_json(text)
-    except ValidationError as error:
-        reason = error.errors()[0]["msg"]
-        raise InputError(f"these are no layers as inspect_engine.py writes them: {reason}") from error
 
 
 def report_lines(summary: LayerSummary, title: str, precision: str = "") -> list[str]:

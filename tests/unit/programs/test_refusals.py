@@ -45,9 +45,7 @@ CASES = [  # program, arguments, what the line names
     (B, "a.onnx --timing-cache a --no-timing-cache", "--no-timing-cache"),
     (B, "a.onnx --target SM89 --check 2", "--check"),
     (B, "a.onnx --target SM89 --hardware-compatible ampere+", "--hardware-compatible"),
-    (L, "a.layers.json --batch-size 8", "--batch-size"),
     (L, "a.onnx", "a.onnx is an ONNX file; expected an engine: scripts/build_engine.py"),
-    (T, "a.onnx --noDataTransfers --exposeDMA", "--exposeDMA"),
     (T, "a.onnx --device cpu --infStreams 2", "--infStreams"),
     *((T, f"a.onnx --device cpu {flag}", flag.split()[0])
       for flag in ("--tune 10", "--optimization-level 2", "--max-aux-streams 2",
@@ -147,7 +145,6 @@ CASES = [  # program, arguments, what the line names
     (B, "a.onnx --output b.engine --timing-cache b.engine.json", "--output"),
     (T, "int8.onnx int8-b1.engine --batch-size 1", "int8-b1.engine"),
     (T, "runs/exp/benchmark.onnx --project runs --exist-ok --batch-size 1", "runs/exp/benchmark.onnx"),
-    (L, "b.layers.json", "b.layers.json"),
     (V, f"{DRAW} --source images/val --project images --name val", "images/val/000000000001.png"),
     (V, f"{DRAW} --data runs/exp/report.json --project runs --workers 0", "runs/exp/report.json"),
     (M, "report.html", "report.html"),
@@ -185,8 +182,6 @@ def folder(tmp_path_factory):
     write_boxes(folder / "boxes.onnx")
     write_boxes(folder / "boxes-nms.onnx", end2end(NmsSettings("onnx")))
     write_engine(folder / "boxes.engine", folder / "boxes.onnx")
-    for name in ("a.layers.json", "b.layers.json"):
-        (folder / name).write_text("[]" if name[0] == "a" else '{"Layers": []}')
     for name in ("runs/a/report.json", "runs/a/report-merged.json", "report.html"):
         Report(command="a").save(folder / name)
     data = json.loads((folder / "data.yaml").read_text())
