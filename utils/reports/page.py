@@ -155,7 +155,7 @@ def merged(reports: Mapping[Path, Report]) -> Report:
     """One report of several runs by file: all commands, rows, charts and notes, the first ranges and samples.
 
     Epochs of QAT are kept where one run alone has some; else a note names the runs, whose own pages draw them.
-    Of two rows of one stage and file the one that knows more is kept, with the time of the first, and a note says so.
+    Of two rows of one stage and file the one that knows more is kept, or else the first one.
 
     Raises:
         ValueError: there is no report.
@@ -199,11 +199,5 @@ def merged(reports: Mapping[Path, Report]) -> Report:
             if not old:
                 result.rows.append(new)
                 continue
-            fuller = max(old, new, key=lambda one: sum(value not in (None, "", {}) for _, value in one))
-            result.add(fuller.model_copy(update={"ms_per_image": old.ms_per_image, "run": old.run}))
-            if old != new.model_copy(update={"run": old.run}):
-                result.notes.append(
-                    f"{new.stage} {Path(new.file).name} was measured in {old.run} and in {new.run}: AP is that of "
-                    f"{fuller.run}, ms that of {old.run}"
-                )
+            result.add(max(old, new, key=lambda one: sum(value not in (None, "", {}) for _, value in one)))
     return result

@@ -156,9 +156,10 @@ class Row(StrictModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_versions(cls, content: Any) -> Any:
-        """Rows of schema 1 and 2, which states of runs hold too, have versions of libraries."""
-        return {key: content[key] for key in content if key != "versions"} if isinstance(content, dict) else content
+    def _of_files(cls, content: Any) -> Any:
+        """Without versions of libraries, of schema 1 and 2, and what `Report.to_dict` adds."""
+        left_out = ("versions", *(f"{ap}_difference_error" for ap in AP))
+        return {key: content[key] for key in content if key not in left_out} if isinstance(content, dict) else content
 
     def resampled(self, ap: AnyAp = "ap") -> Resampled | None:
         """AP, of boxes or of masks, on resamplings of the images, if it is known."""
@@ -321,10 +322,6 @@ class Report(StrictModel, frozen=False):
             raise InputError(
                 f"{path} is a report of schema {short_repr(version)}, which a newer version made; use that one"
             )
-        rows = content.get("rows")
-        for row in rows if isinstance(rows, list) else ():
-            for ap in AP if isinstance(row, dict) else ():
-                row.pop(f"{ap}_difference_error", None)  # in JSON only: it follows from a row and the float row
         try:
             return cls.model_validate({"created": "", "hardware": {}, **content})
         except ValidationError as problem:

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from utils.core.files import distinct_names
-from utils.core.score import AGREEMENT, Resampled
+from utils.core.score import AGREEMENT, Difference, Resampled
 from utils.core.text import aligned, columns
-from utils.reports.schema import AP, LOW_AP, UNFINISHED, AtThreshold, Report, Row
+from utils.reports.schema import AP, LOW_AP, UNFINISHED, AnyAp, AtThreshold, Report, Row
 
 HEADERS = ("stage", "AP", "vs float", "AP50", "P", "R", "size", "ms/image")
 FLOAT_HEADERS = ("stage", "agreement", "best F1 at", "P", "vs float", "R", "vs float", "missed")
@@ -205,7 +205,7 @@ def given(report: Report, flags: Sequence[str]) -> list[str]:
 
 
 def verdict(report: Report) -> tuple[str, str]:
-    """What an INT8 row that compares with float says, in a sentence; and the command that comes next, or ''.
+    """What an INT8 row that compares with float says and what to do, in a sentence; and the command for it, or ''.
 
     Of one run it is the last row; of several the one with the highest AP against float.
     """
@@ -213,29 +213,20 @@ def verdict(report: Report) -> tuple[str, str]:
     left = [note.partition("continue with: ")[2] for note in report.notes if note.startswith(UNFINISHED)]
     if left and alone:
         return "This run is not finished: continue it.", left[0]
-    int8 = [row for row in report.rows if not re.match("float|.*FP(16|32)$", row.stage, re.IGNORECASE)]
+    int8 = _int8(report)
     if not (rows := [row for row in int8 if report.difference(row)]):
         baseline = int8 and report.baseline(int8[0])
         reason = "no row compares with the float row" if baseline else "no float row (val_trt.py --reference FLOAT.pt)"
         return (f"What INT8 costs is not known: {reason}.", "") if int8 else ("", "")
-    of_networks = [row for row in rows if row.stage not in OF_RECIPES and not row.file.endswith(".yaml")]
-    worst = {  # of boxes and masks, for each row
-        index: min(
-            ((ap, difference) for ap in AP if (difference := report.difference(row, ap))),
-            key=lambda pair: pair[1].value / max(pair[1].error or 0, 1e-9),
-        )
-        for index, row in enumerate(of_networks or rows)
-    }
-    chosen = max(worst) if alone else max(worst, key=lambda index: worst[index][1].value)
-    row, (kind, difference) = (of_networks or rows)[chosen], worst[chosen]
+    rows = [row for row in rows if row.stage not in OF_RECIPES and not row.file.endswith(".yaml")] or rows
+    worst = [_worst(report, row) for row in rows]
+    index = len(rows) - 1 if alone else max(range(len(rows)), key=lambda index: worst[index][1].value)
+    row, (kind, difference) = rows[index], worst[index]
     base = report.baseline(row)
     if base and base.ap is not None and base.ap < LOW_AP:
         return f"The float network has AP {base.ap:.4f}: nothing can be said of INT8; check data, size and weights.", ""
     name = labels(report)[report.rows.index(row)]
-    unlabelled = AGREEMENT in row.ap_with
-    what, size = {"ap": "agreement" if unlabelled else "AP", "mask_ap": "mask AP"}[kind], row.input_size or "640"
-    if len({*size.split("x")}) == 1 or "rect" in size:
-        size = re.findall(r"\d+", size)[0]
+    what = {"ap": "agreement" if AGREEMENT in row.ap_with else "AP", "mask_ap": "mask AP"}[kind]
     if difference.error is None:
         sentence = f"INT8 is {difference} {what} from float ({name}), and no standard error says if that is noise"
     elif not difference.significant:
@@ -243,44 +234,64 @@ def verdict(report: Report) -> tuple[str, str]:
     else:
         verb = "gains" if difference.value > 0 else "loses"
         sentence = f"INT8 {verb} {abs(difference.value):.4f} ± {difference.error:.4f} {what} ({name})"
-    suffix = Path(row.file).suffix.lower()
-    floats = [one.file for one in report.rows if one.stage.lower() == "float" and one.file.endswith(".pt")]
-    of_float = ["--weights", *floats[-1:], "--data", report.data, "--imgsz", size]
-    of_float += ["--unlabelled"] * unlabelled + given(report, OF_A_RUN)
-    own = given(report, CALIBRATION)
-    step, command = {
-        ".pt": ("export", export_command(row.file)),
-        ".onnx": ("build the engine of", ["scripts/generate_trt_engine.sh", row.file, size]),
-        ".yaml": ("quantize with", ["python", "qat.py", "quantize", *of_float, "--recipe", row.file]),
-    }.get(suffix, ("deploy", []))
-    todo = f"{step} {row.file}"
-    little = LITTLE_DISAGREEMENT if unlabelled else LITTLE
-    loses = difference.significant and difference.value <= -little
-    if loses and row.stage == "INT8" and "--calib-method" in own:
-        todo, command = "look for a better calibration", ["python", "qat.py", "calibrate", *of_float]
-    elif loses and row.stage not in OF_RECIPES:
-        networks = [one for one in int8[: int8.index(row)] if one.file.endswith(".pt")]
-        more = row.difference(networks[-1], kind) if networks else None
-        before = report.difference(networks[-1], kind) if networks and suffix == ".pt" else None
-        if before and before.error is not None and not before.significant:
-            todo = f"{networks[-1].stage} is within the noise of float, so export {networks[-1].file}"
-            command = export_command(networks[-1].file)
-        elif more and more.significant and more.value < 0:
-            todo = f"{networks[-1].stage} does not lose as much, so compare {row.file} with {networks[-1].file}"
-            verify = ["python", "export_qat.py", "--verify", row.file]
-            command = verify if suffix == ".onnx" else export_command(networks[-1].file)
-        elif suffix != ".yaml" and not report.history:
-            own += given(report, OF_QAT)
-            todo, command = "let QAT regain it", ["python", "qat.py", "quantize", *of_float, *own]
-        elif "auto" in own:  # for which sensitive needs the method by name
-            todo, command = "look for a better calibration", ["python", "qat.py", "calibrate", *of_float]
-            command += given(report, CALIBRATION[:2])
-        else:
-            todo, command = "keep the layers that lose it in float", ["python", "qat.py", "sensitive", *of_float]
-            command += ["--recipe", row.file] if suffix == ".yaml" else own
-    if "qat.py" in command and not (floats and report.data):
-        command = []  # a report of a file alone does not know the float checkpoint
+    todo, command = next_step(report, row)
     return f"{sentence}: {todo}.", shlex.join(command)
+
+
+def next_step(report: Report, row: Row) -> tuple[str, list[str]]:
+    """What to do about an INT8 row that compares with float, in words; and the command, empty where there is none."""
+    kind, difference = _worst(report, row)
+    suffix, unlabelled = Path(row.file).suffix.lower(), AGREEMENT in row.ap_with
+    size = row.input_size or "640"
+    if len({*size.split("x")}) == 1 or "rect" in size:
+        size = re.findall(r"\d+", size)[0]
+    floats = [one.file for one in report.rows if one.stage.lower() == "float" and one.file.endswith(".pt")]
+    own = given(report, CALIBRATION)
+
+    def qat(command: str, *words: str) -> list[str]:
+        """A command of qat.py for the float checkpoint, which the report of a file alone does not know."""
+        known = ["python", "qat.py", command, "--weights", *floats[-1:], "--data", report.data, "--imgsz", size]
+        known += ["--unlabelled"] * unlabelled + given(report, OF_A_RUN)
+        return [*known, *words] if floats and report.data else []
+
+    loses = difference.significant and difference.value <= -(LITTLE_DISAGREEMENT if unlabelled else LITTLE)
+    if loses and row.stage == "INT8" and "--calib-method" in own:
+        return "look for a better calibration", qat("calibrate")
+    if not loses or row.stage in OF_RECIPES:
+        if suffix == ".pt":
+            return f"export {row.file}", export_command(row.file)
+        if suffix == ".onnx":
+            return f"build the engine of {row.file}", ["scripts/generate_trt_engine.sh", row.file, size]
+        if suffix == ".yaml":
+            return f"quantize with {row.file}", qat("quantize", "--recipe", row.file)
+        return f"deploy {row.file}", []
+    int8 = _int8(report)
+    if networks := [one for one in int8[: int8.index(row)] if one.file.endswith(".pt")]:
+        before, own_loss = networks[-1], row.difference(networks[-1], kind)
+        of_before = report.difference(before, kind)
+        if suffix == ".pt" and of_before and of_before.error is not None and not of_before.significant:
+            return f"{before.stage} is within the noise of float, so export {before.file}", export_command(before.file)
+        if own_loss and own_loss.significant and own_loss.value < 0:
+            verify = ["python", "export_qat.py", "--verify", row.file]
+            return (f"{before.stage} does not lose as much, so compare {row.file} with {before.file}",
+                    verify if suffix == ".onnx" else export_command(before.file))  # fmt: skip
+    if suffix != ".yaml" and not report.history:
+        return "let QAT regain it", qat("quantize", *own, *given(report, OF_QAT))
+    if "auto" in own:  # for which sensitive needs the method by name
+        return "look for a better calibration", qat("calibrate", *given(report, CALIBRATION[:2]))
+    recipe = ["--recipe", row.file] if suffix == ".yaml" else own
+    return "keep the layers that lose it in float", qat("sensitive", *recipe)
+
+
+def _int8(report: Report) -> list[Row]:
+    """The rows that are neither of a float network nor of a float engine."""
+    return [row for row in report.rows if not re.match("float|.*FP(16|32)$", row.stage, re.IGNORECASE)]
+
+
+def _worst(report: Report, row: Row) -> tuple[AnyAp, Difference]:
+    """Boxes or masks, of which AP lost more of its standard errors against float, and the difference."""
+    differences = ((ap, difference) for ap in AP if (difference := report.difference(row, ap)))
+    return min(differences, key=lambda pair: pair[1].value / max(pair[1].error or 0, 1e-9))
 
 
 def _mark(index: int) -> str:
