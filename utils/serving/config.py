@@ -31,7 +31,7 @@ PLAN, ONNX, ENSEMBLE, PYTHON = "tensorrt_plan", "onnxruntime_onnx", "ensemble", 
 LABELS, LIMITS = "labels.txt", "limits"
 # Metadata that clients need and the protocol does not carry: a `parameters` entry each, which `runner.py` reads.
 CLIENT_METADATA = ("task", "stride", "names", "imgsz", "input_form", "input_layout", "nms", "mask_resolution")
-NMS_OPTIONS = ("conf_thres", "iou_thres", "max_det", "class_agnostic", "nms_instances")
+NMS_OPTIONS = ("conf_thres", "iou_thres", "max_det", "class_agnostic")
 Shape = tuple[int, ...]
 
 
@@ -162,11 +162,7 @@ def _network(
         config.dynamic_batching.max_queue_delay_microseconds = options.queue_delay
     elif options.queue_delay:
         raise InputError("--queue-delay does nothing where a batch holds one request only; leave it out")
-    if options.cuda_graphs:
-        if file.platform != PLAN:
-            raise InputError(f"--cuda-graphs is for TensorRT engines, and {file.path} runs in ONNX Runtime")
-        config.optimization.cuda.graphs = True
-    if not options.no_warmup and -1 not in images["dims"]:
+    if -1 not in images["dims"]:
         zeros = {"data_type": images["data_type"], "dims": images["dims"], "zero_data": True}
         for size in sorted({1, batch or 1}):  # requests of one image each; Triton skips a sample of 0 requests
             config.model_warmup.add(name=f"batch_{size}", batch_size=size, inputs={file.images.name: zeros})
@@ -202,7 +198,7 @@ def _with_nms(file: ServedFile, options: ServingOptions, batch: int) -> list[Mod
         _network(file, options, network, batch, {}),
         ModelConfig(
             name=nms, backend=PYTHON, max_batch_size=batch, input=raw, output=detections,
-            instance_group=[{"count": options.nms_instances or 1, "kind": "KIND_CPU"}],
+            instance_group=[{"count": 1, "kind": "KIND_CPU"}],
             parameters=_parameters({key: json.dumps(value) for key, value in settings.items()}),
         ),
         ModelConfig(

@@ -25,7 +25,6 @@ from utils.core.options import (
 from utils.core.tasks import DISPLAY_CONF, DISPLAY_IOU
 
 SERVED, NMS = "how it is served", "NMS behind raw predictions"
-Instances = Annotated[int, Field(ge=1, le=64)]
 Detections = Annotated[int, Field(ge=1, le=30_000)]
 
 
@@ -54,12 +53,10 @@ class ServingOptions(Options):
         None, "images that the server puts together (default: what the engine takes; of an ONNX file 16)",
         group=SERVED, metavar="N",
     )  # fmt: skip
-    instances: Instances = option(1, "of the network on each GPU", group=SERVED, metavar="N")
+    instances: Annotated[int, Field(ge=1, le=64)] = option(1, "of the network on each GPU", group=SERVED, metavar="N")
     queue_delay: Annotated[int, Field(ge=0, le=60_000_000)] = option(
         0, "microseconds that a request waits for others to share a batch", group=SERVED, metavar="US"
     )
-    no_warmup: bool = option(False, "do not run the network before the server is ready", group=SERVED)
-    cuda_graphs: bool = option(False, "of an engine: let the server record CUDA graphs", group=SERVED)
     no_nms: bool = option(False, "serve raw predictions", group=NMS)
     conf_thres: Fraction | None = option(
         None, f"confidence threshold (default: {DISPLAY_CONF})", group=NMS, metavar="P"
@@ -67,9 +64,6 @@ class ServingOptions(Options):
     iou_thres: Fraction | None = option(None, f"overlap (default: {DISPLAY_IOU})", group=NMS, metavar="P")
     max_det: Detections | None = option(None, "detections an image (default: 100)", group=NMS, metavar="N")
     class_agnostic: bool = option(False, "boxes suppress each other across classes", group=NMS)
-    nms_instances: Instances | None = option(
-        None, "processes that do it side by side (default: 1)", group=NMS, metavar="N"
-    )
 
     @property
     def model_name(self) -> str:

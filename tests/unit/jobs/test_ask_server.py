@@ -37,8 +37,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("files")
     for name, more in FORMS.items():
         file = write_boxes(folder / f"{name}.onnx", **more)
-        served = {"no_nms": name == "alone", "no_warmup": name not in ("raw", "static")}
-        make(ServingOptions(file=file, output=folder / "models", **served))
+        make(ServingOptions(file=file, output=folder / "models", no_nms=name == "alone"))
     return folder
 
 

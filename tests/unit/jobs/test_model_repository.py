@@ -55,17 +55,17 @@ CASES: dict[str, tuple[Callable[[Path], Path], dict]] = {
     "raw": (
         lambda folder: write_boxes(folder / "a.onnx"),
         {"conf_thres": 0.3, "iou_thres": 0.6, "max_det": 50, "class_agnostic": True, "instances": 2,
-         "nms_instances": 3, "queue_delay": 500},
+         "queue_delay": 500},
     ),
     "end2end": (lambda folder: write_boxes(folder / "a.onnx", NMS), {"max_batch_size": 4}),
-    "alone": (lambda folder: write_boxes(folder / "a.onnx"), {"no_nms": True, "no_warmup": True}),
+    "alone": (lambda folder: write_boxes(folder / "a.onnx"), {"no_nms": True}),
     "masks": (lambda folder: write_boxes(folder / "a.onnx", masks=True), {}),
     "end2end masks": (
         lambda folder: write_boxes(folder / "a.onnx", end2end(NmsSettings("onnx", 100), 28), masks=True), {},
     ),
     "bytes": (lambda folder: write_boxes(folder / "a.onnx", takes=InputSpec("uint8", "nhwc")), {}),
     "static": (lambda folder: write_boxes(folder / "a.onnx", batch=2), {}),
-    "engine": (engine, {"cuda_graphs": True}),
+    "engine": (engine, {}),
     "engine of a dynamic size": (engine_of_a_dynamic_size, {}),
     "engine built later": (
         lambda folder: write_boxes(folder / "a.onnx", PLUGIN), {"platform": PLAN, "batch_size": [1, 4, 8]},
@@ -170,7 +170,6 @@ def test_a_note_of_an_older_version_leads_to_the_onnx_file(tmp_path):
         (None, {"batch": 2}, {"max_batch_size": 4}, "--max-batch-size"),
         (None, {}, {"platform": PLAN, "batch_size": [2]}, "--batch-size 1 2 2"),
         (None, {}, {"platform": PLAN, "batch_size": [1, 2]}, "--batch-size"),
-        (None, {}, {"cuda_graphs": True}, "--cuda-graphs"),
         (None, {"batch": 2}, {"queue_delay": 100}, "--queue-delay"),
         (None, {}, {"batch_size": [1]}, "--batch-size"),
         (None, {}, {"no_nms": True, "conf_thres": 0.0}, "--conf-thres"),
