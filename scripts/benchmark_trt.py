@@ -19,7 +19,6 @@ import sys
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))  # where models/ and utils/ lie
 
 import logging
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -45,9 +44,7 @@ from utils.jobs.open import need, need_tensorrt
 from utils.trt.preflight import BUILD_OPTIONS, BuildOptions
 
 if TYPE_CHECKING:
-    from utils.trt.benchmark import BenchmarkRow, Entry
-    from utils.trt.preflight import BuildConfig
-    from utils.trt.tensorrt_api import Api
+    from utils.trt.benchmark import BenchmarkRow
 
 logger = logging.getLogger("utils.benchmark")
 
@@ -95,7 +92,7 @@ def main(options: BenchmarkOptions) -> int:
     need("torch", "onnx", *([] if engines else ["onnxruntime"]))
     from utils.jobs import benchmark
     from utils.trt import tensorrt_api
-    from utils.trt.benchmark import Entry, check_entries, verdicts
+    from utils.trt.benchmark import Entry, check_entries, planned, verdicts
     from utils.trt.preflight import check_target
     from utils.trt.timing import TimingConfig
 
@@ -118,7 +115,11 @@ def main(options: BenchmarkOptions) -> int:
     device = tensorrt_api.use_device(options.device, for_engines=api is not None)
     if api is not None:
         check_target(api, tensorrt_api.gpu(device.index), ())
-    check_outputs(options, entries, batches, size, api, building)
+    read = [entry.file for entry in entries]
+    engines_made = [planned(entry, batch, size, building)[0]
+                    for entry, batch in product(entries, batches) if api and not entry.is_engine]  # fmt: skip
+    refuse_overwrite(engines_made, read, "rename one of the files: engines are named after their ONNX files")
+    refuse_overwrite_in(options.project, options.name, options.exist_ok, ["benchmark.*"], read)
     common = None if size else benchmark.common_size(entries)
     job = benchmark.Benchmark(entries, size, options.infStreams, timing, building, device, size or common, api)
     if not job.on_gpu and options.given(*OF_GPUS):  # benchmark_trt.sh gives them, wherever it runs
@@ -130,8 +131,7 @@ def main(options: BenchmarkOptions) -> int:
         for batch in batches:
             batch_rows = job.measure(batch)
             for row in batch_rows:
-                logger.info("%s\n%s\n", row.title,
-                            "\n".join(row.figures.lines()) if row.figures else f"no figures: {row.error}")  # fmt: skip
+                logger.info("%s: %s", row.title, row.figures or f"no figures: {row.error}")
             rows += batch_rows
             files = benchmark.save_benchmark(rows, about, command_line(), folder)
     logger.info("%s\n", "\n".join(aligned(*benchmark.benchmark_table(rows))))
@@ -141,26 +141,6 @@ def main(options: BenchmarkOptions) -> int:
         logger.info("%s\n", note)
     logger.info("%s", " ".join(map(str, files)))
     return int(any(row.error for row in rows))
-
-
-def check_outputs(
-    options: BenchmarkOptions, entries: Sequence[Entry], batches: Sequence[int], size: tuple[int, int] | None,
-    api: Api | None, building: BuildConfig,
-) -> None:  # fmt: skip
-    """Raise `InputError` if an engine that is built, or a file of the run folder, would replace a file that is read."""
-    from utils.trt.benchmark import planned
-    from utils.trt.engine_file import is_current
-    from utils.trt.tensorrt_api import gpu
-
-    read = [entry.file for entry in entries]
-    built: list[Path] = []
-    made = [entry for entry in entries if not entry.is_engine]
-    for entry, batch in product(made, batches if api else ()):
-        engine, wanted = planned(entry, batch, size, building)
-        if api and not is_current(engine, entry.file, api, gpu(), wanted):
-            built += [engine, engine.with_name(f"{engine.name}.json")]
-    refuse_overwrite(dict.fromkeys(built), read, "rename one of the files: engines are named after their ONNX files")
-    refuse_overwrite_in(options.project, options.name, options.exist_ok, ["benchmark.*"], read)
 
 
 def _method(options: BenchmarkOptions, on_gpu: bool) -> str:

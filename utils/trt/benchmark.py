@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
@@ -274,27 +275,24 @@ def verdicts(rows: Sequence[BenchmarkRow]) -> list[str]:
     """
     if any(row.runtime == ONNX_RUNTIME and row.precision.startswith("INT8") for row in rows):
         return ["INT8's speed shows in TensorRT only: times in ONNX Runtime on a CPU say nothing of it"]
-    timed = [
-        (row, row.model.removesuffix(f"-build{row.build}" if row.build > 1 else ""), row.figures.qps)
-        for row in rows
-        if row.runtime == TENSORRT and row.figures
-    ]
-    names = dict.fromkeys(
-        (file, row.nms, row.masks) for row, file, _ in timed if row.precision == "INT8" and not row.baseline
-    )
+    # file and kind → batch → of each build
+    speeds: dict[tuple[str, bool, bool, bool], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        if row.figures and row.precision == ("FP16" if row.baseline else "INT8"):
+            file = row.model.removesuffix(f"-build{row.build}" if row.build > 1 else "")
+            speeds[file, row.nms, row.masks, row.baseline][row.batch].append(row.figures.qps)
+    files = [key for key in speeds if not key[-1]]
     sentences = []
-    for name, nms, masks in names:
+    for file, *kind, _ in files:
+        baselines = [speeds[key] for key in speeds if key[1:] == (*kind, True)]
         ratios: dict[int, float] = {}  # by batch size; 1 within the noise
         words, widest, builds = [], 0.0, 1
-        for batch in sorted({row.batch for row, _, _ in timed}):
-            alike = [one for one in timed if (one[0].batch, one[0].nms, one[0].masks) == (batch, nms, masks)]
-            int8 = [qps for row, file, qps in alike if file == name and not row.baseline]
-            bases = [(file, qps) for row, file, qps in alike if row.baseline and row.precision == "FP16"]
-            fp16 = [qps for file, qps in bases if file == bases[0][0]]
-            if not int8 or not fp16:
+        for batch, int8 in sorted(speeds[file, kind[0], kind[1], False].items()):
+            fp16 = next((of_file[batch] for of_file in baselines if batch in of_file), None)
+            if fp16 is None:
                 continue
             ratio, builds = fmean(int8) / fmean(fp16), min(len(int8), len(fp16))
-            noise = max(max(speeds) / min(speeds) - 1 for speeds in (int8, fp16)) if builds > 1 else NOISE
+            noise = max(max(one) / min(one) - 1 for one in (int8, fp16)) if builds > 1 else NOISE
             same = 1 / (1 + noise) <= ratio <= 1 + noise
             widest = max(widest, noise)
             ratios[batch] = 1.0 if same else ratio
@@ -308,6 +306,6 @@ def verdicts(rows: Sequence[BenchmarkRow]) -> list[str]:
             advice = f"use INT8 at batch {', '.join(map(str, faster))}" if faster else "use FP16"
         source = f"the spread of {builds} builds is up to {widest:.1%}" if builds > 1 else (
             f"of one build each, of which {NOISE:.0%} count as noise; --builds 2 measures it")  # fmt: skip
-        which = f"{name}: " if len(names) > 1 else ""
+        which = f"{file}: " if len(files) > 1 else ""
         sentences.append(f"{which}INT8 against FP16: {', '.join(words)} ({source}); {advice}")
     return sentences

@@ -12,8 +12,8 @@ import json
 import logging
 import re
 import subprocess
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from shutil import which
@@ -230,18 +230,19 @@ def summarize(layers: Sequence[Layer]) -> LayerSummary:
     timed = any(layer.ms is not None and layer.kind != "idle" for layer in layers)
     return LayerSummary(
         counts=dict(Counter(layer.precision for layer in computing)),
-        ms=_sums((layer.precision, layer.ms) for layer in computing) if timed else None,
+        ms=_milliseconds(computing, "precision") if timed else None,
         reformats=dict(Counter(layer.kind for layer in reformats)),
-        reformat_ms=_sums((layer.kind, layer.ms) for layer in reformats) if timed else None,
+        reformat_ms=_milliseconds(reformats, "kind") if timed else None,
         total_ms=sum(layer.ms or 0.0 for layer in layers) if timed else None,
         slowest=tuple(sorted((layer for layer in layers if layer.ms), key=lambda layer: -(layer.ms or 0))[:10]),
     )
 
 
-def _sums(pairs: Iterable[tuple[str, float | None]]) -> dict[str, float]:
-    total: dict[str, float] = {}
-    for key, value in pairs:
-        total[key] = total.get(key, 0.0) + (value or 0.0)
+def _milliseconds(layers: Sequence[Layer], key: str) -> dict[str, float]:
+    """The sum for each value of this field."""
+    total: dict[str, float] = defaultdict(float)
+    for layer in layers:
+        total[getattr(layer, key)] += layer.ms or 0.0
     return total
 
 

@@ -239,10 +239,6 @@ def time_engines(engines: Mapping[str, Path], api: Api, device: torch.device) ->
     return {**reasons, **{name: tuple(values) for name, values in medians.items()}}
 
 
-TITLES = {"latency": "Latency", "enqueue": "Enqueue Time", "h2d": "H2D Latency", "compute": "GPU Compute Time",
-          "d2h": "D2H Latency"}  # fmt: skip
-
-
 @dataclass(frozen=True)
 class TimeStatistics:
     """Milliseconds of several runs."""
@@ -268,7 +264,7 @@ class TimeStatistics:
 
 @dataclass(frozen=True)
 class Figures:
-    """Queries per second, and milliseconds of each of TITLES; a query is one batch."""
+    """Queries per second, and milliseconds of the parts: latency, enqueue, h2d, compute, d2h; a query is one batch."""
 
     qps: float
     parts: Mapping[str, TimeStatistics]
@@ -277,14 +273,6 @@ class Figures:
         """Queries per second and the summary of each part, as JSON holds them."""
         return {"qps": self.qps, **{name: asdict(summary) for name, summary in self.parts.items()}}
 
-    def lines(self) -> list[str]:
-        """The summary as trtexec prints it."""
-        lines = ["=== Performance summary ===", f"Throughput: {self.qps:.6g} qps"]
-        for name in (name for name in TITLES if name in self.parts):
-            ms = self.parts[name]
-            lines.append(
-                f"{TITLES[name]}: min = {ms.min:.6g} ms, max = {ms.max:.6g} ms, mean = {ms.mean:.6g} ms, median = "
-                f"{ms.median:.6g} ms, percentile(90%) = {ms.p90:.6g} ms, percentile(95%) = {ms.p95:.6g} ms, "
-                f"percentile(99%) = {ms.p99:.6g} ms"
-            )
-        return lines
+    def __str__(self) -> str:
+        latency = self.parts["latency"]
+        return f"{self.qps:,.1f} queries/s, latency {latency.median:.3f} ms (99 %: {latency.p99:.3f} ms)"

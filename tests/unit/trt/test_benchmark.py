@@ -6,22 +6,13 @@ import pytest
 
 from utils.jobs.benchmark import benchmark_table
 from utils.trt.benchmark import BenchmarkRow, compared, verdicts
-from utils.trt.timing import TITLES, Figures, TimeStatistics
+from utils.trt.timing import Figures, TimeStatistics
 
 
 def row(model="c", batch=8, baseline=False, ms=4.0, **more):
     one = TimeStatistics(ms, ms, ms, ms, ms, ms, ms, 10)
     figures = Figures(1000 / ms, {"latency": one, "compute": one})
     return BenchmarkRow(model, batch, baseline, figures=figures, **{"precision": "INT8", **more})
-
-
-def test_the_summary_has_trtexecs_lines():
-    parts = {name: TimeStatistics(1.0, 9.0, 4.0, 3.0, 7.0, 8.0, 8.5, 10) for name in TITLES}
-    lines = Figures(123.456, parts).lines()
-    assert lines[:2] == ["=== Performance summary ===", "Throughput: 123.456 qps"]
-    assert lines[2] == ("Latency: min = 1 ms, max = 9 ms, mean = 4 ms, median = 3 ms, percentile(90%) = 7 ms, "
-                        "percentile(95%) = 8 ms, percentile(99%) = 8.5 ms")  # fmt: skip
-    assert [line.partition(":")[0] for line in lines[2:]] == list(TITLES.values())
 
 
 def test_speed_against_the_baseline_of_the_same_kind():

@@ -22,7 +22,7 @@ sys.path.append(str(Path(__file__).resolve().parents[3] / "scripts"))
 import benchmark_trt
 
 RENDER = figures.render
-TIMED = "=== Performance summary ==="
+TIMED = " queries/s, latency "
 
 
 @pytest.fixture
@@ -87,7 +87,6 @@ def test_which_engines_are_used_again(program, tmp_path):
     build(tmp_path / "float.onnx", tmp_path / "float-b4.engine", config)
     assert program("--batch-size", 4)[3] == [["FP16"], ["FP16", "INT8"]]  # FP32 is no baseline in FP16
     both = ("int8.onnx", "int8-b4.engine")
-    assert program("--batch-size", 4, files=both)[0::3] == (0, [])
     code, _, err, builds = program("--batch-size", 4, "--max-aux-streams", 1, files=both)
     assert (code, builds) == (2, [])
     assert "int8-b4.engine" in err  # is read, and would be overwritten
