@@ -19,10 +19,10 @@ from triton_stand_in import serving
 
 from utils.core.device import device_name
 from utils.core.errors import InputError, QatError
-from utils.core.tasks import DETECT, SEGMENT
+from utils.core.tasks import SEGMENT
 from utils.jobs.model_repository import make
 from utils.jobs.open import open_runner
-from utils.runners.base import Runner, TensorSpec
+from utils.runners.base import TensorSpec
 from utils.runners.pytorch import TorchRunner
 from utils.serving.options import ServingOptions
 from utils.serving.runner import TritonRunner
@@ -34,23 +34,13 @@ from utils.trt.runner import TensorRTRunner
 
 
 class OneConv(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.names, self.stride = ["cat", "dog"], torch.tensor([8.0, 16.0])
-        self.conv = nn.Conv2d(3, 6, 1, bias=False)
-        self.conv.weight.data = torch.from_numpy(WEIGHT)[..., None, None]
-
-    def forward(self, images):
-        raw = self.conv(images)
-        return raw.flatten(2), [raw]  # as upstream: predictions first, feature maps beside
-
-
-class OneConvWithPrototypes(OneConv):
     """One class, one mask coefficient, and a prototype, as upstream's segment heads give them."""
 
     def __init__(self):
         super().__init__()
-        self.names, self.nm = ["cat"], 1
+        self.names, self.nm, self.stride = ["cat"], 1, torch.tensor([8.0, 16.0])
+        self.conv = nn.Conv2d(3, 6, 1, bias=False)
+        self.conv.weight.data = torch.from_numpy(WEIGHT)[..., None, None]
 
     def forward(self, images):
         raw = self.conv(images)
@@ -74,17 +64,14 @@ def stand_in_runner(folder, api, **more):
 @pytest.fixture(scope="session")
 def engine_on_gpu(tmp_path_factory):
     """The engine, built once: a builder takes seconds to start."""
-    return build_engine(tmp_path_factory.mktemp("engine"))
+    return build_engine(tmp_path_factory.mktemp("engine"), prototypes=True)
 
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory):
-    """A server with the network as `detect`, and with its second output as `segment`."""
     folder = tmp_path_factory.mktemp("server")
-    one = {**METADATA, "names": '["cat"]'}
-    with_masks = write_onnx(folder / "b.onnx", prototypes=True, metadata=one)
-    make(ServingOptions(file=write_onnx(folder / "a.onnx"), output=folder / "models", name="detect", no_nms=True))
-    make(ServingOptions(file=with_masks, output=folder / "models", name="segment", no_nms=True))
+    file = write_onnx(folder / "a.onnx", prototypes=True, metadata={**METADATA, "names": '["cat"]'})
+    make(ServingOptions(file=file, output=folder / "models", name="segment", no_nms=True))
     with serving(folder / "models") as found:
         yield found
 
@@ -97,38 +84,24 @@ EVERY = ["torch", "onnxruntime", "triton http", "triton grpc", "tensorrt stand-i
          pytest.param("tensorrt", marks=ON_GPU)]  # fmt: skip
 
 
-@pytest.fixture(scope="session")
-def segment_engine_on_gpu(tmp_path_factory):
-    return build_engine(tmp_path_factory.mktemp("engine"), prototypes=True)
-
-
-def opened(request, folder, monkeypatch, masks: bool) -> Runner:
-    """A runner of the network, or of the one with a second output.
+@pytest.fixture(params=EVERY)
+def runner(request, tmp_path, monkeypatch):
+    """A runner of the network with both outputs.
 
     The stand-in has TensorRT's interface, and checks and computes on the CPU what the runner tells it.
     """
     kind, _, protocol = request.param.partition(" ")
     if kind == "torch":
-        return TorchRunner(OneConvWithPrototypes() if masks else OneConv(), "cpu")
-    if kind == "onnxruntime":
-        return open_runner(write_onnx(folder / "a.onnx", prototypes=masks))
-    if kind == "triton":
-        server = request.getfixturevalue("server")
-        return TritonRunner("segment" if masks else "detect", protocol, getattr(server, protocol))
-    if not protocol:
-        return open_runner(request.getfixturevalue("segment_engine_on_gpu" if masks else "engine_on_gpu"), "cuda")
-    return stand_in_runner(folder, stand_in(monkeypatch), prototypes=masks)
-
-
-@pytest.fixture(params=EVERY)
-def runner(request, tmp_path, monkeypatch):
-    with opened(request, tmp_path, monkeypatch, masks=False) as made:
-        yield made
-
-
-@pytest.fixture(params=EVERY)
-def segment_runner(request, tmp_path, monkeypatch):
-    with opened(request, tmp_path, monkeypatch, masks=True) as made:
+        made = TorchRunner(OneConv(), "cpu")
+    elif kind == "onnxruntime":
+        made = open_runner(write_onnx(tmp_path / "a.onnx", prototypes=True))
+    elif kind == "triton":
+        made = TritonRunner("segment", protocol, getattr(request.getfixturevalue("server"), protocol))
+    elif protocol:
+        made = stand_in_runner(tmp_path, stand_in(monkeypatch), prototypes=True)
+    else:
+        made = open_runner(request.getfixturevalue("engine_on_gpu"), "cuda")
+    with made:
         yield made
 
 
@@ -139,9 +112,10 @@ def images(*shape):
 class TestEveryRunner:
     def test_says_what_it_takes_and_gives(self, runner):
         assert runner.inputs == (TensorSpec("images", (None, 3, None, None), "float32"),)
-        assert runner.outputs == (TensorSpec("output0", (None, 6, None), "float32"),)
-        assert runner.task is DETECT
-        assert runner.names == NAMES
+        assert runner.outputs == (
+            TensorSpec("output0", (None, 6, None), "float32"), TensorSpec("output1", (None, 1, None, None), "float32"),
+        )  # fmt: skip
+        assert runner.task is SEGMENT
         assert runner.stride == 32
         assert device_name(runner.device) in runner.description
 
@@ -149,9 +123,11 @@ class TestEveryRunner:
     def test_agrees_with_numpy(self, runner, shape):
         feed = images(*shape)
         result = runner.infer({"images": feed})
-        assert set(result) == {"output0"}
+        assert list(result) == ["output0", "output1"]
         assert result["output0"].device == runner.device
-        np.testing.assert_allclose(result["output0"].cpu(), reference(feed.numpy()), atol=1e-5)
+        expected = reference(feed.numpy())
+        np.testing.assert_allclose(result["output0"].cpu(), expected, atol=1e-5)
+        np.testing.assert_allclose(result["output1"].cpu().flatten(2), expected[:, 5:], atol=1e-5)
 
     def test_takes_a_view_that_is_not_contiguous(self, runner):
         feed = images(2, 4, 4, 3).permute(0, 3, 1, 2)
@@ -189,23 +165,6 @@ class TestEveryRunner:
             runner.infer({"images": images(1, 3, 4, 4)})
         with pytest.raises(QatError, match="is closed"), runner:
             pass
-
-
-class TestEveryRunnerOfMasks:
-    def test_says_what_it_gives(self, segment_runner):
-        assert segment_runner.task is SEGMENT
-        assert segment_runner.outputs == (
-            TensorSpec("output0", (None, 6, None), "float32"), TensorSpec("output1", (None, 1, None, None), "float32"),
-        )  # fmt: skip
-
-    @pytest.mark.parametrize("shape", [(1, 3, 4, 5), (3, 3, 8, 8)])
-    def test_both_outputs_agree_with_numpy(self, segment_runner, shape):
-        feed = images(*shape)
-        result = segment_runner.infer({"images": feed})
-        assert list(result) == ["output0", "output1"]
-        expected = reference(feed.numpy())
-        np.testing.assert_allclose(result["output0"].cpu(), expected, atol=1e-5)
-        np.testing.assert_allclose(result["output1"].cpu().flatten(2), expected[:, 5:], atol=1e-5)
 
 
 # PyTorch

@@ -6,11 +6,9 @@ TensorRT-RTX builds for an Ada (SM89) and a Blackwell (SM120) GPU here. What it 
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import onnx
 import pytest
 import torch
 from exported_files import export_onnx
@@ -26,7 +24,6 @@ from utils.jobs.open import load_network
 from utils.onnx_graph import output_formats
 from utils.onnx_graph.export import ExportConfig, ExportResult, export_forms
 from utils.onnx_graph.output_formats import NmsSettings
-from utils.onnx_graph.view import GraphAppender
 from utils.trt import tensorrt_api
 from utils.trt.build import build
 from utils.trt.engine_file import EngineNote
@@ -143,10 +140,7 @@ MASK_FORMS = {
 
 @pytest.fixture(scope="module")
 def mask_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ExportResult]:
-    """A small network with masks, quantized, in each form whose operators RTX has, for any batch.
-
-    It lacks ONNX's NMS and the plugin, in whose place another node stands.
-    """
+    """A small network with masks, quantized, in each form whose operators RTX has, for any batch."""
     folder = tmp_path_factory.mktemp("masks")
     floating = save_float(folder / "tiny.pt", random_network(tiny_with("Segment")))
     weights = save_quantized(folder / "tiny-int8.pt", floating, imgsz=SIDE)
@@ -154,21 +148,10 @@ def mask_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ExportResu
     config = ExportConfig((SIDE, SIDE), 1, dynamic="batch", typing="strong")
     files = {folder / f"{name}.onnx": form for name, form in MASK_FORMS.items()}
     results = export_forms(network.model, config, files, network.metadata())
-    found = dict(zip(MASK_FORMS, results, strict=True))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(output_formats, "_plugin", top_k)
-        form = output_formats.end2end(NmsSettings("efficient", 100), 56)
-        (found["efficient"],) = export_forms(network.model, config, {folder / "efficient.onnx": form}, {})
-    return found
+    return dict(zip(MASK_FORMS, results, strict=True))
 
 
-def top_k(model: onnx.ModelProto, tail: GraphAppender, boxes: str, scores: str, settings: NmsSettings) -> None:
-    """In the plugin's place: what stands behind it still has to find the anchors again."""
-    anchors = sum((SIDE // stride) ** 2 for stride in (8, 16, 32))
-    output_formats._standard(tail, boxes, scores, 10, anchors, replace(settings, kind="none"))
-
-
-@pytest.mark.parametrize("form", [*MASK_FORMS, "efficient"])
+@pytest.mark.parametrize("form", MASK_FORMS)
 def test_masks_build(form: str, mask_files: dict[str, ExportResult], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(tensorrt_api, "gpu", lambda index=None: None)
     exported = mask_files[form]

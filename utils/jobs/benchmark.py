@@ -23,6 +23,7 @@ from utils.core.tasks import DETECT
 from utils.core.text import Column, code, columns, markdown_table, plural
 from utils.reports.figures import BLUE, GREEN, GREY, ORANGE, VERMILLION, new_figure, save_figure
 from utils.runners import onnxrt
+from utils.runners.base import imgsz_of
 from utils.runners.onnxrt import OnnxRuntimeRunner
 from utils.trt import benchmark
 from utils.trt.benchmark import (
@@ -136,11 +137,7 @@ def _size_of(entry: Entry) -> tuple[int, int] | None:
         form = InputSpec.of_file(note.metadata, note.metadata.get(KIND_KEY, "float"), largest)
         _, channels, height, width = form.nchw(largest)
         return (height, width) if channels in COLOURS else None
-    try:
-        height, width = json.loads(note.metadata.get("imgsz", ""))
-        return int(height), int(width)
-    except (ValueError, TypeError):
-        return None
+    return imgsz_of(note.metadata)
 
 
 def batch_sizes(given: Sequence[int] | None, sweep: int | None) -> list[int]:

@@ -144,9 +144,7 @@ class Runner(ABC):
     @property
     def imgsz(self) -> tuple[int, int] | None:
         """(height, width) that the metadata names, in pixels."""
-        value = literal(self.metadata.get("imgsz", ""))
-        pair = (value, value) if isinstance(value, int) else tuple(value) if isinstance(value, (list, tuple)) else ()
-        return (pair[0], pair[1]) if len(pair) == 2 and all(isinstance(side, int) for side in pair) else None
+        return imgsz_of(self.metadata)
 
     def _to_device(self, name: str, feed: Tensor) -> Tensor:
         """The feed where `_infer` wants it."""
@@ -163,6 +161,13 @@ class Runner(ABC):
     def _check_open(self) -> None:
         if not self._open:
             raise QatError(f"this runner ({self.description}) is closed; open the file again")
+
+
+def imgsz_of(metadata: Mapping[str, str]) -> tuple[int, int] | None:
+    """(height, width) in pixels that a file's metadata names; None where it names none."""
+    value = literal(metadata.get("imgsz", ""))
+    pair = (value, value) if isinstance(value, int) else tuple(value) if isinstance(value, (list, tuple)) else ()
+    return (pair[0], pair[1]) if len(pair) == 2 and all(isinstance(side, int) for side in pair) else None
 
 
 def literal(text: str) -> object:

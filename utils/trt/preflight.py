@@ -9,7 +9,6 @@ guide): a file whose float part is FP16 is built in its own types; one in FP32 b
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from utils.core.errors import InputError
 from utils.core.files import read_onnx
 from utils.core.input_spec import DEFAULT_BATCH, FLOATS, InputSpec
 from utils.core.options import DeviceOptions, Options, height_width, one_size, option
+from utils.runners.base import imgsz_of, literal
 from utils.trt.tensorrt_api import Api, Gpu
 
 BUILDING = "building"
@@ -316,9 +316,10 @@ def profile_shapes(file: OnnxFile, config: BuildConfig) -> dict[str, tuple[tuple
         InputError: a range was asked for where the file's shape is static, or a size is no multiple of the stride.
     """
     name, shape = file.image
-    height, width = json.loads(file.metadata.get("imgsz", "[640, 640]"))
+    height, width = imgsz_of(file.metadata) or (640, 640)
     defaults = (DEFAULT_BATCH, (file.input_spec.channels,) * 3, (height,) * 3, (width,) * 3)
-    stride = int(file.metadata.get("stride", "1"))
+    stride = literal(file.metadata.get("stride", ""))
+    stride = stride if isinstance(stride, int) else 1
     axes: list[Range] = []
     for axis, size, asked, default in zip(
         ("batch", "channels", "height", "width"), shape, (config.batch, None, config.height, config.width), defaults,
