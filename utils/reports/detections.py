@@ -67,11 +67,8 @@ def detection_sheet(samples: Sequence[Sample]) -> Figure:
     The first two stages are compared with each other: what only one of them found is dashed orange.
 
     Raises:
-        ValueError: there are no samples.
         InputError: an image cannot be read.
     """
-    if not samples:
-        raise ValueError("there are no samples")
     stages = dict.fromkeys(stage for sample in samples for stage in sample.predictions)
     columns = [*(["truth"] if any(sample.truth for sample in samples) else []), *stages]
     figure, grid = new_figure(3.6 * len(columns), 3.6 * len(samples), len(samples), len(columns))

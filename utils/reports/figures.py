@@ -66,14 +66,9 @@ def per_epoch(report: Report) -> tuple[str, Figure]:
     Where AP was not measured after epochs, it is the loss on held-out images instead. The name says which.
 
     Bars are the standard error of the difference to PTQ, where it is known. The chosen state is marked: an epoch by a
-    ring, PTQ by its label.
-
-    Raises:
-        ValueError: the report has no history.
+    ring, PTQ by its label. There must be an epoch with an AP or a loss.
     """
     epochs = report.scored_epochs
-    if not epochs:
-        raise ValueError("the report has no epoch with an AP or a loss")
     headings = {"ap": "AP on the validation set after each epoch"}
     if epochs[0].ap is None:
         headings = {"held_out": "Loss on training images after each epoch"}

@@ -158,11 +158,8 @@ def merged(reports: Mapping[Path, Report]) -> Report:
     Of two rows of one stage and file the one that knows more is kept, or else the first one.
 
     Raises:
-        ValueError: there is no report.
         InputError: AP of some runs is that with labels, and of others that with the float network's detections.
     """
-    if not reports:
-        raise ValueError("there is no report to merge")
     kinds: dict[bool, Path] = {}
     for path, report in reports.items():
         kinds |= {AGREEMENT in row.ap_with: path.parent for row in report.rows if row.ap is not None}

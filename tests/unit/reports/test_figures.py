@@ -72,15 +72,10 @@ def test_bars_are_the_errors_of_the_epochs(report):
     assert "standard error" in axes.get_title(loc="right")
 
 
-@pytest.mark.parametrize(("kind", "format_"), [("png", "PNG"), ("jpg", "JPEG")])
-def test_images_have_the_expected_size(report, kind, format_, tmp_path):
-    path = figures.save_figure(figures.per_epoch(report)[1], tmp_path / f"chart.{kind}", dpi=100)
-    image = Image.open(path)
-    assert (image.format, image.size) == (format_, (900, 340))
+def test_files_have_the_size_and_svg_keeps_its_text_and_is_reproducible(report, tmp_path):
+    image = Image.open(figures.save_figure(figures.per_epoch(report)[1], tmp_path / "chart.jpg", dpi=100))
+    assert (image.format, image.size) == ("JPEG", (900, 340))
     assert np.asarray(image.convert("L")).std() > 5, "the image is blank"
-
-
-def test_svg_is_valid_keeps_its_text_and_is_reproducible(report):
     one, two = (figures.render(figures.per_epoch(report)[1], "svg") for _ in range(2))
     assert one == two
     assert "chosen 0.7399" in "".join(ElementTree.fromstring(one).itertext())

@@ -14,7 +14,7 @@ from report_examples import make_row
 from utils.core.errors import InputError
 from utils.evaluation.data_yaml import load_data
 from utils.jobs.visualize import collect_samples
-from utils.reports.page import merged, write_all
+from utils.reports.page import write_all
 from utils.reports.schema import Epoch, Range, Report
 from utils.runners.base import Runner, TensorSpec
 
@@ -63,15 +63,12 @@ def test_boxes_are_in_pixels_of_the_image(data):
 
 
 def test_images_are_spread_over_the_split_and_scaled_to_one(data):
+    """And scores below the confidence are not shown."""
     runner = OneBox(0.9)
-    samples = collect_samples({"float": runner}, data, imgsz=64, count=2)
+    samples = collect_samples({"float": runner, "INT8": OneBox(0.2)}, data, imgsz=64, count=2, confidence=0.3)
     assert [sample.image[-5:] for sample in samples] == ["0.png", "2.png"]
     assert [image.max().item() for image in runner.fed] == [1.0, 1.0]
-
-
-def test_scores_below_the_confidence_are_not_shown(data):
-    samples = collect_samples({"float": OneBox(0.2)}, data, imgsz=64, count=1, confidence=0.3)
-    assert samples[0].predictions == {"float": []}
+    assert [len(samples[0].predictions[name]) for name in ("float", "INT8")] == [1, 0]
     assert samples[0].confidence == 0.3
 
 
@@ -86,13 +83,10 @@ def test_of_two_classes_in_one_place_the_better_is_shown(data):
     assert found.name == "one"
 
 
-def test_a_network_of_fixed_batch_size_is_fed_what_it_takes(data):
+def test_a_network_of_fixed_batch_size_is_fed_what_it_takes_and_one_of_other_classes_is_refused(data):
     runner = OneBox(0.9, batch=4)
     assert len(collect_samples({"INT8": runner}, data, imgsz=64, count=1)[0].predictions["INT8"]) == 1
     assert runner.fed[0].shape == (4, 3, 64, 64)
-
-
-def test_other_classes_than_the_data_sets_are_refused(data):
     with pytest.raises(InputError, match="3 classes"):
         collect_samples({"float": OneBox(0.9, classes=3)}, data, imgsz=64)
 
@@ -102,44 +96,34 @@ def test_all_files_of_a_report_are_written(data, tmp_path):
     report.ranges = [Range(name="model.0", kind="weight", amax=1.0, min=0.5, max=1.0, channels=4)]
     report.samples = collect_samples({"float": OneBox(0.5), "INT8": OneBox(0.75)}, data, imgsz=64, count=1)
     written = write_all(report, tmp_path / "run")
-    names = ["report.json", "ap_per_epoch.png", "detections.png", "report.html"]
-    assert [path.name for path in written] == names
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == sorted(names)
-    assert [path.name for path in write_all(Report(command="nothing"), tmp_path / "empty")] == [
-        "report.json",
-        "report.html",
-    ]
+    assert [path.name for path in written] == ["report.json", "ap_per_epoch.png", "detections.png", "report.html"]
+    assert sorted(written) == sorted((tmp_path / "run").iterdir())
+    written = write_all(Report(command="nothing"), tmp_path / "empty")
+    assert [path.name for path in written] == ["report.json", "report.html"]
 
 
-class TestProgram:
-    """scripts/make_report.py."""
-
-    def make(self, *arguments):
-        command = [sys.executable, "scripts/make_report.py", *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
-
-    def test_runs_are_put_together(self, tmp_path):
-        report = Report(command="qat.py", rows=[make_row(ap=0.5), make_row("QAT")], notes=["one"])
-        report.history, report.charts = [Epoch(epoch=0, ap=0.5)], {"a chart": "a.png"}
-        report.save(tmp_path / "qat/report.json")
-        report = Report(command="val_trt.py", rows=[make_row("ONNX"), make_row("QAT")], notes=["two", "one"])
-        report.save(tmp_path / "onnx.json")
-        done = self.make(tmp_path / "qat", tmp_path / "onnx.json", "--output", tmp_path / "out", "--note", "three",
-                         "--title", "Title")  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        report = Report.load(tmp_path / "out/report.json")
-        assert [row.stage for row in report.rows] == ["float", "QAT", "ONNX"]
-        assert (report.notes, report.title, report.command) == (["one", "two", "three"], "Title", "qat.py\nval_trt.py")
-        assert (len(report.history), report.charts) == (1, {"a chart": "a.png"})
-        assert [row.run for row in report.rows] == [str(tmp_path / "qat"), str(tmp_path / "qat"), str(tmp_path)]
-        assert "0.5000" in done.stdout
-        assert "Title" in (tmp_path / "out" / "report.html").read_text()
-        for path, report.data in ((tmp_path / "out/report.json", "a.yaml"), (tmp_path / "other.json", "b.yaml")):
-            report.save(path)
-        done = self.make(tmp_path / "out", tmp_path / "other.json", "--output", tmp_path / "both")
-        assert "the runs are of several datasets" in done.stdout.splitlines()[0]
+def make(*arguments):
+    command = [sys.executable, "scripts/make_report.py", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
 
 
-def test_nothing_to_merge():
-    with pytest.raises(ValueError, match="no report"):
-        merged({})
+def test_runs_are_put_together(tmp_path):
+    report = Report(command="qat.py", rows=[make_row(ap=0.5), make_row("QAT")], notes=["one"])
+    report.history, report.charts = [Epoch(epoch=0, ap=0.5)], {"a chart": "a.png"}
+    report.save(tmp_path / "qat/report.json")
+    report = Report(command="val_trt.py", rows=[make_row("ONNX"), make_row("QAT")], notes=["two", "one"])
+    report.save(tmp_path / "onnx.json")
+    done = make(tmp_path / "qat", tmp_path / "onnx.json", "--output", tmp_path / "out", "--note", "three",
+                     "--title", "Title")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    report = Report.load(tmp_path / "out/report.json")
+    assert [row.stage for row in report.rows] == ["float", "QAT", "ONNX"]
+    assert (report.notes, report.title, report.command) == (["one", "two", "three"], "Title", "qat.py\nval_trt.py")
+    assert (len(report.history), report.charts) == (1, {"a chart": "a.png"})
+    assert [row.run for row in report.rows] == [str(tmp_path / "qat"), str(tmp_path / "qat"), str(tmp_path)]
+    assert "0.5000" in done.stdout
+    assert "Title" in (tmp_path / "out" / "report.html").read_text()
+    for path, report.data in ((tmp_path / "out/report.json", "a.yaml"), (tmp_path / "other.json", "b.yaml")):
+        report.save(path)
+    done = make(tmp_path / "out", tmp_path / "other.json", "--output", tmp_path / "both")
+    assert "the runs are of several datasets" in done.stdout.splitlines()[0]
