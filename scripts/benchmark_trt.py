@@ -2,7 +2,7 @@
 """Time engines over batch sizes, INT8 against FP16, in one run and interleaved.
 
     python scripts/benchmark_trt.py yolov9-c-int8.onnx --baseline yolov9-c.onnx --batch-size 1 4 8 12 --useCudaGraph
-    python scripts/benchmark_trt.py yolov9-c-int8.onnx --sweep 64 --infStreams 2
+    python scripts/benchmark_trt.py yolov9-c-int8.onnx --sweep 64
 
 FILE is an ONNX file, of which an engine is built for each batch size (FILE-bN.engine beside it, used again while it is
 newer), or an engine. All are timed at one image size: that of the files, or --imgsz. --baseline is the float model's
@@ -68,9 +68,6 @@ class BenchmarkOptions(RunFolderOptions, BuildOptions):
     )
     duration: Annotated[float, Field(gt=0, le=86_400)] = option(3, "of each engine", group=TIMES, metavar="S")
     rounds: Annotated[int, Field(ge=1, le=1000)] = option(3, "turns that it is spread over", group=TIMES, metavar="N")
-    infStreams: Annotated[int, Field(ge=1, le=64)] = option(
-        1, "contexts side by side, each with its own stream and buffers", "--infStreams", group=TIMES, metavar="N"
-    )
     useCudaGraph: bool = option(False, "replay a CUDA graph", "--useCudaGraph", group=TIMES)
     useSpinWait: bool = option(False, "wait without sleeping", "--useSpinWait", group=TIMES)
     noDataTransfers: bool = option(False, "without copying inputs and outputs", "--noDataTransfers", group=TIMES)
@@ -108,7 +105,7 @@ def main(options: BenchmarkOptions) -> int:
     if not engines:
         if built := [entry.file for entry in entries if entry.is_engine]:
             raise InputError(f"{built[0]} is an engine, which runs on a GPU only; on a CPU give .onnx files")
-        options.reject_unused(["infStreams", "builds", *BUILD_OPTIONS], "where no engine takes part")
+        options.reject_unused(["builds", *BUILD_OPTIONS], "where no engine takes part")
     elif all(entry.is_engine for entry in entries):
         options.reject_unused(["builds", *BUILD_OPTIONS], "to engines that are built already")
     api = tensorrt_api.load_tensorrt() if engines else None
@@ -121,7 +118,7 @@ def main(options: BenchmarkOptions) -> int:
     refuse_overwrite(engines_made, read, "rename one of the files: engines are named after their ONNX files")
     refuse_overwrite_in(options.project, options.name, options.exist_ok, ["benchmark.*"], read)
     common = None if size else benchmark.common_size(entries)
-    job = benchmark.Benchmark(entries, size, options.infStreams, timing, building, device, size or common, api)
+    job = benchmark.Benchmark(entries, size, timing, building, device, size or common, api)
     if not job.on_gpu and options.given(*OF_GPUS):  # benchmark_trt.sh gives them, wherever it runs
         logger.warning("on a CPU these do nothing: %s", ", ".join(options.given(*OF_GPUS)))
     about = job.about(_method(options, job.on_gpu))

@@ -78,12 +78,12 @@ def test_layers_are_int8_and_their_times_add_up(demo_engine):
     layers = layers_of(execution)
     found = summarize(layers)
     kernels = timing.TimingConfig(50, 0, 1, cuda_graph=True, transfers=False, iterations=300)
-    median = timing.time_interleaved({"a": [execution]}, kernels)["a"].parts["compute"].median
+    median = timing.time_interleaved({"a": execution}, kernels)["a"].parts["compute"].median
     print("\n".join(report_lines(found, "demo model, batch 8", "int8")), f"\nas a CUDA graph: {median:.3f} ms")
     assert found.int8_layers > 0.7
     assert all(layer.ms is not None for layer in layers)
     assert 0.8 * median < found.total_ms < 6 * median  # measured one by one, layers wait for each other
-    figures = timing.time_interleaved({"a": [execution]}, timing.TimingConfig(50, 0.5, 1, cuda_graph=True))["a"]
+    figures = timing.time_interleaved({"a": execution}, timing.TimingConfig(50, 0.5, 1, cuda_graph=True))["a"]
     assert figures.parts["compute"].median == pytest.approx(median, rel=0.3)
     assert figures.parts["latency"].median > figures.parts["compute"].median
     execution.close()

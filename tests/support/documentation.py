@@ -36,7 +36,7 @@ SHELL_PROGRAMS = sorted(
 UPSTREAMS = {"train.py", "train_dual.py", "val.py"}
 PASSES_ON = "scripts/run_upstream.py"  # what follows is for a program of upstream's
 OTHERS = {".", "cd", "git", "pip"}
-TRTEXECS_FLAGS = {"--fp16", "--int8", "--stronglyTyped", "--inputIOFormats", "--onnx", "--saveEngine",
+TRTEXECS_FLAGS = {"--fp16", "--int8", "--stronglyTyped", "--infStreams", "--onnx", "--saveEngine",
                   "--helpBuildRoute", "--tuneBuildRoutes", "--tuningSearch", "--tuningTimeOut",
                   "--accuracyThreshold"}  # fmt: skip
 TORCHRUN = ["torchrun", "--nproc-per-node", "2"]  # in front of a program

@@ -58,13 +58,11 @@ class Benchmark:
         entries: ONNX files and engines; without `api` ONNX Runtime runs the former.
         size: (height, width) in pixels that was given, for files of dynamic size; None: each has its own.
         timed_size: the one at which everything is timed; None if an engine alone does not say it.
-        contexts: of each engine, that run side by side.
         api: TensorRT; None where no engine takes part.
     """
 
     entries: Sequence[Entry]
     size: tuple[int, int] | None
-    contexts: int
     timing: TimingConfig
     building: BuildConfig
     device: torch.device
@@ -84,7 +82,7 @@ class Benchmark:
         with ExitStack() as stack:
             if self.api is not None:
                 candidates = benchmark.open_engines(
-                    engines, batch, self.size, self.contexts, self.api, self.device, self.timing, stack
+                    engines, batch, self.size, self.api, self.device, self.timing, stack
                 )
             else:
                 candidates = [open_onnx(entry.file, entry.baseline, batch, self.size, stack) for entry in self.entries]
@@ -203,7 +201,7 @@ def _any(holds: Callable[[BenchmarkRow], bool]) -> Callable[[Sequence[BenchmarkR
 
 
 def benchmark_table(rows: Sequence[BenchmarkRow]) -> tuple[Sequence[Column], list[tuple[str, ...]]]:
-    """Columns and cells; those of masks, contexts, copies and ONNX Runtime are there where a row has some.
+    """Columns and cells; those of masks, copies and ONNX Runtime are there where a row has some.
 
     Latency is the median in milliseconds; why a row has no figures stands in the last column.
     """
@@ -217,7 +215,6 @@ def benchmark_table(rows: Sequence[BenchmarkRow]) -> tuple[Sequence[Column], lis
         _Column("masks", lambda row: "with" if row.masks else "without", _any(lambda row: row.masks), left=True,
                 measured=False),
         _Column("batch", lambda row: str(row.batch), measured=False),
-        _Column("contexts", lambda row: str(row.contexts), _any(lambda row: row.contexts > 1), measured=False),
         _Column("latency", _milliseconds("latency")),
         _Column("p99", _milliseconds("latency", "p99")),
         _Column("H2D", _milliseconds("h2d"), copied),

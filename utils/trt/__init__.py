@@ -7,6 +7,6 @@ tune.py            builds an engine, or several by other options, of which the f
 engine_file.py     engines on disk, and the note beside each
 runner.py          an engine's execution context with buffers, and the Runner on it
 timing.py          times of engines, interleaved, as trtexec takes and tells them
-benchmark.py       engines over batch sizes and contexts, as rows
+benchmark.py       engines over batch sizes, as rows
 layers.py          layers of an engine, inspected: a report, and drawn
 """

@@ -1,4 +1,4 @@
-"""Engines over batch sizes and numbers of contexts, in one run and interleaved, as rows."""
+"""Engines over batch sizes, in one run and interleaved, as rows."""
 
 from __future__ import annotations
 
@@ -133,7 +133,6 @@ class BenchmarkRow:
         error: why there are no figures.
         notes: what the engine's layers say about its speed.
         runtime: what runs it: one of the names above.
-        contexts: execution contexts that run side by side, each on its own batches.
         build: number of the build of a file that is built several times.
     """
 
@@ -148,19 +147,18 @@ class BenchmarkRow:
     notes: tuple[str, ...] = field(default=(), repr=False)
     masks: bool = False
     runtime: str = TENSORRT
-    contexts: int = 1
     build: int = 1
 
     @property
     def images_per_second(self) -> float | None:
-        """Images per second, of all contexts; None where nothing was measured."""
+        """Images per second; None where nothing was measured."""
         return None if self.figures is None else self.figures.qps * self.batch
 
     @property
     def title(self) -> str:
-        """The row in words, such as 'yolov9-c-int8, batch 8, 2 contexts'."""
+        """The row in words, such as 'yolov9-c-int8, batch 8'."""
         runtime = "" if self.runtime == TENSORRT else f", {self.runtime} {self.precision}"
-        return f"{self.model}{runtime}, batch {self.batch}" + (f", {self.contexts} contexts" * (self.contexts > 1))
+        return f"{self.model}{runtime}, batch {self.batch}"
 
     def to_dict(self) -> dict[str, Any]:
         """The row as JSON holds it: its fields, images per second, and the figures by name."""
@@ -170,10 +168,10 @@ class BenchmarkRow:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A row to be, and what runs it: contexts side by side, or on a CPU a call; nothing where the row says why."""
+    """A row to be, and what runs it: an engine, or on a CPU a call; None where the row says why."""
 
     row: BenchmarkRow
-    running: Sequence[Execution] | Callable[[], object] = ()
+    running: Execution | Callable[[], object] | None = None
 
 
 def load_engine_at(
@@ -202,30 +200,26 @@ def open_engines(
     engines: Mapping[Entry, Path | str],
     batch: int,
     size: tuple[int, int] | None,
-    contexts: int,
     api: Api,
     device: torch.device,
     config: TimingConfig,
     stack: ExitStack,
 ) -> list[Candidate]:
-    """Engines at this batch, each with so many contexts that run side by side, which the stack closes.
+    """Engines at this batch, which the stack closes.
 
     CUDA graphs are captured here too, so that what cannot be captured is a row.
     """
     candidates = []
     for entry, engine in engines.items():
-        row = BenchmarkRow(entry.name, batch, entry.baseline, build=entry.build, contexts=contexts)
+        row = BenchmarkRow(entry.name, batch, entry.baseline, build=entry.build)
         try:
             if isinstance(engine, str):
                 raise QatError(engine)
-            group = [load_engine_at(engine, batch, size, api, device, stack)]
-            row = _described(row, group[0], config.cuda_graph)
-            while len(group) < contexts:
-                group.append(group[0].sibling())
-                stack.callback(group[-1].close)
-            for context in group if config.cuda_graph else ():
-                context.graph()
-            candidates.append(Candidate(row, group))
+            execution = load_engine_at(engine, batch, size, api, device, stack)
+            row = _described(row, execution, config.cuda_graph)
+            if config.cuda_graph:
+                execution.graph()
+            candidates.append(Candidate(row, execution))
         except FAILURES as error:
             candidates.append(Candidate(replace(row, error=one_line(error))))
     return candidates

@@ -35,11 +35,8 @@ class Execution:
         stream: what the engine runs on.
     """
 
-    def __init__(self, path: str | Path, api: Api, device: torch.device, engine: Any = None) -> None:
+    def __init__(self, path: str | Path, api: Api, device: torch.device) -> None:
         """Load an engine.
-
-        Args:
-            engine: the file's engine, if it is loaded already: this is a further context of it.
 
         Raises:
             InputError: see `load_engine`; or the engine has tensors in a format that packs channels.
@@ -50,7 +47,7 @@ class Execution:
         if device.type == "cuda" and device.index is not None:
             torch.cuda.set_device(device)  # TensorRT takes the current one
         gpu = tensorrt_api.gpu(device.index)
-        self.engine: Any = load_engine(path, api, self.log, gpu) if engine is None else engine
+        self.engine: Any = load_engine(path, api, self.log, gpu)
         self.stream = cuda.Stream(device)
         # Auxiliary streams, drawn after `stream`, so that none is the same. TensorRT's own are "blocking": while one is
         # captured, CUDA lets nobody ask for the state of the default stream, and torch asks when it pins memory.
@@ -123,20 +120,6 @@ class Execution:
             self._context.set_input_shape(spec.name, tuple(self.buffers[spec.name].shape))
         for name, buffer in self.buffers.items():
             self._context.set_tensor_address(name, buffer.data_ptr())
-
-    def sibling(self) -> Execution:
-        """Another context for the same shapes, with a stream and buffers of its own, to run side by side.
-
-        It shares an engine of static shapes. One of dynamic shapes is loaded once more, so that its weights are in
-        memory twice: contexts of TensorRT 8.6 cannot share an optimization profile, and asking 8.6.0 for one that is
-        in use ends the process with a segmentation fault.
-
-        Raises:
-            QatError: it does not start.
-        """
-        other = Execution(self.path, self.api, self.device, None if self._dynamic else self.engine)
-        other.set_shapes({spec.name: tuple(self.buffers[spec.name].shape) for spec in self.inputs})
-        return other
 
     @property
     def _dynamic(self) -> bool:

@@ -1,4 +1,4 @@
-"""Times of engines as trtexec takes them: queries of one or several contexts, with or without copies; interleaved.
+"""Times of engines as trtexec takes them, with or without copies; interleaved.
 
 While one query runs the next is enqueued, so that the GPU is never idle, and the distance of two events is its time for
 one query, without the time that the CPU needs to start it. Inputs and outputs are copied from and to pinned memory, on
@@ -69,18 +69,14 @@ class _Samples:
 
 
 def time_interleaved(
-    networks: Mapping[str, Sequence[Execution] | Callable[[], object]], config: TimingConfig
+    networks: Mapping[str, Execution | Callable[[], object]], config: TimingConfig
 ) -> dict[str, Figures]:
     """Time several networks interleaved, so that the ratio of their times can be trusted when clocks drift.
 
     Args:
-        networks: by name, the contexts that run side by side, of which a query is one of any; or on a CPU what runs one
-            query.
+        networks: by name an engine, or on a CPU what runs a query.
     """
-    lanes: dict[str, Sequence[_Lane | _HostLane]] = {
-        name: [_HostLane(network)] if callable(network) else [_Lane(context, config) for context in network]
-        for name, network in networks.items()
-    }
+    lanes = {name: _HostLane(one) if callable(one) else _Lane(one, config) for name, one in networks.items()}
     samples = {name: _Samples() for name in networks}
     for name in interleaved(networks, config.rounds):
         _run(lanes[name], config.warm_up / 1000, 1, _Samples())
@@ -127,7 +123,7 @@ class _Query:
 
 
 class _Lane:
-    """A context with its pinned memory, its streams for copies, and the queries that are on their way.
+    """An engine with its pinned memory, its streams for copies, and the queries that are on their way.
 
     What is copied to a buffer is the same each time. So a copy for the next query, while this one still reads the
     buffer, changes nothing, and takes as long as one to a second buffer.
@@ -191,17 +187,14 @@ class _HostLane:
         """Nothing is on its way."""
 
 
-def _run(lanes: Sequence[_Lane | _HostLane], seconds: float, iterations: int, into: _Samples) -> None:
-    """Run queries for so long, and at least so many; in each context the next is enqueued while one runs."""
+def _run(lane: _Lane | _HostLane, seconds: float, iterations: int, into: _Samples) -> None:
+    """Run queries for so long, and at least so many; the next one is enqueued while one runs."""
     began, count = time.perf_counter(), 0
     while count < iterations or time.perf_counter() - began < seconds:
-        for lane in lanes:
-            lane.enqueue(into)
-        count += len(lanes)
-        for lane in lanes:
-            lane.wait(1)
-    for lane in lanes:
-        lane.wait(0)
+        lane.enqueue(into)
+        count += 1
+        lane.wait(1)
+    lane.wait(0)
     into.seconds += time.perf_counter() - began
 
 
@@ -233,7 +226,7 @@ def time_engines(engines: Mapping[str, Path], api: Api, device: torch.device) ->
             except (QatError, RuntimeError) as error:  # torch's, when memory is short or nothing can be captured
                 reasons[name] = " ".join(str(error).split())[:200]
         for name in interleaved(executions, TUNING_ROUNDS):
-            figures = time_interleaved({name: [executions[name]]}, TUNING_ROUND)
+            figures = time_interleaved({name: executions[name]}, TUNING_ROUND)
             medians.setdefault(name, []).append(figures[name].parts["compute"].median)
     torch.cuda.empty_cache()  # the next build wants the memory
     return {**reasons, **{name: tuple(values) for name, values in medians.items()}}

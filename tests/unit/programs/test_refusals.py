@@ -46,7 +46,7 @@ CASES = [  # program, arguments, what the line names
     (B, "a.onnx --target SM89 --check 2", "--check"),
     (B, "a.onnx --target SM89 --hardware-compatible ampere+", "--hardware-compatible"),
     (L, "a.onnx", "a.onnx is an ONNX file; expected an engine: scripts/build_engine.py"),
-    (T, "a.onnx --device cpu --infStreams 2", "--infStreams"),
+    (T, "a.onnx --device cpu --builds 2", "--builds"),
     *((T, f"a.onnx --device cpu {flag}", flag.split()[0])
       for flag in ("--tune 10", "--optimization-level 2", "--max-aux-streams 2",
                    "--timing-iterations 2", "--tactic-sources-off CUDNN")),
@@ -82,7 +82,6 @@ CASES = [  # program, arguments, what the line names
     (B, "fixed.onnx --batch-size 8", "fixed.onnx"),
     (T, "a.engine --device cpu", "a.engine"),
     (T, "a.onnx --sweep 4 --batch-size 1", "--sweep"),
-    (T, "a.onnx --infStreams 0", "--infStreams"),
     (T, "int8.onnx --imgsz 1 2 3", "--imgsz"),
     (T, "int8.onnx --imgsz 64 32", "int8.onnx takes images of 32x32 only"),
     (T, "int8.onnx --imgsz abc", "invalid image size value: 'abc'"),

@@ -1,4 +1,4 @@
-"""What is enqueued on which stream, with one context and several, with copies and without; and the figures."""
+"""What is enqueued on which stream, with copies and without; and the figures."""
 
 import time
 
@@ -63,7 +63,7 @@ def journal(monkeypatch):
 def test_parts_of_a_query(execution, cuda_graph):
     running = execution()
     before, began = len(running.api.module.calls), time.perf_counter()
-    figures = timing.time_interleaved({"a": [running]}, TimingConfig(1, 0.02, 2, cuda_graph=cuda_graph))["a"]
+    figures = timing.time_interleaved({"a": running}, TimingConfig(1, 0.02, 2, cuda_graph=cuda_graph))["a"]
     took = time.perf_counter() - began
     assert {name: figures.parts[name].median for name in ("latency", "h2d", "compute", "d2h")} == {
         "latency": 3.0, "h2d": 1.0, "compute": 1.0, "d2h": 1.0,  # an event of the stand-in is a tick
@@ -77,7 +77,7 @@ def test_parts_of_a_query(execution, cuda_graph):
 
 def test_so_many_queries_at_least_whatever_the_duration(execution):
     config = TimingConfig(0, 0, 3, cuda_graph=True, transfers=False, iterations=10)
-    figures = timing.time_interleaved({"a": [execution()]}, config)["a"]
+    figures = timing.time_interleaved({"a": execution()}, config)["a"]
     assert set(figures.parts) == {"latency", "compute", "enqueue"}
     assert figures.parts["compute"].count == 12
 
@@ -97,45 +97,6 @@ def test_copies_have_streams_of_their_own_and_wait_for_what_they_need(execution,
     lane.wait(1)
     assert journal[-1] == ("host", "waits for 8")
     assert len(lane._waiting) == 1
-
-
-def test_contexts_side_by_side_are_fed_in_turn_and_each_has_one_query_ahead(execution, journal):
-    one = execution()
-    other = one.sibling()
-    assert other.stream is not one.stream
-    samples, config = timing._Samples(), TimingConfig(transfers=False)
-    timing._run([timing._Lane(one, config), timing._Lane(other, config)], 0, 4, samples)
-    assert [stream for stream, what in journal if what == "mark"] == [0, 0, 1, 1, 0, 0, 1, 1]
-    waits = [what for stream, what in journal if stream == "host"]
-    assert waits == [f"waits for {number}" for number in (2, 4, 6, 8)]
-    assert journal.index(("host", waits[0])) == 8  # both contexts have two queries before the first is waited for
-    assert samples.figures().parts["compute"].count == 4
-
-
-def test_throughput_is_that_of_all_contexts(execution):
-    one = execution()
-    ran = len(one.api.module.calls)
-    groups = {"one": [one], "two": [one, one.sibling()]}
-    found = timing.time_interleaved(groups, TimingConfig(0, 0, 1, transfers=False, iterations=10))
-    assert [figures.parts["compute"].count for figures in found.values()] == [10, 10]
-    assert len(one.api.module.calls) - ran == 10 + 10 + 1 + 2  # and a query of each context to warm up
-
-
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_a_sibling_has_its_own_buffers(execution, dynamic):
-    """With dynamic shapes the engine is loaded twice: the stand-in lets nobody ask for a profile that is in use."""
-    one = execution(("b", 3, 8, 8), batch=(1, 2, 2)) if dynamic else execution()
-    one.set_shapes({"images": (2, 3, 8, 8)})
-    other = one.sibling()
-    assert (other.engine is one.engine) is not dynamic
-    one.buffers["images"].fill_(1)
-    other.buffers["images"].fill_(2)
-    for each in (one, other):
-        each.run()
-    assert torch.allclose(other.buffers["output0"], 2 * one.buffers["output0"])
-    assert one.buffers["output0"].abs().sum() > 0
-    one.close()
-    other.graph().replay()  # it does not need the first one
 
 
 @pytest.mark.parametrize(("dtype", "most"), [(torch.uint8, 255), (torch.float16, 1), (torch.float32, 1)])
