@@ -6,10 +6,8 @@ filled in the colour of their box, and outlined.
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,12 +70,14 @@ def detection_sheet(samples: Sequence[Sample]) -> Figure:
     stages = dict.fromkeys(stage for sample in samples for stage in sample.predictions)
     columns = [*(["truth"] if any(sample.truth for sample in samples) else []), *stages]
     figure, grid = new_figure(3.6 * len(columns), 3.6 * len(samples), len(samples), len(columns))
-    for number, (axes, (sample, stage)) in enumerate(zip(grid, itertools.product(samples, columns), strict=True)):
-        boxes = {**sample.predictions, "truth": sample.truth}
-        other = counterpart(sample, stage)
-        _draw(axes, read_image(sample.image), boxes.get(stage, []), None if other is None else boxes[other])
-        if number < len(columns):
-            axes.set_title(stage)
+    for stage, axes in zip(columns, grid, strict=False):
+        axes.set_title(stage)
+    panels = iter(grid)
+    for sample in samples:
+        image, boxes = read_image(sample.image), {**sample.predictions, "truth": sample.truth}
+        for stage, axes in zip(columns, panels, strict=False):
+            other = counterpart(sample, stage)
+            _draw(axes, image, boxes.get(stage, []), None if other is None else boxes[other])
     return figure
 
 
@@ -111,7 +111,6 @@ def _iou(box: Box, other: Box) -> float:
     return overlap / union if union > 0 else 0.0
 
 
-@lru_cache(maxsize=4)  # the columns of an image follow each other
 def read_image(path: str | Path) -> tuple[Any, tuple[int, int]]:
     """The image as uint8 RGB `[h, w, 3]`, turned as its EXIF data says, and its height and width.
 

@@ -232,7 +232,7 @@ def _described(row: BenchmarkRow, execution: Execution, graphs: bool) -> Benchma
     precision = execution.note.precision
     try:
         summary = summarize(layers_of(execution, runs=5))
-        precision = precision or ("int8" if summary.counts.get("INT8") else "fp16")
+        precision = precision or ("int8" if summary.computing.get("INT8") else "fp16")
         sentences = [*advice(summary, precision), *sentences]
     except InputError:  # built without details of its layers, by plain trtexec; it can be timed all the same
         pass

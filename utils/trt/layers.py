@@ -12,7 +12,6 @@ import json
 import logging
 import re
 import subprocess
-from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -195,55 +194,46 @@ def _kind(layer_type: str, origin: Any, inputs: Sequence[LayerTensor], outputs: 
 
 @dataclass(frozen=True)
 class LayerSummary:
-    """What an engine consists of: layers by precision and kind, and their times.
+    """What an engine consists of.
 
     Attributes:
-        counts: computing layers by precision.
-        ms: milliseconds by precision, of computing layers; None without a profile.
-        reformats, reformat_ms: by kind, the layers that only change a tensor's form.
-        total_ms: of all layers.
+        computing: precision → how many layers compute in it, and their milliseconds.
+        reformats: kind → how many layers only change a tensor's form, and their milliseconds.
+        total_ms: of all layers; None where no layer was measured, and then all milliseconds are 0.
         slowest: the ten layers that take longest.
     """
 
-    counts: dict[str, int]
-    ms: dict[str, float] | None
-    reformats: dict[str, int]
-    reformat_ms: dict[str, float] | None
+    computing: dict[str, tuple[int, float]]
+    reformats: dict[str, tuple[int, float]]
     total_ms: float | None
     slowest: tuple[Layer, ...] = field(default=(), repr=False)
 
     @property
     def int8_layers(self) -> float:
         """INT8's share of the computing layers, 0 to 1."""
-        return self.counts.get("INT8", 0) / max(sum(self.counts.values()), 1)
+        return self.computing.get("INT8", (0,))[0] / max(sum(count for count, _ in self.computing.values()), 1)
 
     @property
     def int8_time(self) -> float | None:
         """INT8's share of the time of all layers, 0 to 1."""
-        return self.ms.get("INT8", 0.0) / self.total_ms if self.ms is not None and self.total_ms else None
+        return self.computing.get("INT8", (0, 0.0))[1] / self.total_ms if self.total_ms else None
 
 
 def summarize(layers: Sequence[Layer]) -> LayerSummary:
     """Counts and times by precision and by kind."""
-    computing = [layer for layer in layers if layer.kind == "compute"]
-    reformats = [layer for layer in layers if layer.reformats]
+    groups: dict[bool, dict[str, tuple[int, float]]] = {True: {}, False: {}}  # of reformats, and of what computes
+    for layer in layers:
+        if layer.kind != "idle":
+            group, key = groups[layer.reformats], layer.kind if layer.reformats else layer.precision
+            count, ms = group.get(key, (0, 0.0))
+            group[key] = (count + 1, ms + (layer.ms or 0.0))
     timed = any(layer.ms is not None and layer.kind != "idle" for layer in layers)
     return LayerSummary(
-        counts=dict(Counter(layer.precision for layer in computing)),
-        ms=_milliseconds(computing, "precision") if timed else None,
-        reformats=dict(Counter(layer.kind for layer in reformats)),
-        reformat_ms=_milliseconds(reformats, "kind") if timed else None,
+        computing=groups[False],
+        reformats=groups[True],
         total_ms=sum(layer.ms or 0.0 for layer in layers) if timed else None,
         slowest=tuple(sorted((layer for layer in layers if layer.ms), key=lambda layer: -(layer.ms or 0))[:10]),
     )
-
-
-def _milliseconds(layers: Sequence[Layer], key: str) -> dict[str, float]:
-    """The sum for each value of this field."""
-    total: dict[str, float] = defaultdict(float)
-    for layer in layers:
-        total[getattr(layer, key)] += layer.ms or 0.0
-    return total
 
 
 def layers_json(layers: Sequence[Layer]) -> str:
@@ -264,25 +254,23 @@ def report_lines(summary: LayerSummary, title: str, precision: str = "") -> list
         precision: that the engine was built for, such as 'int8'.
     """
 
-    def share(ms: float | None) -> str:
-        return "" if ms is None or not summary.total_ms else f"{ms / summary.total_ms:.0%}"
+    def share(ms: float) -> str:
+        return f"{ms / summary.total_ms:.0%}" if summary.total_ms else ""
 
-    def time(ms: Mapping[str, float] | None, key: str) -> tuple[str, str]:
-        return ("", "") if ms is None else (f"{ms.get(key, 0.0):.4f}", share(ms.get(key)))
+    def time(ms: float) -> tuple[str, str]:
+        return ("", "") if summary.total_ms is None else (f"{ms:.4f}", share(ms))
 
-    computing = sum(summary.counts.values())
-    rows = [
-        (name, str(summary.counts[name]), f"{summary.counts[name] / computing:.0%}", *time(summary.ms, name))
-        for name in PRECISIONS if name in summary.counts
-    ]  # fmt: skip
-    rows += [(kind, str(count), "", *time(summary.reformat_ms, kind)) for kind, count in summary.reformats.items()]
-    coverage = f"INT8 coverage: {summary.int8_layers:.0%} of {computing} computing layers"
+    total = sum(count for count, _ in summary.computing.values())
+    computing = {name: summary.computing[name] for name in PRECISIONS if name in summary.computing}
+    rows = [(name, str(count), f"{count / total:.0%}", *time(ms)) for name, (count, ms) in computing.items()]
+    rows += [(kind, str(count), "", *time(ms)) for kind, (count, ms) in summary.reformats.items()]
+    coverage = f"INT8 coverage: {summary.int8_layers:.0%} of {total} computing layers"
     if summary.int8_time is not None:
         coverage += f", {summary.int8_time:.0%} of {summary.total_ms:.3f} ms (each layer measured by itself)"
     lines = [title, "", *aligned(COLUMNS, rows, gap=""), "", coverage]
     if summary.slowest:
         lines += ["", "Slowest layers:"]
-        lines += [f"  {layer.ms:8.4f} ms  {share(layer.ms):>4}  {layer.precision or layer.kind:<10}"
+        lines += [f"  {layer.ms:8.4f} ms  {share(layer.ms or 0):>4}  {layer.precision or layer.kind:<10}"
                   f"  {_short(layer.name, 110)}" for layer in summary.slowest]  # fmt: skip
     sentences = advice(summary, precision)
     return [*lines, *(["", *sentences] if sentences else [])]
@@ -298,7 +286,7 @@ def advice(summary: LayerSummary, precision: str) -> list[str]:
             f"This engine was built for INT8 and is mostly not INT8: {summary.int8_layers:.0%} of its layers{time}. "
             "Look at the slowest layers: those without INT8 have no Q/DQ in front, or TensorRT found them faster so."
         )
-    spent = sum((summary.reformat_ms or {}).values())
+    spent = sum(ms for _, ms in summary.reformats.values())
     if summary.total_ms and spent > 0.15 * summary.total_ms:
         sentences.append(
             f"{spent / summary.total_ms:.0%} of the time only changes the form of tensors (copy, cast, requantize): "
