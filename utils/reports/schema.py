@@ -13,6 +13,7 @@ import json
 import math
 import os
 import platform
+import re
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -49,10 +50,8 @@ def hardware() -> dict[str, str]:
     """The machine in words: `system`, `cpu`, `cores` (those this process may use) and `memory`, as far as it tells."""
     cpu = platform.processor() or platform.machine() or "unknown"
     with contextlib.suppress(OSError):  # Linux has the name
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-        fields = [line.partition(":") for line in lines]
-        names = [value.strip() for key, _, value in fields if key.strip() in {"model name", "Model"}]
-        cpu = next(filter(None, names), cpu)
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        cpu = next(iter(re.findall(r"^(?:model name|Model)\s*:\s*(\S.*)$", text, re.MULTILINE)), cpu)
     machine = {"system": f"{platform.system()} {platform.machine()}", "cpu": cpu, "cores": str(cpu_cores())}
     with contextlib.suppress(ValueError, OSError, AttributeError):  # some systems do not tell
         machine["memory"] = f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.0f} GiB"

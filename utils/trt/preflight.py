@@ -272,7 +272,7 @@ def decide(file: OnnxFile, api: Api, gpu: Gpu | None, config: BuildConfig) -> De
             f"{file.path} has opset {file.opset}{' and FP16 scales' * file.half_scales}, which {api.name} does not "
             f"read; export it with {'' if by_opset else '--typing weak '}--opset {MAX_OPSET}"
         )
-    strong = file.half_scales or not api.weakly_typed or (file.half and file.quantized)
+    strong = file.half_scales or not api.weakly_typed
     if strong and not (file.half or config.allow_fp32 or config.precision == "fp32"):
         better = "--opset 19" if by_opset else "--typing strong (a float network too)"
         in_fp16 = "" if by_opset and not file.quantized else f"export it with {better}, or "

@@ -14,13 +14,7 @@ from tensorrt_stand_in import stand_in
 from utils.core.errors import InputError
 from utils.trt.build import build
 from utils.trt.engine_file import EngineNote
-from utils.trt.layers import (
-    COLOURS,
-    REFORMAT,
-    dot,
-    parse_layers,
-    summarize,
-)
+from utils.trt.layers import COLOURS, REFORMAT, dot, parse_layers, summarize
 from utils.trt.preflight import BuildConfig
 from utils.trt.runner import Execution
 
