@@ -81,10 +81,11 @@ def main(options: EngineOptions) -> None:
     need_tensorrt()
     need("torch", "onnx")
     from utils.trt import layers, tensorrt_api
-    from utils.trt.tune import build_or_tune
 
     if options.generate_graph and not options.target:
         layers.graphviz()  # refuses before the long build
+    from utils.trt.tune import build_or_tune
+
     device = tensorrt_api.use_device(options.device, for_engines=not options.target)
     config = options.build_config(
         batch=min_opt_max(options, "batch_size"), **min_opt_max_sizes(options), precision=options.precision,

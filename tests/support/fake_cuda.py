@@ -35,7 +35,7 @@ class Stream:
 
 class Event:
     def __init__(self, enable_timing=False, blocking=False):
-        self.timed, self.tick = enable_timing, None
+        self.timed, self.blocking, self.tick = enable_timing, blocking, None
 
     def record(self, stream=None):
         gpu.ticks += 1

@@ -55,8 +55,8 @@ def test_what_runs_without_torch_needs_only_what_the_page_lists(tmp_path):
     (tmp_path / "a.json").symlink_to(ROOT / "tests/data/inspector-8.6.json")
     write_onnx(tmp_path / "a.onnx")
     programs = dict.fromkeys(re.findall(r"\b(?:examples|scripts)/\w+\.py", section), "-h")
-    assert len(programs) == 4
-    words = [*programs.items(), ("scripts/inspect_engine.py", "a.json"), ("scripts/make_report.py", "--environment")]
+    assert len(programs) == 3
+    words = [*programs.items(), ("scripts/make_report.py", "--environment")]
     refused = [("examples/detect.py", f"{name} images") for name in ("a.json", "a.onnx", "none.engine")]
     for program, rest in [*words, *refused, ("scripts/build_engine.py", "a.onnx")]:
         command, env = [sys.executable, "-S", ROOT / program, *rest.split()], {"PYTHONPATH": str(tmp_path)}

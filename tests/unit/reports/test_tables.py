@@ -117,6 +117,9 @@ NOISE, LOSS, GAIN = (0.74, 0.76, 0.72), (0.71, 0.721, 0.699), (0.76, 0.771, 0.74
          "python export_qat.py --verify q.onnx"),
         ([("PTQ", "p.pt", 0.7420, NOISE), ("QAT", "q.pt", 0.7112, LOSS)], "loses .* PTQ is within the noise",
          "python export_qat.py --weights p.pt"),
+        ([("PTQ", "p.pt", 0.6912, (0.69, 0.7011, 0.6789)), ("QAT", "q.pt", 0.7112, LOSS)], "loses .* QAT regain it",
+         "python qat.py quantize"),
+        ([("mse", "r.yaml", 0.7112, LOSS)], "keep the layers", "python qat.py sensitive"),
         ([("PTQ", "p.pt", 0.7420, NOISE), ("mse", "r.yaml", 0.7112, LOSS)], "noise .*export p.pt", "python export"),
         ([("QAT", "q.pt", 0.7420, NOISE), ("recipe", "r.yaml", 0.7112, LOSS)], "noise .*export q.pt", "python export"),
         ([("ONNX", "q.onnx", 0.7420, NOISE), ("TensorRT FP16", "f.engine", 0.5, LOSS),
@@ -165,7 +168,9 @@ def test_an_unfinished_run_is_continued_first():
 def test_without_labels_the_target_is_that_of_agreement(ap, words):
     rows = [make_row(stage, file=file, ap=one, ap_with=AGREEMENT, ap_resampled=resampled(one, one, one))
             for stage, file, one in (("float", "f.pt", 0.995), ("PTQ", "q.pt", ap))]  # fmt: skip
-    assert re.search(words, verdict(Report(command="x", data="d.yaml", rows=rows))[0])
+    sentence, command = verdict(Report(command="x", data="d.yaml", rows=rows))
+    assert re.search(words, sentence)
+    assert ("python qat.py" in command) == ("--unlabelled" in command)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from tensorrt_stand_in import GPU, stand_in
 
 from utils.core.errors import InputError, QatError
 from utils.trt.build import build
-from utils.trt.engine_file import EngineNote
+from utils.trt.engine_file import EngineNote, is_current
 from utils.trt.preflight import BuildConfig, OnnxFile, decide, profile_shapes
 
 QUIET = BuildConfig(progress=False)
@@ -129,7 +129,7 @@ def test_profile(tmp_path, shape, changes, expected):
     [
         ((2, 3, 64, 96), {"batch": (1, 2, 4)}, "--batch-size 2"),
         (("b", 3, 64, 96), {"height": (32, 32, 32)}, "--imgsz"),
-        (("b", 3, "h", "w"), {"height": (60, 64, 64)}, "multiples of 32"),
+        (("b", 3, "h", "w"), {"height": (32, 64, 100)}, "multiples of 32"),
     ],
 )
 def test_shapes_that_do_not_fit_the_file(tmp_path, shape, changes, named):
@@ -150,6 +150,10 @@ def test_what_is_written(file, tmp_path, monkeypatch, caplog):
     assert "a warning about this network" in caplog.text
     assert ("workspace", int(GPU.free * 0.75)) in api.module.calls
     assert not list(tmp_path.glob("out/.a-*"))
+    assert note.tensors == {"images": ["float32", [1, 3, 64, 96]], "output0": ["float32", [1, 6, None]]}
+    one = (tmp_path / "out/a.engine", file, api)
+    assert is_current(*one, GPU, QUIET)
+    assert not is_current(*one, dataclasses.replace(GPU, name=f"{GPU.name} Ti"), QUIET)
 
 
 def test_timing_cache_is_read_and_written(file, tmp_path, monkeypatch, caplog):
@@ -181,7 +185,8 @@ def test_options_reach_the_builder_and_the_note(file, tmp_path, monkeypatch):
 
 def test_tactic_sources_switched_off(file, tmp_path, monkeypatch):
     api = stand_in(monkeypatch)
-    build(file, tmp_path / "a.engine", config(tactic_sources_off=["CUBLAS", "cublas_lt", "CUDNN"]))
+    note = build(file, tmp_path / "a.engine", config(tactic_sources_off=["CUDNN", "CUBLAS", "cublas_lt"]))
+    assert note.options == {"tactic_sources_off": ["CUBLAS", "CUBLAS_LT", "CUDNN"]}
     assert last(api, "tactic_sources") == 0b11000
     with pytest.raises(InputError, match="CUBLASS"):
         build(file, tmp_path / "a.engine", config(tactic_sources_off=["CUBLASS"]))
@@ -216,9 +221,11 @@ def test_plugins_are_registered_for_files_that_use_them_only(file, tmp_path, mon
     assert ("plugins", "") not in api.module.calls
     model = onnx.load(file)
     model.graph.node.append(onnx.helper.make_node("EfficientNMS_TRT", ["output0"], ["num_dets"]))
+    model.graph.node.append(onnx.helper.make_node("NonZero", ["output0"], ["unread"]))
     onnx.save(model, tmp_path / "nms.onnx")
     monkeypatch.setattr(type(api.module.Builder(api.log().handle)), "build_serialized_network", lambda *_: b"plan")
-    assert build(tmp_path / "nms.onnx", tmp_path / "nms.engine", config(timing_cache="")).plugins
+    note = build(tmp_path / "nms.onnx", tmp_path / "nms.engine", config(timing_cache=""))
+    assert (note.plugins, note.data_dependent) == (True, True)
     assert ("plugins", "") in api.module.calls
     delattr(api.module, "init_libnvinfer_plugins")
     with pytest.raises(InputError, match="--nms onnx"):

@@ -1,5 +1,7 @@
 """Running engines: call order, addresses, graphs, shapes and refusals, on stand-ins that compute with ONNX Runtime."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from tensorrt_stand_in import GPU, stand_in
 from utils.core.errors import InputError
 from utils.trt import tensorrt_api
 from utils.trt.build import build
+from utils.trt.engine_file import EngineNote
 from utils.trt.preflight import BuildConfig
 from utils.trt.runner import Execution
 
@@ -92,6 +95,7 @@ def test_engine_of_another_version_or_gpu_or_truncated(tmp_path, monkeypatch):
     path.with_name("a.engine.json").unlink()
     with pytest.raises(InputError, match="not compatible with this version"):
         Execution(path, api, CPU)
+    assert ("plugins", "") in api.module.calls  # which an engine of trtexec may have
     path = engine(tmp_path)
     path.write_bytes(path.read_bytes()[:-100])
     other = tensorrt_api.Gpu("Other GPU", "SM75", 1 << 30)
@@ -103,3 +107,7 @@ def test_engine_of_another_version_or_gpu_or_truncated(tmp_path, monkeypatch):
         monkeypatch.setattr(tensorrt_api, "gpu", lambda index=None, gpu=gpu: gpu)
         with pytest.raises(InputError, match=named):
             Execution(path, api, CPU)
+    replace(EngineNote.load(path), gpu="SM75 SM120").save(path)  # built ahead of time
+    monkeypatch.setattr(tensorrt_api, "gpu", lambda index=None: other)
+    with pytest.raises(InputError, match="Other GPU cannot load"):
+        Execution(path, api, CPU)

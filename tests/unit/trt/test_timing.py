@@ -99,6 +99,27 @@ def test_copies_have_streams_of_their_own_and_wait_for_what_they_need(execution,
     assert len(lane._waiting) == 1
 
 
+def test_one_query_is_ahead_and_none_is_left(execution, journal):
+    samples = timing._Samples()
+    timing._run(timing._Lane(execution(), TimingConfig(transfers=False)), 0, 3, samples)
+    marked = [what for _, what in journal if what != "mark"]
+    assert marked == ["waits for 2", "waits for 4", "waits for 7"]  # of what happened, by its place
+    assert [index for index, (who, _) in enumerate(journal) if who == "host"] == [4, 7, 8]
+    assert samples.figures().parts["compute"].count == 3
+
+
+@pytest.mark.parametrize("spin", [False, True])
+def test_a_wait_sleeps_unless_it_is_to_spin(execution, monkeypatch, spin):
+    seen = set()
+    monkeypatch.setattr(fake_cuda.Event, "synchronize", lambda self: seen.add(self.blocking))
+    timing.time_interleaved({"a": execution()}, TimingConfig(0, 0, 1, spin_wait=spin, iterations=2))
+    assert seen == {not spin}
+
+
+def test_every_other_round_is_backwards():
+    assert "".join(timing.interleaved("abc", 3)) == "abccbaabc"
+
+
 @pytest.mark.parametrize(("dtype", "most"), [(torch.uint8, 255), (torch.float16, 1), (torch.float32, 1)])
 def test_inputs_of_any_type_are_random(dtype, most):
     values = timing.random_input((4, 3, 8, 8), dtype).float()
