@@ -45,7 +45,7 @@ from utils.jobs.inputs import HELD_OUT, Inputs, image_batches
 from utils.jobs.options import QuantizeOptions
 from utils.jobs.run_state import STOPPED, Best, RunState, checkpoint_name, open_run
 from utils.reports import figures, tables
-from utils.reports.schema import AP, BEST_PTQ, LOW_AP, UNFINISHED, Epoch, Range, Report, Row
+from utils.reports.schema import AP, BEST_PTQ, LOW_AP, UNFINISHED, Epoch, Report, Row
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -253,7 +253,7 @@ class Session:
     def write_results(self, model: nn.Module) -> None:
         """Write what the report shows of the final network, and then that the run is finished."""
         report = self.report()
-        report.ranges = [Range(**entry) for entry in calibration.tensor_ranges(model)]
+        report.ranges = calibration.tensor_ranges(model)
         if "val" in self.inputs.data.splits:
             stage = "PTQ" if self.options.qat == "never" else report.rows[-1].stage
             report.samples = self.measurer.samples({"float": self.float_model, stage: model})

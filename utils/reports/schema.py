@@ -210,18 +210,6 @@ class Epoch(StrictModel):
     seconds: Positive | None = None
 
 
-class Range(StrictModel):
-    """The range of one scale, as `models.quantize.ranges.tensor_ranges` gives it: amax, its extremes over channels."""
-
-    name: Text
-    kind: Literal["activation", "weight"]
-    amax: Positive | None
-    min: Positive | None = None
-    max: Positive | None = None
-    channels: int | None = None
-    tensors: int | None = None
-
-
 class Report(StrictModel, frozen=False):
     """Everything that is known about a run.
 
@@ -230,7 +218,7 @@ class Report(StrictModel, frozen=False):
         rows: results, in the order of the pipeline; the row whose stage is `float` is what others are compared with,
             see `baseline`.
         history: one entry for each epoch of QAT.
-        ranges: one entry for each scale.
+        ranges: one entry for each scale, as `models.quantize.calibration.tensor_ranges` gives it.
         samples: detections to draw side by side.
         notes: sentences for the reader: what was skipped and why, what was kept and why.
         splits: what was read of the dataset.
@@ -241,7 +229,7 @@ class Report(StrictModel, frozen=False):
     command: Text
     rows: list[Row] = Field(default_factory=list)
     history: list[Epoch] = Field(default_factory=list)
-    ranges: list[Range] = Field(default_factory=list)
+    ranges: list[dict[str, str | int | float | None]] = Field(default_factory=list)
     samples: list[Sample] = Field(default_factory=list)
     notes: list[Text] = Field(default_factory=list)
     splits: list[SplitCounts] = Field(default_factory=list)

@@ -8,7 +8,7 @@ from PIL import Image
 from report_examples import make_row, resampled
 
 from utils.reports import figures
-from utils.reports.schema import Box, Epoch, Range, Report, Sample
+from utils.reports.schema import Box, Epoch, Report, Sample
 
 
 @pytest.fixture
@@ -55,11 +55,7 @@ def report(image) -> Report:
         Epoch(epoch=1, ap=0.7365, ap50=0.94, loss=0.5, lr=1e-6, seconds=3.5),
         Epoch(epoch=2, ap=0.7399, ap50=0.95, loss=0.25, lr=1e-5, seconds=3.25),
     ]
-    report.ranges = [
-        Range(name="model.0.conv.input_quantizer", kind="activation", amax=2.5, min=2.5, max=2.5, channels=1),
-        Range(name="model.0.conv.weight_quantizer", kind="weight", amax=0.75, min=0.125, max=0.75, channels=16),
-        Range(name="model.1.conv.input_quantizer", kind="activation", amax=0.0, min=0.0, max=0.0, channels=1),
-    ]
+    report.ranges = [{"name": "model.0.conv.weight", "kind": "weight", "amax": 0.75, "min": 0.125, "channels": 16}]
     both = Box(xyxy=(5, 5, 25, 30), name="seven", score=0.9)
     only = Box(xyxy=(40, 20, 70, 55), name="one", score=0.6)
     truth = [Box(xyxy=(5, 5, 25, 30), name="seven")]

@@ -15,7 +15,7 @@ from utils.core.errors import InputError
 from utils.evaluation.data_yaml import load_data
 from utils.jobs.visualize import collect_samples
 from utils.reports.page import write_all
-from utils.reports.schema import Epoch, Range, Report
+from utils.reports.schema import Epoch, Report
 from utils.runners.base import Runner, TensorSpec
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -93,7 +93,6 @@ def test_a_network_of_fixed_batch_size_is_fed_what_it_takes_and_one_of_other_cla
 
 def test_all_files_of_a_report_are_written(data, tmp_path):
     report = Report(command="command", history=[Epoch(epoch=0, ap=0.5)])
-    report.ranges = [Range(name="model.0", kind="weight", amax=1.0, min=0.5, max=1.0, channels=4)]
     report.samples = collect_samples({"float": OneBox(0.5), "INT8": OneBox(0.75)}, data, imgsz=64, count=1)
     written = write_all(report, tmp_path / "run")
     assert [path.name for path in written] == ["report.json", "ap_per_epoch.png", "detections.png", "report.html"]

@@ -17,7 +17,7 @@ from report_examples import NASTY, make_row, resampled
 from utils.core.errors import InputError
 from utils.core.score import AGREEMENT, SplitCounts
 from utils.reports.page import merged, page, write_html
-from utils.reports.schema import Box, Epoch, Range, Report, Sample
+from utils.reports.schema import Box, Epoch, Report, Sample
 from utils.reports.tables import headers
 
 NONE = dict.fromkeys(("backgrounds", "without_a_label_file", "bad_label_lines", "clipped_labels",
@@ -96,7 +96,6 @@ def test_markup_in_names_is_shown_and_not_run(report):
     report.title = report.command = report.data = NASTY
     report.notes = [NASTY]
     report.rows = [make_row(NASTY, file=NASTY, device=NASTY, measured_on=NASTY)]
-    report.ranges = [Range(name=NASTY, kind="weight", amax=1.0)]
     box = Box(xyxy=(1, 1, 9, 9), name="$" + NASTY, score=0.5)
     report.samples = [Sample(image=report.samples[0].image, predictions={NASTY: [box]})]
     nasty = _Page(page(report))
