@@ -53,7 +53,6 @@ class Execution:
         # captured, CUDA lets nobody ask for the state of the default stream, and torch asks when it pins memory.
         self._beside = [cuda.Stream(device) for _ in range(min(self.streams or 0, STREAMS_OF_TORCH - 1))]
         self.buffers: dict[str, Tensor] = {}
-        self._storage: dict[str, Tensor] = {}
         self._context: Any = None
         self._graph: Any = None
         modes = api.module.TensorIOMode
@@ -101,7 +100,8 @@ class Execution:
                     f"{self.path}: the size of output {spec.name} depends on the data, which is not supported; "
                     "export_qat.py writes files whose outputs have known sizes, also with --nms onnx"
                 )
-            buffers[spec.name] = self._view(spec, shape)
+            with torch.inference_mode(False):  # else they could not be written to outside of inference mode
+                buffers[spec.name] = torch.zeros(shape, dtype=getattr(torch, spec.dtype), device=self.device)
             self._context.set_tensor_address(spec.name, buffers[spec.name].data_ptr())
         self.buffers = buffers  # all of them, or none where memory is short
 
@@ -203,7 +203,7 @@ class Execution:
         """Release the engine and its buffers."""
         self.stream.synchronize()
         self._graph = None
-        self.buffers, self._storage = {}, {}
+        self.buffers = {}
         self._context = self.engine = None
 
     def _spec(self, name: str) -> TensorSpec:
@@ -215,16 +215,6 @@ class Execution:
         """The form in which it takes images, see `InputSpec.of_file`."""
         spec = self.inputs[0]
         return InputSpec.of_file(self.note.metadata, spec.dtype, spec.shape)
-
-    def _view(self, spec: TensorSpec, shape: Shape) -> Tensor:
-        """A tensor of this shape, in memory that is used again for other shapes."""
-        count, most = torch.Size(shape).numel(), torch.Size(self.limits.get(spec.name, ((), ()))[1]).numel()
-        stored = self._storage.get(spec.name)
-        if stored is None or stored.numel() < count:
-            with torch.inference_mode(False):  # else they could not be written to outside of inference mode
-                stored = torch.zeros(max(count, most, 1), dtype=getattr(torch, spec.dtype), device=self.device)
-            self._storage[spec.name] = stored
-        return stored[:count].view(shape)
 
 
 logger = logging.getLogger(__name__)
