@@ -57,12 +57,15 @@ def test_static_engine_runs_at_the_addresses_it_was_given(execution):
 def test_dynamic_shapes_and_graphs(execution):
     one = execution(**FREE)
     assert one.buffers == {}
+    graphs = set()
     for shape in ((2, 3, 32, 64), (1, 3, 64, 32), (4, 3, 64, 64), (2, 3, 32, 64)):
         images = feed(one, *shape)
         graph = one.graph()
         one.buffers["output0"].zero_()
         check(one, images, graph.replay)
         assert one.graph() is graph
+        graphs.add(graph)
+    assert len(graphs) == 4  # a graph belongs to its shapes
     for shape in ((5, 3, 32, 32), (1, 3, 96, 32), (1, 3, 32)):
         with pytest.raises(InputError, match=r"from \[1, 3, 32, 32\] to \[4, 3, 64, 64\]"):
             one.set_shapes({"images": shape})

@@ -14,7 +14,7 @@ from tensorrt_stand_in import stand_in
 from utils.core.errors import InputError
 from utils.trt.build import build
 from utils.trt.engine_file import EngineNote
-from utils.trt.layers import COLOURS, REFORMAT, dot, parse_layers, summarize
+from utils.trt.layers import COLOURS, REFORMAT, dot, parse_layers, report_lines, summarize
 from utils.trt.preflight import BuildConfig
 from utils.trt.runner import Execution
 
@@ -74,16 +74,21 @@ def test_all_schemas_say_the_same(change):
     assert "tilesize128x64x64" in first.tactic
 
 
-def test_times_and_shares(layers):
-    found = summarize(layers)
+def test_times_and_shares_and_the_report(layers):
     each = [layer.ms for layer in layers]
-    assert found.total_ms == pytest.approx(sum(each))
-    int8 = sum(layer.ms for layer in layers if layer.precision == "INT8")
-    assert (found.computing["INT8"], found.int8_time) == ((5, pytest.approx(int8)), pytest.approx(int8 / sum(each)))
-    assert sum(ms for _, ms in found.reformats.values()) == pytest.approx(
-        sum(layer.ms for layer in layers if layer.reformats)
-    )
+    total, int8 = sum(each), sum(layer.ms for layer in layers if layer.precision == "INT8")
+    spent = sum(layer.ms for layer in layers if layer.reformats)
+    found = summarize(layers)
+    assert found.total_ms == pytest.approx(total)
+    assert found.computing["INT8"] == (5, pytest.approx(int8))
     assert [layer.ms for layer in found.slowest] == sorted(each, reverse=True)[:10]
+    text = "\n".join(report_lines(found, "title", "int8"))
+    rows = [line.split() for line in text.splitlines()]
+    assert ["INT8", "5", "38%", f"{int8:.4f}", f"{int8 / total:.0%}"] in rows
+    assert f"{int8 / total:.0%} of {total:.3f} ms" in text
+    assert f"Slowest layers:\n  {each[-1]:8.4f} ms  {each[-1] / total:4.0%}" in text
+    assert f"mostly not INT8: 38% of its layers and {int8 / total:.0%} of the time" in text
+    assert f"{spent / total:.0%} of the time only changes the form" in text
 
 
 # the image
