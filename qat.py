@@ -12,6 +12,7 @@ Run it in a patched YOLOv9 checkout (patch_yolov9.sh).
 
 from __future__ import annotations
 
+import importlib
 import logging
 import sys
 from functools import partial
@@ -24,45 +25,19 @@ from utils.jobs.options import CalibrateOptions, EvalOptions, QatOptions, Quanti
 
 logger = logging.getLogger(__name__)
 
-OF_TRAINING = ("hyp", "epochs", "iters", "lr", "train", "supervision", "supervision_stride", "teacher",
-               "eval_epochs")  # fmt: skip
+OF_TRAINING = ("hyp", "epochs", "iters", "lr", "train", "supervision", "supervision_stride", "eval_epochs")
 
 
-def quantize_command(options: QuantizeOptions) -> None:
-    """`qat.py quantize`."""
-    if options.qat == "never" and options.given(*OF_TRAINING):  # a usual command with --ptq-only behind it
-        unused = ", ".join(options.given(*OF_TRAINING))
-        logger.warning("--qat never (--ptq-only) ends before training; these do nothing: %s", unused)
-    if options.qat != "auto" and options.resume is None:
-        options.reject_unused(["target_drop"], "without --qat auto")
+def run_command(job: str, options: QatOptions) -> None:
+    """Check the options of a command, and run its job, a module of `utils.jobs`."""
+    if isinstance(options, QuantizeOptions):
+        unused = options.given(*OF_TRAINING) if options.qat == "never" else []
+        if unused:  # a usual command with --ptq-only behind it
+            logger.warning("--qat never (--ptq-only) ends before training; these do nothing: %s", ", ".join(unused))
+        if options.qat != "auto" and options.resume is None:
+            options.reject_unused(["target_drop"], "without --qat auto")
     check_command(options)
-    from utils.jobs import quantize
-
-    quantize.run(options)
-
-
-def sensitive_command(options: SensitiveOptions) -> None:
-    """`qat.py sensitive`."""
-    check_command(options)
-    from utils.jobs.sensitivity import run
-
-    run.run(options)
-
-
-def calibrate_command(options: CalibrateOptions) -> None:
-    """`qat.py calibrate`."""
-    check_command(options)
-    from utils.jobs import calibrate
-
-    calibrate.run(options)
-
-
-def evaluate_command(options: EvalOptions) -> None:
-    """`qat.py eval`."""
-    check_command(options)
-    from utils.jobs import evaluate
-
-    evaluate.run(options)
+    importlib.import_module(f"utils.jobs.{job}").run(options)
 
 
 def check_command(options: QatOptions) -> None:
@@ -71,7 +46,7 @@ def check_command(options: QatOptions) -> None:
         return
     if not options.weights:
         raise InputError("--weights is missing; give the checkpoint")
-    read = {name: getattr(options, name, None) for name in ("weights", "data", "recipe", "hyp", "profile", "teacher")}
+    read = {name: getattr(options, name, None) for name in ("weights", "data", "recipe", "hyp", "profile")}
     check_files(**read)
     refuse_overwrite_in(options.project, options.name, options.exist_ok, options.WRITTEN, read.values())
     need("torch")
@@ -80,10 +55,10 @@ def check_command(options: QatOptions) -> None:
 
 
 COMMANDS = {
-    "quantize": (QuantizeOptions, quantize_command),
-    "sensitive": (SensitiveOptions, sensitive_command),
-    "calibrate": (CalibrateOptions, calibrate_command),
-    "eval": (EvalOptions, evaluate_command),
+    "quantize": (QuantizeOptions, partial(run_command, "quantize")),
+    "sensitive": (SensitiveOptions, partial(run_command, "sensitivity.run")),
+    "calibrate": (CalibrateOptions, partial(run_command, "calibrate")),
+    "eval": (EvalOptions, partial(run_command, "evaluate")),
 }
 TOGETHER = ("quantize", "calibrate", "eval")  # by several processes, as torchrun starts them
 

@@ -2,7 +2,6 @@
 //     g++ -std=c++17 -O2 detect.cpp -o detect $(pkg-config --cflags --libs opencv4) -I/usr/local/cuda/include
 //         -L/usr/local/cuda/lib64 -lnvinfer -lnvinfer_plugin -lcudart    (one line)
 //     ./detect yolov9-c-int8.engine images/ drawn    # an image or a folder of images; where to draw them
-//
 // Copy this file into your product, which needs `Detector` alone. Class names are those of ENGINE.json, which
 // scripts/build_engine.py writes beside the engine. Masks of a segmentation network are left out.
 
@@ -49,10 +48,8 @@ std::string read_file(const fs::path& path) {
 Letterboxed letterbox(const cv::Mat& image, cv::Size size) {
     const double ratio = std::min(double(size.height) / image.rows, double(size.width) / image.cols);
     const int height = std::max(int(image.rows * ratio), 1), width = std::max(int(image.cols * ratio), 1);
-    const bool larger = height > image.rows || width > image.cols;
-    cv::Mat resized = image;
-    if (height != image.rows || width != image.cols)
-        cv::resize(image, resized, {width, height}, 0, 0, larger ? cv::INTER_LINEAR : cv::INTER_AREA);
+    cv::Mat resized;
+    cv::resize(image, resized, {width, height}, 0, 0, ratio > 1 ? cv::INTER_LINEAR : cv::INTER_AREA);
     const double x = (size.width - width) / 2.0, y = (size.height - height) / 2.0;
     cv::Mat pixels(size, CV_8UC3, cv::Scalar::all(114));
     const cv::Rect place(int(std::lround(x - 0.1)), int(std::lround(y - 0.1)), width, height);
@@ -237,19 +234,16 @@ int main(int count, char** words) try {
     std::vector<fs::path> paths{words[2]};
     if (fs::is_directory(words[2])) paths.assign(fs::directory_iterator(words[2]), {});
     std::sort(paths.begin(), paths.end());
-    int drawn = 0;
     for (const fs::path& path : paths) {
         const cv::Mat image = cv::imread(path.string());
-        if (image.empty()) continue;
-        ++drawn;
+        if (image.empty() && paths.size() == 1) throw std::runtime_error("cannot read " + path.string());
+        if (image.empty()) continue;  // something else in a folder of images
         const std::vector<Detection> detections = detector(image);
         for (const auto& [box, score, label] : detections)  // file, class, score, left, top, right, bottom
             std::printf("%s %d %.6f %.3f %.3f %.3f %.3f\n", path.filename().c_str(), label, score, box.x, box.y,
                         box.x + box.width, box.y + box.height);
         cv::imwrite((folder / path.filename()).string(), draw(image, detections, detector.names));
     }
-    if (!drawn) throw std::runtime_error(std::string("no image can be read at ") + words[2]);
-    if (drawn < int(paths.size())) std::fprintf(stderr, "not read: %d of %d files\n", int(paths.size()) - drawn, int(paths.size()));
 } catch (const std::exception& error) {
     std::fprintf(stderr, "error: %s\n", error.what());
     return 1;

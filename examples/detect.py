@@ -11,32 +11,20 @@ scripts/build_engine.py writes beside the engine. Masks of a segmentation networ
 from __future__ import annotations
 
 import argparse
-import contextlib
-import importlib
 import json
 from pathlib import Path
 from typing import Any
 
 import cv2
 import numpy as np
+import tensorrt as trt
 
-
-def _first(*names: str) -> Any:
-    """The first of these modules that can be imported; None where none can."""
-    for name in names:
-        with contextlib.suppress(ImportError):
-            return importlib.import_module(name)
-    return None
-
-
-trt = _first("tensorrt")
-cudart = _first("cuda.bindings.runtime", "cuda.cudart")  # cuda-python from 12.6 on, and before
+try:
+    from cuda.bindings import runtime as cudart  # cuda-python from 12.6 on
+except ImportError:
+    from cuda import cudart
 
 DTYPES = {"FLOAT": np.float32, "HALF": np.float16, "UINT8": np.uint8, "INT32": np.int32, "INT64": np.int64}
-GREY = 114  # around letterboxed images, as in training
-SAME_PLACE = 0.45  # boxes of several classes that overlap by more are one object
-MAX_DETECTIONS = 300
-IMAGES = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 
 
 class Detector:
@@ -45,19 +33,12 @@ class Detector:
     def __init__(self, path: str | Path, conf: float = 0.25, iou: float = 0.45, device: int = 0) -> None:
         """Load an engine on the GPU with this number; `conf` is the least score, `iou` NMS drops boxes above it.
 
-        An engine with NMS inside has an `iou` of its own, and finds nothing below its own `conf`.
-
-        Raises:
-            ImportError, OSError, ValueError: TensorRT or cuda-python is missing, or this is no engine for here.
+        An engine with NMS inside has an `iou` of its own, and finds nothing below its own `conf`. Raises OSError or
+        ValueError if the file cannot be read, or is no engine for here.
         """
-        content = Path(path).read_bytes()
-        if Path(path).suffix.lower() in (".onnx", ".pt"):
-            raise ValueError(f"{path} is no engine; trtexec or scripts/build_engine.py builds one of an ONNX file")
-        if missing := [name for name, module in (("tensorrt", trt), ("cuda-python", cudart)) if module is None]:
-            raise ImportError(f"Python cannot import {missing[0]}: pip install {missing[0]} (JetPack has TensorRT)")
-        note = Path(f"{path}.json")
-        about = json.loads(note.read_text(encoding="utf-8")) if note.is_file() else {"metadata": {}}
-        self.names = {int(key): name for key, name in json.loads(about["metadata"].get("names", "{}")).items()}
+        content, note = Path(path).read_bytes(), Path(f"{path}.json")
+        metadata = json.loads(note.read_text(encoding="utf-8"))["metadata"] if note.is_file() else {}
+        self.names = {int(key): name for key, name in json.loads(metadata.get("names", "{}")).items()}
         self.conf, self.iou = conf, iou
         _cuda(cudart.cudaSetDevice(device))
         self._stream = _cuda(cudart.cudaStreamCreate())
@@ -99,7 +80,7 @@ class Detector:
         rows = self._read_detections(outputs) if "num_dets" in outputs else self._suppress(outputs)
         boxes = (rows[:, :4] - np.tile(corner, 2)) / np.tile(ratio, 2)
         rows[:, :4] = boxes.clip(0, np.tile(image.shape[1::-1], 2))
-        return nms(rows, SAME_PLACE, np.zeros(len(rows)))
+        return nms(rows, 0.45, np.zeros(len(rows)))  # boxes of several classes at one place are one object
 
     def infer(self, pixels: np.ndarray) -> dict[str, np.ndarray]:
         """Run the engine on a letterboxed image, uint8 RGB `[H, W, 3]`; outputs by name, without the batch's axis."""
@@ -122,8 +103,7 @@ class Detector:
         """Of an engine with NMS inside: rows of x1, y1, x2, y2 in pixels of the input, score, class."""
         columns = outputs["det_boxes"], outputs["det_scores"], outputs["det_classes"]
         rows = np.column_stack(columns).astype(np.float32)[: int(outputs["num_dets"][0])]
-        rows = rows[np.argsort(-rows[:, 4], kind="stable")]
-        return rows[rows[:, 4] > self.conf][:MAX_DETECTIONS]
+        return rows[rows[:, 4] > self.conf]
 
     def _suppress(self, outputs: dict[str, np.ndarray]) -> np.ndarray:
         """The same of raw predictions `[4 + classes + masks, anchors]` (cx, cy, w, h, scores), by NMS of each class."""
@@ -132,34 +112,32 @@ class Detector:
         middle, half, scores = raw[:2].T, raw[2:4].T / 2, raw[4 : len(raw) - masks].T
         anchor, label = np.nonzero(scores > self.conf)  # a box counts for each class that it may be
         columns = middle[anchor] - half[anchor], middle[anchor] + half[anchor], scores[anchor, label], label
-        rows = np.column_stack(columns).astype(np.float32)
-        return nms(rows, self.iou, label)[:MAX_DETECTIONS]
+        return nms(np.column_stack(columns).astype(np.float32), self.iou, label)
 
 
 def letterbox(image: np.ndarray, size: tuple[int, int]) -> tuple[np.ndarray, tuple[float, float], tuple[float, float]]:
     """Fit an image into the input as in training and evaluation: its aspect ratio stays, grey is around it.
 
-    Returns:
-        uint8 RGB `[*size, 3]`; the ratios of width and height; x and y of the image's corner in the input.
+    Returns uint8 RGB `[*size, 3]`, the ratios of width and height, and x and y of the image's corner in the input.
     """
     height, width = image.shape[:2]
     ratio = min(size[0] / height, size[1] / width)
     new_height, new_width = max(int(height * ratio), 1), max(int(width * ratio), 1)
     if (new_height, new_width) != (height, width):
-        method = cv2.INTER_LINEAR if new_height > height or new_width > width else cv2.INTER_AREA
+        method = cv2.INTER_LINEAR if ratio > 1 else cv2.INTER_AREA
         image = cv2.resize(image, (new_width, new_height), interpolation=method)
     x, y = (size[1] - new_width) / 2, (size[0] - new_height) / 2
     top, left = round(y - 0.1), round(x - 0.1)
-    canvas = np.full((*size, 3), GREY, np.uint8)
+    canvas = np.full((*size, 3), 114, np.uint8)
     canvas[top : top + new_height, left : left + new_width] = image[..., ::-1]
     return canvas, (new_width / width, new_height / height), (x, y)
 
 
 def nms(rows: np.ndarray, iou: float, classes: np.ndarray) -> np.ndarray:
-    """The rows that stay, the best first: of two boxes of a class that overlap by more than `iou` the better one."""
+    """The best 300 rows that stay, sorted: of two boxes of a class that overlap by more than `iou` the better one."""
     boxes = np.column_stack([rows[:, :2], rows[:, 2:4] - rows[:, :2]])  # x, y, width, height
     kept = cv2.dnn.NMSBoxesBatched(boxes.tolist(), rows[:, 4].tolist(), classes.astype(int).tolist(), 0.0, iou)
-    return rows[np.array(kept, int).reshape(-1)]  # an empty tuple where there was no box
+    return rows[np.array(kept, int).reshape(-1)[:300]]  # an empty tuple where there was no box
 
 
 def draw(image: np.ndarray, rows: np.ndarray, names: dict[int, str]) -> np.ndarray:
@@ -177,56 +155,46 @@ def draw(image: np.ndarray, rows: np.ndarray, names: dict[int, str]) -> np.ndarr
 def draw_video(detector: Detector, source: Path, target: Path) -> None:
     """Write a video with what is detected in each frame."""
     video = cv2.VideoCapture(str(source))
-    if not video.isOpened():
-        raise ValueError(f"{source} cannot be read as a video")
-    size = int(video.get(cv2.CAP_PROP_FRAME_WIDTH)), int(video.get(cv2.CAP_PROP_FRAME_HEIGHT))
-    writer = cv2.VideoWriter(str(target), cv2.VideoWriter.fourcc(*"mp4v"), video.get(cv2.CAP_PROP_FPS) or 25, size)
-    while (frame := video.read()[1]) is not None:
+    if (frame := video.read()[1]) is None:
+        raise ValueError(f"{source} is no image or video that can be read")
+    rate, size = video.get(cv2.CAP_PROP_FPS) or 25, frame.shape[1::-1]
+    writer = cv2.VideoWriter(str(target), cv2.VideoWriter.fourcc(*"mp4v"), rate, size)
+    while frame is not None:
         writer.write(draw(frame, detector(frame), detector.names))
+        frame = video.read()[1]
     writer.release()
 
 
 def _cuda(answer: tuple[Any, ...]) -> Any:
     """The value that a function of the CUDA runtime returns behind its error code."""
-    code, *values = answer
-    if int(code):
-        raise RuntimeError(f"CUDA: {cudart.cudaGetErrorString(code)[1].decode()}")
-    return values[0] if values else None
-
-
-def run(args: argparse.Namespace) -> None:
-    detector = Detector(args.engine, args.conf, args.iou)
-    args.output.mkdir(parents=True, exist_ok=True)
-    if args.source.is_file() and args.source.suffix.lower() not in IMAGES:
-        draw_video(detector, args.source, args.output / f"{args.source.stem}.mp4")
-        return
-    listed = sorted(args.source.iterdir()) if args.source.is_dir() else [args.source]
-    paths, read = [path for path in listed if path.suffix.lower() in IMAGES], 0
-    for path in paths:
-        if (image := cv2.imread(str(path))) is not None:
-            rows = detector(image)
-            cv2.imwrite(str(args.output / path.name), draw(image, rows, detector.names))
-            print(f"{args.output / path.name}: {len(rows)} objects")
-            read += 1
-    print(f"{read} of {len(paths)} images could be read")
-    if not read:
-        raise ValueError(f"no image can be read at {args.source}")
+    if int(answer[0]):
+        raise RuntimeError(f"CUDA: {cudart.cudaGetErrorString(answer[0])[1].decode()}")
+    return answer[1] if len(answer) > 1 else None
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0], allow_abbrev=False)
     parser.add_argument("engine", type=Path)
     parser.add_argument("source", type=Path, help="a folder of images, an image, or a video")
     parser.add_argument("--output", type=Path, default=Path("drawn"), help="folder (default: drawn)")
     parser.add_argument("--conf", type=float, default=0.25, help="least score (default: 0.25)")
     parser.add_argument("--iou", type=float, default=0.45, help="IoU of NMS (default: 0.45)")
-    try:
-        run(parser.parse_args())
-    except (ImportError, OSError, RuntimeError, ValueError) as error:
-        parser.exit(1 if isinstance(error, RuntimeError) else 2, f"error: {error}\n")
+    args = parser.parse_args()
+    detector = Detector(args.engine, args.conf, args.iou)
+    args.output.mkdir(parents=True, exist_ok=True)
+    for path in sorted(args.source.iterdir()) if args.source.is_dir() else [args.source]:
+        if (image := cv2.imread(str(path))) is not None:
+            rows = detector(image)
+            cv2.imwrite(str(args.output / path.name), draw(image, rows, detector.names))
+            print(f"{args.output / path.name}: {len(rows)} objects")
+        elif path == args.source:
+            draw_video(detector, path, args.output / f"{path.stem}.mp4")
+        else:
+            print(f"{path} is no image that can be read")
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise SystemExit(f"error: {error}") from None

@@ -56,11 +56,10 @@ def test_every_batch_of_the_profile(demo_engine, demo_onnx):
             runner.infer({"images": torch.zeros(33, 3, 320, 320)})
 
 
-def test_the_comparison_of_a_new_engine_finds_nothing(demo_engine, demo_onnx):
+def test_the_comparison_of_a_new_engine_finds_nothing(demo_engine, demo_onnx, monkeypatch):
+    monkeypatch.setattr(check_engine, "LIMIT", 0.5)  # rounding
     found = check_engine.check_engine(demo_engine, demo_onnx, torch.device("cuda:0"), 8)
-    print(found, f"; share {found.share:.3f}")
-    assert found.images == 8
-    assert found.share < 0.5  # rounding; the limit is 0.75
+    assert found.startswith("the engine beside ONNX Runtime, 8 images: ")
 
 
 def test_graphs_pinned_feeds_and_feeds_on_the_gpu_give_the_same(demo_engine):

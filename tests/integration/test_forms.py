@@ -25,7 +25,6 @@ import export_yoloV9
 from utils import upstream
 from utils.core.tasks import DETECT, Prediction
 from utils.evaluation.data_yaml import load_data
-from utils.evaluation.loop import EvalConfig, evaluate
 from utils.evaluation.nms import non_max_suppression
 from utils.jobs import compare_outputs, export
 from utils.jobs.open import Network, load_network
@@ -33,7 +32,6 @@ from utils.onnx_graph import deepstream, output_formats
 from utils.onnx_graph.export import ExportConfig, export_forms
 from utils.onnx_graph.output_formats import NmsSettings
 from utils.onnx_graph.view import metadata_of
-from utils.runners.onnxrt import OnnxRuntimeRunner
 
 # two branches: the head's first three inputs are the auxiliary one's
 DUAL = copy.deepcopy(TINY) | {"head": [*TINY["head"][:-1], [[3, 4, 5, 3, 8, 6], 1, "DualDDetect", ["nc"]]]}
@@ -82,27 +80,6 @@ def test_detections_are_the_loops(
     assert (entries["form"], entries["kind"]) == ("end-to-end", "float" if kind == "float" else "qat")
 
 
-def test_ap_is_the_loops(demo_weights: Path, demo_data: Path, tmp_path: Path):
-    """At the loop's thresholds; without suppression beside a loop that suppresses nothing."""
-    network = load_network(demo_weights, torch.device("cpu"))
-    settings = {name: NmsSettings(name, 300, 0.7, 0.001) for name in ("onnx", "none")}
-    files = {tmp_path / f"{name}.onnx": output_formats.end2end(one) for name, one in settings.items()}
-    files[tmp_path / "plain.onnx"] = output_formats.plain()
-    export_forms(network.model, ExportConfig((320, 320), 5), files, network.metadata())
-
-    def score(name: str, overlap: float) -> tuple[float, float]:
-        config = EvalConfig(imgsz=320, batch_size=5, workers=0, limit=10, iou_thres=overlap)
-        with OnnxRuntimeRunner(tmp_path / f"{name}.onnx", threads=1) as runner:
-            result = evaluate(runner, load_data(demo_data), config, progress=False)
-        return result.ap, result.ap50
-
-    usual, free = score("plain", 0.7), score("plain", 1.0)
-    assert usual[0] > 0.5
-    assert free[0] < usual[0] - 0.1
-    assert score("onnx", 0.7) == pytest.approx(usual, abs=0.002)
-    assert score("none", 0.7) == pytest.approx(free, abs=0.002)
-
-
 # --- the check --------------------------------------------------------------------------------------------------------
 
 
@@ -133,9 +110,8 @@ def test_check_finds_nothing_in_good_files(kind: str, form: str, exported: dict[
     network, results = exported[kind]
     found = checked(network, results[form])
     assert found.problems == ()
-    assert (found.images, found.stretches is None) == (4, kind == "float")
-    assert 0 < found.box < (0.01 if kind == "float" else 2)  # single INT8 steps are no mistake
-    assert str(found).startswith("ONNX Runtime beside PyTorch, 4 images: boxes differ by up to ")
+    assert (found.images, found.stretches == {}) == (4, kind == "float")
+    assert 0 < found.outputs["box"] < (0.01 if kind == "float" else 2)  # single INT8 steps are no mistake
 
 
 @pytest.mark.parametrize(("form", "programs"), [("onnx", ["val_trt.py", "engine"]), ("efficient", ["engine"])])
@@ -284,11 +260,6 @@ def test_a_training_network_exports_its_main_branch_only(weights: dict[str, Path
     assert program(export_qat.main, "--weights", weights["float"], "--output", plain, "--imgsz", SIDE, *shape)[0] == 0
     kinds = [sorted(node.op_type for node in onnx.load(file).graph.node) for file in (path, plain)]
     assert kinds[0] == kinds[1]
-    model = upstream.load_float(weights["dual"], auxiliary=True).model
-    with torch.no_grad():
-        auxiliary, expected = model(images(1))[0]
-    np.testing.assert_allclose(run(path, images(1))["output0"], expected.numpy(), atol=1e-2)
-    assert (auxiliary - expected).abs().max() > 1
 
 
 # --- docs/export.md ---------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import torch
 from qat_runs import write_small_set
 from random_networks import random_network, save_float
 
-from utils.jobs import compare_outputs
+from utils.jobs.compare_outputs import check_onnx
 from utils.jobs.open import load_network
 from utils.onnx_graph import output_formats
 from utils.onnx_graph.export import ExportConfig, export_forms
@@ -60,9 +60,4 @@ def test_every_other_form_verifies_and_computes_what_torch_computes(best, tmp_pa
     for result in export_forms(network.model, config, files, network.metadata()):
         assert verify(onnx.load(result.path)).ok
         image = torch.rand(1, 3, 128, 128, generator=torch.Generator().manual_seed(0))
-        assert (
-            compare_outputs.check_onnx(
-                result.path, network.model, image, result.quantizers, compare_outputs.HALF
-            ).problems
-            == ()
-        )
+        assert check_onnx(result.path, network.model, image, result.quantizers, half=True).problems == ()

@@ -14,6 +14,7 @@ import onnx
 import pytest
 import torch
 from deepstream_parser import masked_objects_in, parse_masks_as_deepstream
+from exported_files import export_onnx
 from forms import FLAGS, FLAGS_OF, LOW, SIDE, Program, documented_commands, images, lively, with_outputs
 from forms import run as run_file
 from mask_graph import pooled
@@ -26,7 +27,8 @@ from utils.core.errors import InputError
 from utils.core.tasks import SEGMENT, Prediction
 from utils.evaluation.detector import Detector
 from utils.evaluation.nms import non_max_suppression
-from utils.jobs import compare_outputs
+from utils.jobs.compare_outputs import check_onnx
+from utils.jobs.compare_tensors import COEFFICIENTS, LIMITS, PIXELS, PROTOTYPES
 from utils.jobs.open import Network, load_network
 from utils.onnx_graph import deepstream, output_formats
 from utils.onnx_graph.export import ExportConfig, ExportResult, export_forms
@@ -184,7 +186,7 @@ def exported(
 @pytest.mark.parametrize("form", FORMS)
 def test_check_finds_nothing_in_good_files(kind: str, form: str, exported):
     network, results = exported[kind]
-    found = compare_outputs.check_onnx(results[form].path, network.model, images(4), results[form].quantizers)
+    found = check_onnx(results[form].path, network.model, images(4), results[form].quantizers)
     assert found.problems == ()
     assert found.images == 4
 
@@ -231,9 +233,67 @@ def test_check_finds_mistakes(form: str, change, exported, tmp_path: Path):
     change(graph)
     assert graph.SerializeToString() != before
     onnx.save(graph, tmp_path / "changed.onnx")
-    problems = compare_outputs.check_onnx(tmp_path / "changed.onnx", network.model, images(4)).problems
+    problems = check_onnx(tmp_path / "changed.onnx", network.model, images(4)).problems
     assert len(problems) == 1
     assert "masks are not what the file's own coefficients and prototypes make" in problems[0]
+
+
+HEAD = "model.11"
+
+
+@pytest.mark.parametrize("kind", ["float", "quantized"])
+@pytest.mark.parametrize("options", [{"typing": "strong"}, {"dynamic": "all", "simplify": True, "int8_weights": True}])
+def test_check_finds_masks_alike_in_every_typing(kind, options, weights, tmp_path: Path):
+    network, config = load_network(weights[kind], CPU), ExportConfig((SIDE, SIDE), **options)
+    result = export_onnx(network.model, config, tmp_path / "a.onnx", network.metadata())
+    found = check_onnx(result.path, network.model, images(3), result.quantizers, half=config.half)
+    assert found.problems == ()
+    masks = found.outputs if kind == "float" else found.stretches
+    assert masks[COEFFICIENTS] < LIMITS[COEFFICIENTS][1 + config.half] / 2
+    assert str(found).count(PROTOTYPES) == (1 if kind == "float" else 2)
+
+
+def scaled(name: str, factor: object):
+    def change(graph: onnx.ModelProto) -> None:
+        tensor = next(item for item in graph.graph.initializer if item.name == f"{HEAD}.{name}")
+        value = numpy_helper.to_array(tensor)
+        value = (value * np.asarray(factor, value.dtype)).astype(value.dtype)
+        tensor.CopyFrom(numpy_helper.from_array(value, tensor.name))
+
+    return change
+
+
+def other_order(graph: onnx.ModelProto) -> None:
+    """The prototypes' channels the other way round: sizes and statistics stay."""
+    for tensor in graph.graph.initializer:
+        if tensor.name in (f"{HEAD}.proto.conv.weight", f"{HEAD}.proto.conv.bias"):
+            value = np.ascontiguousarray(numpy_helper.to_array(tensor)[::-1])
+            tensor.CopyFrom(numpy_helper.from_array(value, tensor.name))
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "found"),
+    [
+        ("float", scaled("proto.conv.weight", 1.05), PROTOTYPES),
+        ("float", scaled("proto.conv.bias", [0.0] + [1.0] * 7), PROTOTYPES),
+        ("float", other_order, PIXELS),
+        ("float", scaled("cv4.0.2.weight", 0.9), COEFFICIENTS),
+        ("float", scaled("cv4.0.2.weight", -1), PIXELS),
+        ("float", scaled("proto.conv.weight", np.nan), f"{PROTOTYPES}: nan of the largest"),
+        ("quantized", scaled("proto.conv.bias", 1.3), PROTOTYPES),
+        ("quantized", scaled("cv4.1.2.weight", -1), COEFFICIENTS),
+        ("quantized", other_order, PIXELS),
+    ],
+)
+def test_broken_masks_are_found_and_nothing_else(kind, change, found, weights, tmp_path: Path):
+    network, config = load_network(weights[kind], CPU), ExportConfig((SIDE, SIDE), for_int8_kernels=False)
+    result = export_onnx(network.model, config, tmp_path / "a.onnx", network.metadata())
+    graph = onnx.load(result.path)
+    change(graph)
+    onnx.save(graph, tmp_path / "changed.onnx")
+    problems = check_onnx(tmp_path / "changed.onnx", network.model, images(3), result.quantizers).problems
+    assert any(problem.startswith(found) for problem in problems), problems
+    assert all(problem.startswith((PROTOTYPES, COEFFICIENTS, PIXELS)) for problem in problems), problems
 
 
 # --- docs/export.md ---------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
@@ -17,13 +16,12 @@ import pytest
 import torch
 import yaml
 from qat_runs import checkpoints, quantize, report_of, write_small_set
-from random_networks import TINY, random_network, save_float
 
 import export_qat
 import qat
 import val_trt
 from models.quantize import checkpoint
-from models.quantize.finetune import DivergedError, Finetuner, HeldOutLoss
+from models.quantize.finetune import HeldOutLoss
 from utils import upstream
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.images import find_images
@@ -203,23 +201,6 @@ class TestWhatIsKept:
         assert "6 training images" in report["notes"][0]
         assert "--epochs 10" in report["notes"][0]
 
-    def test_a_loss_that_is_not_finite_stops_and_restores_the_best(self, run, scores, losses, capsys, monkeypatch):
-        scores(0.7, 0.6, 0.61)
-        losses(3.0, 2.0)
-        step, calls = Finetuner._step, []
-
-        def fail_in_the_second_epoch(self: Finetuner, *args: object) -> float:
-            calls.append(1)
-            if len(calls) > 2:
-                raise DivergedError("the supervision loss is nan")
-            return step(self, *args)
-
-        monkeypatch.setattr(Finetuner, "_step", fail_in_the_second_epoch)
-        weights = run("--epochs", "5")
-        assert same_state(weights / f"qat_best_{NAME}.pt", weights / f"qat_ep_0_{NAME}.pt")
-        assert report_of(weights.parent)["rows"][2]["ap"] == 0.61
-        assert "epoch 1: the supervision loss is nan" in capsys.readouterr().out
-
     def test_ranges_trained_alone_leave_weights_bit_for_bit(self, run, scores):
         scores(0.7, 0.6, 0.6)
         weights = run("--epochs", "1", "--train", "ranges")
@@ -227,35 +208,6 @@ class TestWhatIsKept:
         moved = {name for name in before if not torch.equal(before[name], after[name])}
         assert moved
         assert all(name.endswith("_amax") for name in moved)
-
-    def test_a_teacher_teaches_and_the_same_seed_gives_the_same_weights(self, run, scores, small_weights, tmp_path):
-        content = torch.load(small_weights, weights_only=False)
-        for parameter in (content.get("ema") or content["model"]).parameters():
-            parameter.data *= 1.01
-        torch.save(content, tmp_path / "other.pt")
-        teachers = {
-            "none": (),
-            "own": ("--teacher", str(small_weights)),
-            "other": ("--teacher", f"{tmp_path}/other.pt"),
-        }
-        files = {}
-        for name, words in teachers.items():
-            scores(0.7, 0.6, 0.6)
-            weights = run("--epochs", "1", *words, name=name)
-            files[name] = [weights / f"{stage}_{NAME}.pt" for stage in ("ptq_ap_0.6000", "qat_ep_0")]
-        (ptq, qat_), (own_ptq, own_qat), (other_ptq, other_qat) = files.values()
-        assert same_state(ptq, own_ptq)
-        assert same_state(ptq, other_ptq)
-        assert same_state(qat_, own_qat)
-        assert not same_state(qat_, other_qat)
-        shutil.copy(small_weights, tmp_path / "other.pt")
-        assert qat.main(["quantize", "--resume", str(tmp_path / "own")]) == 0
-        assert qat.main(["quantize", "--resume", str(tmp_path / "other")]) == 2, "the teacher is another one"
-
-    def test_a_teacher_of_another_shape_with_the_same_head_teaches(self, scores, data, demo_weights, tmp_path):
-        scores(0.7, 0.6, 0.6)
-        teacher = save_float(tmp_path / "tiny.pt", random_network(TINY))
-        assert quantize(demo_weights, data, tmp_path, "--epochs", "1", "--teacher", str(teacher)) == 0
 
     def test_the_two_no_flags_disable_and_an_unknown_score_is_not_made_up(self, run, scores, losses, tmp_path):
         scores(0.6)
@@ -279,16 +231,6 @@ class TestWhatIsKept:
         assert "head: last-conv-float" in out
         stored = checkpoint.load_quantized(weights / f"ptq_ap_0.6000_{NAME}.pt").recipe
         assert (stored.calibration.method, stored.calibration.images, stored.head) == ("max", 4, "last-conv-float")
-
-    def test_three_images_calibrate_alike_in_a_batch_of_sixteen_and_one_by_one(self, run, scores, tmp_path):
-        scores(0.7, 0.6, 0.7, 0.6)
-        found = []
-        for batch in ("1", "16"):
-            run("--ptq-only", "--calib-images", "3", "--calib-method", "max", "--batch-size", batch, name=batch)
-            ranges = report_of(tmp_path / batch)["ranges"]
-            found.append({row["name"]: row["amax"] for row in ranges if row["kind"] == "activation"})
-        assert found[0] == pytest.approx(found[1], rel=1e-4)
-        assert len(found[0]) > 3
 
     def test_augmentation_reaches_upstreams_data_set(self, run, scores, tmp_path, monkeypatch):
         scores(0.7, 0.6, 0.6)
@@ -398,29 +340,3 @@ def test_images_without_labels_go_through_all_with_the_float_networks_detections
         rows = report_of(tmp_path / file.stem / "exp")["rows"]
         assert [row["ap"] for row in rows] == pytest.approx([report["rows"][0]["ap"], known], abs=tolerance)
     assert f"--data {bare}, as {own} says" in capsys.readouterr().out
-
-
-def test_a_full_disk_is_one_line_and_spares_what_is_there(
-    data, small_weights, tmp_path, capsys, scores, losses, monkeypatch
-):
-    scores(0.7, 0.6)
-    losses(5.0, 4.0, 3.0)
-    write = Path.write_bytes
-
-    def full(path: Path, content: bytes) -> int:
-        if "qat_ep_1" in path.name:
-            write(path, bytes(content)[:1000])
-            raise OSError(errno.ENOSPC, "No space left on device", str(path))
-        return write(path, content)
-
-    monkeypatch.setattr(Path, "write_bytes", full)
-    assert quantize(small_weights, data, tmp_path, "--epochs", "3") == 1
-    error = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
-    assert len(error) == 1
-    assert "qat_ep_1" in error[0]
-    assert checkpoints(tmp_path / "exp") == ["last.pt", f"ptq_ap_0.6000_{NAME}.pt", f"qat_ep_0_{NAME}.pt"]
-    monkeypatch.setattr(Path, "write_bytes", write)
-    scores(0.7, 0.63)  # float, once more
-    losses(3.0, 2.0)
-    assert qat.main(["quantize", "--resume", str(tmp_path / "exp")]) == 0
-    assert report_of(tmp_path / "exp")["rows"][2]["ap"] == 0.63

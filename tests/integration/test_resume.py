@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import yaml
 from qat_runs import SMALL_RUN, checkpoints, quantize, report_of, write_small_set
 
 import qat
+from models.quantize.finetune import DivergedError, Finetuner
 from utils.core.errors import InputError
+from utils.core.run_folder import held
+from utils.evaluation.data_yaml import load_data
+from utils.evaluation.images import find_images, label_file
+from utils.jobs.evaluate import Measurer
 from utils.jobs.run_state import RunState
 from utils.upstream import load_float
 
@@ -146,13 +154,6 @@ def test_a_finished_run_is_only_shown_again(whole, capsys):
     assert {name: (whole / "weights" / name).stat().st_mtime_ns for name in checkpoints(whole)} == before
 
 
-def test_what_would_make_it_another_run_is_refused(whole, capsys, small_weights):
-    for words in (["--batch-size", "3"], ["--epochs", "3"], ["--lr", "1e-4"]):
-        assert resume(whole, *words) == 2
-        assert f"error: {words[0]} is " in capsys.readouterr().err
-    assert resume(whole, "--weights", str(small_weights), "--batch-size", "2", *LONGER) == 0
-
-
 def test_files_that_are_gone_or_have_changed_are_named(data, small_weights, tmp_path, capsys):
     weights, quantized = tmp_path / "gelan-digits.pt", tmp_path / "exp/weights/ptq_gelan-digits.pt"
     weights.write_bytes(small_weights.read_bytes())
@@ -164,3 +165,103 @@ def test_files_that_are_gone_or_have_changed_are_named(data, small_weights, tmp_
     torch.save({**torch.load(weights, weights_only=False), "epoch": 12345}, weights)
     assert resume(tmp_path / "exp") == 2
     assert str(weights) in capsys.readouterr().err
+
+
+# --- other images, and two programs at once
+
+
+def die(*_: object, **__: object) -> None:
+    raise Killed
+
+
+def killed(run: Callable[[], object], *target: Any) -> None:
+    """Run something that dies where it calls `target`: a dotted name, or an owner and a name."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(*target, die)
+        with pytest.raises(Killed):
+            run()
+
+
+@pytest.fixture
+def start(data: Path, small_weights: Path, tmp_path: Path) -> Callable[..., int]:
+    """Start a command of qat.py in `tmp_path/exp`, on a dataset that a test may change."""
+    content = yaml.safe_load(data.read_text())
+    demo = load_data(data)
+    for split in ("train", "val"):
+        for kind in ("images", "labels"):
+            (tmp_path / "set" / kind / split).mkdir(parents=True)
+        for file in find_images(demo.paths(split)):
+            shutil.copy2(file, tmp_path / "set/images" / split)
+            shutil.copy2(label_file(file), tmp_path / "set/labels" / split)
+    own = {"path": str(tmp_path / "set"), "train": "images/train", "val": "images/val"}
+    (tmp_path / "set/data.yaml").write_text(yaml.safe_dump(content | own))
+
+    def run(command: str, *words: str) -> int:
+        small = {"quantize": [*SMALL_RUN, "--no-eval-origin"], "eval": []}.get(command, SMALL_RUN[:-2])
+        common = ["--weights", small_weights, "--data", tmp_path / "set/data.yaml", "--project", tmp_path]
+        return qat.main([command, *map(str, common), *small, *words])
+
+    return run
+
+
+def one_line(text: str) -> str:
+    assert text.startswith("error: ")
+    assert text.count("\n") == 1
+    return text
+
+
+@pytest.mark.parametrize("command", ["quantize", "sensitive"])
+def test_a_run_is_not_continued_on_other_images_or_by_two_programs(command, start, tmp_path, capsys):
+    killed(lambda: start(command), "models.quantize.calibration.collect")
+    image = next((tmp_path / "set/images/val").iterdir())
+    label = tmp_path / "set/labels/val" / f"{image.stem}.txt"
+    go_on = [command, "--resume", str(tmp_path / "exp")]
+    capsys.readouterr()
+
+    def refused(words: list[str], named: str) -> None:
+        assert qat.main(words) == 2
+        assert named in one_line(capsys.readouterr().err)
+
+    kept = image.rename(tmp_path / "kept")
+    refused(go_on, "the images of val")
+    kept.rename(image)
+    before = label.read_text()
+    label.write_text("0 0.5 0.5 0.5 0.5\n")
+    refused(go_on, "has changed: labels of val")
+    label.write_text(before)
+    last = [command, "--resume", "--project", str(tmp_path), "--name"]
+    refused([*last, "no-run"], f"{tmp_path / 'no-run'}: no run there")
+    refused([*go_on, "--name", "b"], "are two runs")
+    with held(tmp_path / "exp"):
+        refused(go_on, "wait for it to end")
+    killed(lambda: qat.main([*last, "exp"]), "models.quantize.calibration.collect")  # it goes on
+
+
+@pytest.mark.parametrize("command", ["quantize", "sensitive", "calibrate", "eval"])
+def test_no_command_writes_into_a_folder_that_is_in_use(command, start, tmp_path, capsys):
+    (tmp_path / "exp").mkdir()
+    with held(tmp_path / "exp"):
+        before = sorted(tmp_path.rglob("*"))
+        assert start(command, "--exist-ok") == 2
+        assert sorted(tmp_path.rglob("*")) == before
+    assert f"{tmp_path / 'exp'} is in use" in one_line(capsys.readouterr().err)
+
+
+def test_notes_between_the_state_and_the_report_are_not_lost(start, tmp_path, monkeypatch):
+    def diverge(*_: object) -> None:
+        raise DivergedError("the loss is nan")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Finetuner, "run_epoch", diverge)
+        killed(lambda: start("quantize", "--no-eval-ptq", "--epochs", "1"), Measurer, "samples")
+    assert resume(tmp_path / "exp") == 0
+    assert [note for note in report_of(tmp_path / "exp")["notes"] if "the loss is nan" in note]
+
+
+def test_the_report_of_another_run_in_the_folder_does_not_go_into_the_new_one(data, small_weights, tmp_path):
+    words = ("--no-eval-ptq", "--ptq-only")
+    assert quantize(small_weights, data, tmp_path, *words) == 0
+    again = (small_weights, data, tmp_path, *words, "--no-eval-origin", "--exist-ok")
+    killed(lambda: quantize(*again), "models.quantize.calibration.collect")
+    assert resume(tmp_path / "exp") == 0
+    assert [row["stage"] for row in report_of(tmp_path / "exp")["rows"]] == ["PTQ"]

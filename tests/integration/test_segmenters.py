@@ -245,15 +245,13 @@ def commands(path: Path, data: Path, folder: Path) -> dict[str, Callable[[], int
     programs = ("quantize", "eval", "sensitive", "calibrate")
     return {
         **{name: (lambda name=name: qat.main([name, *runs])) for name in programs},
-        "teacher": lambda: qat.main(["quantize", *runs[2:], "--weights", "data/demo/gelan-digits.pt",
-                                     "--teacher", str(path)]),
         "export": lambda: export_qat.main(words),
         "deepstream": lambda: export_yoloV9.main(words),
         "val": lambda: val_trt.main(["--engine-file", str(path), *words[2:], *runs[4:]]),
     }  # fmt: skip
 
 
-NAMES = ("quantize", "eval", "sensitive", "calibrate", "teacher", "export", "deepstream", "val")
+NAMES = ("quantize", "eval", "sensitive", "calibrate", "export", "deepstream", "val")
 
 
 @pytest.mark.parametrize(
@@ -262,9 +260,8 @@ NAMES = ("quantize", "eval", "sensitive", "calibrate", "teacher", "export", "dee
         *(("Panoptic", name, "Panoptic") for name in NAMES),
         *(("DualDSegment", name, "reparameterization.py --weights") for name in NAMES),
         *(("DSegment", name, "outlines") for name in ("quantize", "eval", "val")),  # the demo set's labels are boxes
-        ("DSegment", "teacher", "masks 8"),
         *(("quantized Segment", name, "outlines") for name in ("eval", "val")),
-        *(("quantized Segment", name, "quantized") for name in ("quantize", "sensitive", "calibrate", "teacher")),
+        *(("quantized Segment", name, "quantized") for name in ("quantize", "sensitive", "calibrate")),
     ],
 )
 def test_what_a_job_cannot_use_is_named(kind, name, named, files, demo_data, tmp_path, capsys):

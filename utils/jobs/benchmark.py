@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BATCHES = (1, 4, 8, 12)
-LOGARITHMIC = 12  # more between the fastest and the slowest, and the axes of the plot are logarithmic
 
 
 @dataclass(frozen=True)
@@ -76,16 +75,14 @@ class Benchmark:
 
     def measure(self, batch: int) -> list[BenchmarkRow]:
         """Build what is missing for this batch size, and time everything interleaved."""
-        engines: dict[Entry, Path | str] = {}
-        if self.api is not None:
-            engines = benchmark.prepare(self.entries, batch, self.size, self.building, self.api)
         with ExitStack() as stack:
-            if self.api is not None:
+            if self.api is None:
+                candidates = [open_onnx(entry.file, entry.baseline, batch, self.size, stack) for entry in self.entries]
+            else:
+                engines = benchmark.prepare(self.entries, batch, self.size, self.building, self.api)
                 candidates = benchmark.open_engines(
                     engines, batch, self.size, self.api, self.device, self.timing, stack
                 )
-            else:
-                candidates = [open_onnx(entry.file, entry.baseline, batch, self.size, stack) for entry in self.entries]
             rows = benchmark.time_candidates(candidates, self.timing)
             candidates.clear()
         if self.api is not None:
@@ -111,16 +108,15 @@ def common_size(entries: Sequence[Entry]) -> tuple[int, int] | None:
     Raises:
         InputError: they differ, or an engine beside other files does not say its size.
     """
-    sizes = {entry.file: _size_of(entry) for entry in entries}
-    unknown = [file for file, size in sizes.items() if size is None]
-    if unknown and len(sizes) > 1:
-        raise InputError(f"{unknown[0]} does not say its image size, and all files are timed at one; give --imgsz")
-    texts = {file: "x".join(map(str, size)) for file, size in sizes.items() if size is not None}
-    first = next(iter(texts), None)
-    for file, text in texts.items():
-        if first is not None and text != texts[first]:
-            raise InputError(f"{first} is of {texts[first]}, and {file} of {text}; give --imgsz, or files of one size")
-    return next(iter(sizes.values()), None)
+    (first, size), *others = {entry.file: _size_of(entry) for entry in entries}.items()
+    for file, other in others:
+        if size is None or other is None:
+            unknown = first if size is None else file
+            raise InputError(f"{unknown} does not say its image size, and all files are timed at one; give --imgsz")
+        if other != size:
+            texts = ["x".join(map(str, one)) for one in (size, other)]
+            raise InputError(f"{first} is of {texts[0]}, and {file} of {texts[1]}; give --imgsz, or files of one size")
+    return size
 
 
 def _size_of(entry: Entry) -> tuple[int, int] | None:
@@ -146,9 +142,6 @@ def batch_sizes(given: Sequence[int] | None, sweep: int | None) -> list[int]:
     return list(dict.fromkeys((*powers, sweep)))
 
 
-# --- ONNX Runtime as a candidate --------------------------------------------------------------------------------------
-
-
 def open_onnx(file: Path, baseline: bool, batch: int, size: tuple[int, int] | None, opened: ExitStack) -> Candidate:
     """An ONNX file in ONNX Runtime on the CPU; what does not run is a row that says why.
 
@@ -160,44 +153,15 @@ def open_onnx(file: Path, baseline: bool, batch: int, size: tuple[int, int] | No
               nms=set(DETECT.detections) <= set(summary.outputs))  # fmt: skip
     try:
         runner = opened.enter_context(OnnxRuntimeRunner(file))
-        row = replace(row, masks=bool(runner.task.masks))
         spec = runner.inputs[0]
-        side = size or (runner.imgsz if None in spec.shape[1:] else None)
-        known = tuple(1 if one is None else one for one in spec.shape)
-        _, channels, *own = summary.input_spec.nchw(known)
-        height, width = side or own
+        _, channels, *own = summary.input_spec.nchw(tuple(1 if one is None else one for one in spec.shape))
+        height, width = size or (runner.imgsz if None in spec.shape[1:] else None) or own
         shape = summary.input_spec.own((batch, channels, height, width))
         feeds = {spec.name: random_input(shape, getattr(torch, spec.dtype))}
         runner.infer(feeds)  # refuses a shape that the file does not take
-        return Candidate(row, lambda: runner.infer(feeds))
+        return Candidate(replace(row, masks=bool(runner.task.masks)), lambda: runner.infer(feeds))
     except FAILURES as error:
         return Candidate(replace(row, error=one_line(error)))
-
-
-# --- rows as a table, JSON and a plot ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Column:
-    """A column: its text of a row with figures, and whether it is shown for these rows."""
-
-    title: str
-    text: Callable[[BenchmarkRow], str]
-    shown: Callable[[Sequence[BenchmarkRow]], bool] = lambda rows: True
-    left: bool = False
-    measured: bool = True  # empty without figures
-
-
-def _milliseconds(part: str, percentile: str = "median") -> Callable[[BenchmarkRow], str]:
-    def text(row: BenchmarkRow) -> str:
-        statistics = row.figures.parts.get(part) if row.figures else None
-        return f"{getattr(statistics, percentile):.3f} ms" if statistics else ""
-
-    return text
-
-
-def _any(holds: Callable[[BenchmarkRow], bool]) -> Callable[[Sequence[BenchmarkRow]], bool]:
-    return lambda rows: any(map(holds, rows))
 
 
 def benchmark_table(rows: Sequence[BenchmarkRow]) -> tuple[Sequence[Column], list[tuple[str, ...]]]:
@@ -206,54 +170,42 @@ def benchmark_table(rows: Sequence[BenchmarkRow]) -> tuple[Sequence[Column], lis
     Latency is the median in milliseconds; why a row has no figures stands in the last column.
     """
     bases = {row.precision for row in rows if row.baseline}
-    copied = _any(lambda row: row.figures is not None and "h2d" in row.figures.parts)
-    known = [
-        _Column("model", lambda row: row.model, left=True, measured=False),
-        _Column("in", lambda row: row.runtime, _any(lambda row: row.runtime != TENSORRT), left=True, measured=False),
-        _Column("precision", lambda row: row.precision, left=True, measured=False),
-        _Column("NMS", lambda row: "inside" if row.nms else "without", left=True, measured=False),
-        _Column("masks", lambda row: "with" if row.masks else "without", _any(lambda row: row.masks), left=True,
-                measured=False),
-        _Column("batch", lambda row: str(row.batch), measured=False),
-        _Column("latency", _milliseconds("latency")),
-        _Column("p99", _milliseconds("latency", "p99")),
-        _Column("H2D", _milliseconds("h2d"), copied),
-        _Column("compute", _milliseconds("compute"), copied),
-        _Column("D2H", _milliseconds("d2h"), copied),
-        _Column("qps", lambda row: f"{row.figures.qps:,.1f}" if row.figures else ""),
-        _Column("images/s", lambda row: f"{row.images_per_second:,.0f}"),
-        _Column("against FP16" if bases <= {"FP16"} else "against the baseline",
-                lambda row: "" if row.gain is None else f"{row.gain:+.1%}"),
-    ]  # fmt: skip
-    shown = [column for column in known if column.shown(rows)]
-    cells = []
+    gain = "against FP16" if bases <= {"FP16"} else "against the baseline"
+    unless_all = {"in": TENSORRT, "masks": "without", "H2D": "", "compute": "", "D2H": ""}
+    table: list[dict[str, str]] = []
     for row in rows:
-        line = [column.text(row) if row.figures or not column.measured else "" for column in shown]
-        cells.append((*line[:-1], line[-1] or row.error))
-    return columns([column.title for column in shown], [column.title for column in shown if column.left]), cells
+        parts = row.figures.parts if row.figures else {}
+        median = {part: f"{one.median:.3f} ms" for part, one in parts.items()}
+        table.append({
+            "model": row.model, "in": row.runtime, "precision": row.precision,
+            "NMS": "inside" if row.nms else "without", "masks": "with" if row.masks else "without",
+            "batch": str(row.batch),
+            "latency": median.get("latency", ""), "p99": f"{parts['latency'].p99:.3f} ms" if parts else "",
+            "H2D": median.get("h2d", ""), "compute": median.get("compute", "") if "h2d" in parts else "",
+            "D2H": median.get("d2h", ""), "qps": f"{row.figures.qps:,.1f}" if row.figures else "",
+            "images/s": f"{row.images_per_second:,.0f}" if row.figures else "",
+            gain: row.error or ("" if row.gain is None else f"{row.gain:+.1%}"),
+        })  # fmt: skip
+    shown = [title for title in table[0] if any(cells[title] != unless_all.get(title) for cells in table)]
+    left = [title for title in shown if title in ("model", "in", "precision", "NMS", "masks")]
+    return columns(shown, left), [tuple(cells[title] for title in shown) for cells in table]
 
 
 def fastest_lines(rows: Sequence[BenchmarkRow]) -> list[str]:
-    """A line for each network with the most images per second of all batch sizes, if there are several."""
+    """A line for each network: where it has the most images per second, of several batch sizes."""
     if len({row.batch for row in rows}) < 2:
         return []
-    best: dict[str, BenchmarkRow] = {}
-    for row in rows:
-        if row.figures and (
-            row.model not in best or (row.images_per_second or 0) > (best[row.model].images_per_second or 0)
-        ):
-            best[row.model] = row
+    measured = sorted((row for row in rows if row.figures), key=lambda row: row.images_per_second or 0)
+    best = {row.model: row for row in measured}
     return [
         f"most images/s: {row.title}: {row.images_per_second:,.0f} at {row.figures.parts['latency'].median:.3f} ms"
-        for row in best.values()
-        if row.figures
+        for name in dict.fromkeys(row.model for row in rows)
+        if (row := best.get(name)) and row.figures
     ]
 
 
 def plot(rows: Sequence[BenchmarkRow], title: str) -> Figure:
     """Latency against throughput: a line for each network, its batch sizes beside the points."""
-    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
-
     measured = [row for row in rows if row.figures]
     names = list(dict.fromkeys(row.model for row in measured))
     figure, (axes,) = new_figure(7.0, 4.2 + 0.2 * max(len(names) - 4, 0), 1)
@@ -267,15 +219,7 @@ def plot(rows: Sequence[BenchmarkRow], title: str) -> Figure:
                 str(batch), (speed, latency), textcoords="offset points", xytext=(5, 5), fontsize=7, color=colour
             )
     axes.set(title=title, xlabel="images/s (batch size beside the points)", ylabel="latency, ms")
-    times = [row.figures.parts["latency"].median for row in measured if row.figures]
-    if times and max(times) > LOGARITHMIC * min(times):
-        axes.set(xscale="log", yscale="log")
-        for axis in (axes.xaxis, axes.yaxis):  # plain numbers at 1, 2 and 5 of each power of ten
-            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            axis.set_minor_locator(NullLocator())
-            axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
-    else:
-        axes.set_ylim(0, None)
+    axes.set_ylim(0, None)
     figure.legend(loc="outside lower left", frameon=False, fontsize=8, ncols=2)
     return figure
 
@@ -297,16 +241,14 @@ def save_benchmark(rows: Sequence[BenchmarkRow], about: Mapping[str, Any], comma
 def device_information(index: int | None = None) -> dict[str, str]:
     """The GPU as trtexec describes it; what torch does not tell is left out."""
     gpu = torch.cuda.get_device_properties(index if index is not None else torch.cuda.current_device())
-    lines = {
+    known = {
         "Selected Device": gpu.name,
         "Compute Capability": f"{gpu.major}.{gpu.minor}",
         "SMs": str(gpu.multi_processor_count),
         "Device Global Memory": f"{gpu.total_memory >> 20} MiB",
+        "Shared Memory per SM": f"{getattr(gpu, 'shared_memory_per_multiprocessor', 0) >> 10} KiB",
+        "Memory Bus Width": f"{getattr(gpu, 'memory_bus_width', 0)} bits",
+        "Compute Clock Rate": f"{getattr(gpu, 'clock_rate', 0) / 1e6:.3f} GHz",
+        "Memory Clock Rate": f"{getattr(gpu, 'memory_clock_rate', 0) / 1e6:.3f} GHz",
     }
-    shared = getattr(gpu, "shared_memory_per_multiprocessor", 0)
-    bus, clock, memory = (getattr(gpu, name, 0) for name in ("memory_bus_width", "clock_rate", "memory_clock_rate"))
-    lines |= {"Shared Memory per SM": f"{shared >> 10} KiB"} if shared else {}
-    lines |= {"Memory Bus Width": f"{bus} bits"} if bus else {}
-    lines |= {"Compute Clock Rate": f"{clock / 1e6:.3f} GHz"} if clock else {}
-    lines |= {"Memory Clock Rate": f"{memory / 1e6:.3f} GHz"} if memory else {}
-    return lines
+    return {name: value for name, value in known.items() if value.partition(" ")[0] not in ("0", "0.000")}

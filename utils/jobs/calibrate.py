@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from models.quantize import calibration
@@ -43,48 +42,24 @@ METHODS: dict[str, dict[str, Any]] = {  # name → what the recipe says about ca
 CANDIDATES = ("percentile 99.999", "percentile 99.99", "mse")  # of `auto`
 
 
-@dataclass
-class Sweep:
-    """What a sweep found.
+def sweep_lines(found: Mapping[str, Any]) -> list[str]:
+    """What a sweep found, for the terminal and the report: the best method, the others with their difference to it.
 
-    Attributes:
-        chosen: the settings of the method `name`, and AP with it.
-        images: how many AP was measured on.
-        methods: AP of each of `METHODS`.
-        errors: standard error of a method's AP difference to the best method's.
-        measure: what is called AP here: of segmentation the mean of box and mask AP; without labels agreement.
-        agreement: of each method, where it is known.
-        equal: the methods between which AP does not decide, see `no_measurable_loss`.
+    Args:
+        found: as calibration.json has it, see `run`.
     """
-
-    chosen: Calibration
-    chosen_ap: float
-    images: int
-    methods: dict[str, float]
-    errors: Mapping[str, float | None] = field(default_factory=dict)
-    measure: str = "AP"
-    name: str = ""
-    agreement: Mapping[str, float] = field(default_factory=dict)
-    equal: Sequence[str] = ()
-
-    def lines(self) -> list[str]:
-        """For the terminal and the report's notes, best method first; the others with their difference to it."""
-        ap = self.methods
-        best, *others = sorted(ap, key=ap.__getitem__, reverse=True)
-        less = {name: Difference(ap[name] - ap[best], self.errors.get(name)) for name in others}
-        text = ", ".join([f"{best} {ap[best]:.4f}", *(f"{name} {ap[name]:.4f} ({less[name]})" for name in others)])
-        chosen = f"chosen: {self.name}, {self.measure} {self.chosen_ap:.4f}"
-        if equal := [name for name in self.equal if name != self.name]:
-            by = (
-                f"its agreement is the highest ({self.agreement[self.name]:.4f})"
-                if self.agreement
-                else "it is the best"
-            )
-            chosen += (
-                f": {by} of the methods whose {self.measure} is not lower by two standard errors than that of the "
-                f"float network or of the best method, whichever is less: {', '.join([self.name, *equal])}"
-            )
-        return [f"calibration sweep, {self.measure} on {plural(self.images, 'image')}: {text}", chosen]
+    ap, name, measure, agreement = (found[key] for key in ("methods", "name", "measure", "agreement"))
+    best, *others = sorted(ap, key=ap.__getitem__, reverse=True)
+    less = {one: Difference(ap[one] - ap[best], found["errors"].get(one)) for one in others}
+    text = ", ".join([f"{best} {ap[best]:.4f}", *(f"{one} {ap[one]:.4f} ({less[one]})" for one in others)])
+    chosen = f"chosen: {name}, {measure} {ap[name]:.4f}"
+    if equal := [one for one in found["equal"] if one != name]:
+        by = f"its agreement is the highest ({agreement[name]:.4f})" if agreement else "it is the best"
+        chosen += (
+            f": {by} of the methods whose {measure} is not lower by two standard errors than that of the float network "
+            f"or of the best method, whichever is less: {', '.join([name, *equal])}"
+        )
+    return [f"calibration sweep, {measure} on {plural(found['images'], 'image')}: {text}", chosen]
 
 
 def no_measurable_loss(ap: Mapping[str, float], resampled: Mapping[str, Resampled | None]) -> list[str]:
@@ -100,8 +75,8 @@ def no_measurable_loss(ap: Mapping[str, float], resampled: Mapping[str, Resample
     return [name for name in ranked if lost[name].value >= 0 or not lost[name].significant]
 
 
-def run(options: CalibrateOptions) -> Sweep:
-    """`qat.py calibrate`: sweep, and write calibration.json and recipe.yaml to a new run folder.
+def run(options: CalibrateOptions) -> dict[str, Any]:
+    """`qat.py calibrate`: sweep, and write calibration.json, which is returned, and recipe.yaml to a new run folder.
 
     Raises:
         InputError: something given cannot be used; nothing was written then.
@@ -127,28 +102,29 @@ def run(options: CalibrateOptions) -> Sweep:
             for name, one in {**results, "float": result}.items()
         }
         best = max(METHODS, key=ap.__getitem__)
-        errors = {name: difference_error(resampled[name], resampled[best]) for name in METHODS if name != best}
         equal = no_measurable_loss({**ap, "float": result.score.decides}, resampled)
         agreement = {name: one.agreement.ap for name, one in results.items() if one.agreement}
         chosen = max(equal, key=lambda name: (agreement.get(name, 0), ap[name]))
-        found = Sweep(
-            settings[chosen], ap[chosen], results[chosen].images, ap, errors,
-            "agreement AP" if options.unlabelled else results[chosen].score.what, chosen, agreement, equal,
-        )  # fmt: skip
-        rows = [measurer.row(name, options.weights, one, one.seconds) for name, one in results.items()]
-        rows.sort(key=lambda row: (row.stage == chosen, ap[row.stage]))  # what is chosen is last
+        found = {
+            "schema_version": 1, "command": report.command, "options": options.model_dump(),
+            "name": chosen, "chosen": settings[chosen].to_dict(), "chosen_ap": ap[chosen],
+            "measure": "agreement AP" if options.unlabelled else results[chosen].score.what,
+            "images": results[chosen].images,
+            "methods": ap,  # AP of each; errors: standard errors of the differences to the best
+            "errors": {name: difference_error(resampled[name], resampled[best]) for name in METHODS if name != best},
+            "agreement": agreement, "equal": equal,  # the methods between which AP does not decide
+        }  # fmt: skip
         recipe_file = {"file": str(folder / RECIPE_FILE), "size_bytes": None}  # a recipe's size is no network's
+        rows = [measurer.row(name, options.weights, one, one.seconds) for name, one in results.items()]
+        report.notes, report.splits = sweep_lines(found), inputs.data.counts()
+        recipe.replace(calibration=settings[chosen]).save(folder / RECIPE_FILE, report.notes[0])
+        rows.sort(key=lambda row: (row.stage == chosen, ap[row.stage]))  # what is chosen is last
         report.rows += [row.model_copy(update=recipe_file) for row in rows]
-        report.notes, report.splits = found.lines(), inputs.data.counts()
-        content = {"schema_version": 1, "command": command_line(), **asdict(found), "options": options.model_dump()}
-        content["chosen"] = found.chosen.to_dict()
-        recipe.replace(calibration=found.chosen).save(folder / RECIPE_FILE, found.lines()[0])
         write_all(report, folder)
         # last: where it lies, all is written
-        write_text(folder / "calibration.json", json.dumps(content, indent=2) + "\n")
-    table, page = terminal_table(report), folder / PAGE_NAME
-    sentence, command = verdict(report)
-    notes = "\n".join(report.notes)
+        write_text(folder / "calibration.json", json.dumps(found, indent=2) + "\n")
+    table, (sentence, command) = terminal_table(report), verdict(report)
+    notes, page = "\n".join(report.notes), folder / PAGE_NAME
     logger.info("\n%s\n\n%s\n\n%s\nreport: %s\nnext: %s", table, notes, sentence, page, command or WRONG)
     return found
 

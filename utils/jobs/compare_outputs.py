@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,74 +24,18 @@ from utils.core.errors import DependencyError
 from utils.core.files import read_onnx
 from utils.core.input_spec import with_channels
 from utils.core.tasks import DETECT, SEGMENT, Prediction, Task, prediction_of, task_of_head
+from utils.core.text import plural
 from utils.evaluation.data_yaml import DataConfig
 from utils.evaluation.masks import between
 from utils.evaluation.nms import non_max_suppression, packed_detections
-from utils.jobs.compare_tensors import (
-    Agreement,
-    MaskAgreement,
-    compare_masks,
-    compare_tensors,
-    topk_anchors,
-)
+from utils.jobs.compare_tensors import LIMITS, Differences, compare_predictions, compare_tensors, together
 from utils.onnx_graph.output_formats import PLUGIN, NmsSettings
 from utils.onnx_graph.qdq_view import Provenance
-from utils.onnx_graph.view import GraphView, drop_unused, input_spec, metadata_of
+from utils.onnx_graph.view import drop_unused, input_spec, metadata_of
 from utils.runners.base import as_feed
 from utils.runners.onnxrt import open_session
 
 FREE_BATCH = 2  # images at a time where any number will do; every tensor of the network is kept for them
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What float arithmetic in another order, or in FP16, explains.
-
-    Attributes:
-        box: pixels.
-        score: in 0..1.
-        steps: between two INT8 values, each stretch between quantizers by itself.
-        fraction: of the INT8 values that differ.
-        masks: of coefficients and prototypes, fractions of the largest.
-        pixels: of masks, the fraction that differ.
-    """
-
-    box: float
-    score: float
-    steps: int = 1
-    fraction: float = 1e-3
-    masks: float = 1e-3
-    pixels: float = 1e-3
-
-    def exceeded(self, box: float, score: float, masks: MaskAgreement | None, stretches: Agreement | None) -> list[str]:
-        """A line for each difference that is beyond its limit, or NaN.
-
-        Of a quantized network, only results behind equal INT8 values are held against the limits.
-        """
-        values: list[tuple[str, str, float, float]]
-        if stretches is None:
-            values = [("box", "px", box, self.box), ("score", "", score, self.score)]
-        else:
-            masks = stretches.masks
-            values = [
-                ("INT8 value", "steps", stretches.steps, self.steps),
-                ("share of INT8 values", "", stretches.fraction, self.fraction),
-                ("result behind equal INT8 values", "px or score", stretches.output, self.box),
-            ]
-        if masks is not None:
-            values += [
-                ("mask coefficient", "of the largest", masks.coefficients, self.masks),
-                ("prototype", "of the largest", masks.prototypes, self.masks),
-                ("share of the masks' pixels", "", masks.pixels, self.pixels),
-            ]
-        return [
-            f"{what}: {value:.3g} {unit}".rstrip() + f" apart, {limit:g} at most was expected"
-            for what, unit, value, limit in values
-            if not value <= limit
-        ]
-
-
-FULL, HALF = Limits(box=0.1, score=1e-3), Limits(box=4.0, score=0.05, fraction=0.05, masks=0.05, pixels=0.02)
 DIFFERENT_DETECTIONS = 0.02  # fraction: pairs of boxes at the very threshold
 SAME_MASK = 1e-3  # in 0..1: a mask is another's equal
 SAME_BOX, SAME_SCORE = 0.01, 1e-4  # pixels, score: a detection is another's equal
@@ -105,106 +48,102 @@ class Parity:
 
     Attributes:
         images: how many.
-        box, score: largest differences of the predictions; boxes in pixels, of the best anchors.
-        stretches: of a quantized network, None for a float one.
-        problems: differences that are too large, in words.
-        masks: of the same anchors, None for detection.
+        outputs: differences of the predictions.
+        stretches: differences where each stretch between quantizers is compared by itself; empty for a float network.
+        problems: what is too large, in words.
     """
 
     images: int
-    box: float
-    score: float
-    stretches: Agreement | None
+    outputs: Differences
+    stretches: Differences
     problems: tuple[str, ...]
-    masks: MaskAgreement | None = None
 
     def __str__(self) -> str:
-        text = f"boxes differ by up to {self.box:.2g} px, scores by up to {self.score:.2g}"
-        if self.masks:
-            text += f", {self.masks}"
-        if self.stretches:
-            text += (
-                " (steps between INT8 levels add up); from quantizer to quantizer "
-                f"{100 * self.stretches.fraction:.2g} % of the INT8 values differ, by {self.stretches.steps} at most, "
-                f"and the results by {self.stretches.output:.2g}"
-            )
-            if self.stretches.masks:
-                text += f"; there {self.stretches.masks}"
-        return f"ONNX Runtime beside PyTorch, {self.images} image{'s' * (self.images > 1)}: {text}"
+        outputs, stretches = (
+            ", ".join(f"{what} {value:.2g} {LIMITS[what][0]}".rstrip() for what, value in differences.items())
+            for differences in (self.outputs, self.stretches)
+        )
+        behind = f" (steps between INT8 values add up); from quantizer to quantizer {stretches}" if stretches else ""
+        return f"ONNX Runtime beside PyTorch, {plural(self.images, 'image')}, largest differences: {outputs}{behind}"
 
 
 def check_onnx(
-    path: str | Path, model: nn.Module, images: Tensor, order: Mapping[str, Provenance] | None = None,
-    limits: Limits = FULL,
+    path: str | Path, model: nn.Module, images: Tensor, order: Mapping[str, Provenance] | None = None, *,
+    half: bool = False,
 ) -> Parity:  # fmt: skip
     """Run an exported file on images.
+
+    Of a quantized network, only results behind equal INT8 values are held against the limits.
 
     Args:
         model: what it was exported from, on the CPU: a GPU may compute with less than float32.
         images: `[N, 3, H, W]` in 0..1; a file of static batch gets them in its batches, the last one filled up. Where
-            it takes bytes or INT8 values, they are rounded to whole pixels, for the network too.
-        order: of a quantized network, see `compare_tensors.compare`.
+            it takes bytes, they are rounded to whole pixels, for the network too.
+        order: of a quantized network, see `compare_tensors`.
+        half: the file computes in FP16.
 
     Raises:
         DependencyError: ONNX Runtime is not installed.
     """
-    graph = read_onnx(path)
-    form, task = metadata_of(graph), task_of_head(model.model[-1])
-    file = ObservedFile(graph, task)
+    graph, task = read_onnx(path), task_of_head(model.model[-1])
+    form, file = metadata_of(graph), ObservedFile(graph, task)
     if file.form.kind != "float":
         images = pixels(images) / 255
-    boxes, scores = [], []  # of each batch, largest differences
-    masks: list[MaskAgreement | None] = []
-    stretches: list[Agreement] = []
-    problems: list[str] = []
+    outputs, stretches, problems = list[Differences](), list[Differences](), list[str]()
     detections, different_rows, wrong_masks = 0, 0, 0
     size = file.batch or min(len(images), FREE_BATCH)
     for part in images.split(size):
-        count = len(part)
-        batch = torch.cat([part, part[-1:].expand(size - count, -1, -1, -1)])
-        results = {name: value[:count] for name, value in file(batch).items()}
+        batch = torch.cat([part, part[-1:].expand(size - len(part), -1, -1, -1)])
+        results = file(batch)
         with torch.no_grad():
-            expected = prediction_of(task, model(batch)).of_first(count)
+            expected = prediction_of(task, model(batch))
         predicted = Prediction(results[task.prediction], expected.layout, results.get(task.prototypes))
-        best = topk_anchors(expected)
-        differences = (predicted.boxes - expected.boxes).abs()
-        boxes.append(float(differences.gather(2, best[:, None].expand(-1, differences.shape[1], -1)).max()))
-        scores.append(float((predicted.scores - expected.scores).abs().max()))
-        masks.append(compare_masks(predicted, expected, best, (part.shape[2], part.shape[3])))
+        outputs.append(compare_predictions(predicted, expected, (batch.shape[2], batch.shape[3])))
         if order:
             stretches.append(compare_tensors(model, graph, batch, order, file.feed(batch)))
         if not same_rows(form, results, predicted):
             problems.append("the rows are not the predictions")
-        for image, (rows, loop_rows, row_masks) in enumerate(detections_of_both(form, file, results, predicted)):
+        if file.nms is None or (file.plugin and not file.behind_plugin):
+            continue
+        expected_rows = loop_detections(predicted, file.nms)
+        if file.plugin:
+            results = file(batch, expected_rows)
+        table, all_masks = table_and_masks(
+            results, () if expected.prototypes is None else expected.prototypes.shape[2:]
+        )
+        for image, loop_rows in enumerate(expected_rows):
+            rows = table[image][table[image, :, 4] > 0]
             same = same_detections(rows, loop_rows)
             different_rows += max(int((~same.any(1)).sum()), int((~same.any(0)).sum()))
             detections += len(loop_rows)
-            if row_masks is not None:
-                framed = form.get("mask_resolution") != "0"
-                wrong_masks += different_masks(
-                    row_masks, rows, loop_rows, predicted, image, part.shape[3], framed=framed
-                )
-    box, score = float(np.max(boxes)), float(np.max(scores))  # NaN, if one is
-    all_masks, all_stretches = MaskAgreement.together(masks), Agreement.together(stretches)
-    problems += limits.exceeded(box, score, all_masks, all_stretches)
+            if all_masks is not None:
+                masks, framed = all_masks[image, : len(rows)], form.get("mask_resolution") != "0"
+                wrong_masks += different_masks(masks, rows, loop_rows, predicted, image, batch.shape[3], framed=framed)
+    parity = Parity(len(images), together(outputs), together(stretches), ())
+    for what, value in (parity.stretches or parity.outputs).items():
+        unit, *limits = LIMITS[what]
+        if not value <= limits[half]:  # or NaN
+            problems.append(f"{what}: {value:.3g} {unit}".rstrip() + f" apart, {limits[half]:g} at most was expected")
     tolerated = max(1, DIFFERENT_DETECTIONS * detections)
     if different_rows > tolerated:
         problems.append(f"detections differ from those of the evaluation loop's NMS: {different_rows}")
     if wrong_masks > tolerated:
         problems.append(f"masks are not what the file's own coefficients and prototypes make: {wrong_masks}")
-    return Parity(len(images), box, score, all_stretches, tuple(problems), all_masks)
-
-
-# --- what a file computes, whatever its form --------------------------------------------------------------------------
+    return replace(parity, problems=tuple(problems))
 
 
 class ObservedFile:
-    """A graph in ONNX Runtime that also gives its predictions, whatever its form; TensorRT's plugin is left out.
+    """A graph in ONNX Runtime that also gives its predictions, whatever its form.
+
+    TensorRT's plugin is left out: what it reads are further outputs, and what stands behind it takes its results as
+    inputs.
 
     Attributes:
         batch: the static batch size, 0 if it is dynamic.
         form: in which it takes images.
-        behind_plugin: what makes masks of what the plugin keeps; None where there is no plugin, or no masks.
+        nms: the settings of NMS inside; None without.
+        plugin: whether NMS is TensorRT's plugin.
+        behind_plugin: those of the plugin's results that something reads, which makes masks of them.
 
     Raises:
         DependencyError: ONNX Runtime is not installed.
@@ -217,40 +156,58 @@ class ObservedFile:
             raise DependencyError("--check needs ONNX Runtime: pip install onnxruntime, or --check 0") from error
         self.batch = graph.graph.input[0].type.tensor_type.shape.dim[0].dim_value
         self.form = input_spec(graph)
+        nms = metadata_of(graph).get("nms")
+        self.nms = NmsSettings(**json.loads(nms)) if nms else None
         self._input = graph.graph.input[0].name
         observed = deepcopy(graph)
-        plugin = next((node for node in observed.graph.node if node.op_type == PLUGIN), None)
         self._names = {value.name: value.name for value in observed.graph.output}  # name here → in the graph
+        plugin = next((node for node in observed.graph.node if node.op_type == PLUGIN), None)
+        self.plugin, self.behind_plugin = plugin is not None, list[str]()
         if plugin is not None:
-            self._names = {"plugin boxes": plugin.input[0], "plugin scores": plugin.input[1]}
             observed.graph.node.remove(plugin)
-            del observed.graph.output[:]
+            read = {name for node in observed.graph.node for name in node.input}
+            self.behind_plugin = [name for name in plugin.output if name in read]
+            for name in self.behind_plugin:
+                kind = TensorProto.INT32 if name in (DETECT.detections[0], DETECT.detections[3]) else TensorProto.FLOAT
+                observed.graph.input.append(helper.make_tensor_value_info(name, kind, None))
+            self._names = {name: name for name in self._names if name not in plugin.output}
+            self._names |= {"plugin boxes": plugin.input[0], "plugin scores": plugin.input[1]}
         computed = {name for node in observed.graph.node for name in node.output}
         self._names |= {name: name for name in task.outputs if name in computed}
-        outputs = {value.name for value in observed.graph.output}
-        for name in (name for name in self._names.values() if name not in outputs):
-            observed.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
+        del observed.graph.output[:]
+        kinds = {value.name: value for value in graph.graph.output}
+        observed.graph.output.extend(
+            kinds.get(name) or helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
+            for name in dict.fromkeys(self._names.values())
+        )
         drop_unused(observed)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = 3
         self._session = open_session(observed.SerializeToString(), options, ["CPUExecutionProvider"])
-        masked = "plugin boxes" in self._names and task.prototypes in self._names
-        self.behind_plugin = BehindPlugin(graph, options) if masked else None
 
-    def __call__(self, images: Tensor) -> dict[str, Tensor]:
-        """Results by name, the predictions among them, for images `[B, 3, H, W]` in 0..1."""
-        values = self._session.run(list(self._names.values()), {self._input: self.feed(images)})
-        return {name: torch.from_numpy(value) for name, value in zip(self._names, values, strict=True)}
+    def __call__(self, images: Tensor, kept: Sequence[Tensor] = ()) -> dict[str, Tensor]:
+        """Results by name, the predictions among them, for images `[B, 3, H, W]` in 0..1.
+
+        `kept` are the detections of each image that the plugin shall keep, `[n, 6]`; none by default.
+        """
+        feeds, outputs = {self._input: self.feed(images)}, dict[str, Tensor]()
+        if self.behind_plugin and self.nms:
+            table = torch.zeros(len(images), self.nms.topk, 6)
+            for image, rows in enumerate(kept):
+                table[image, : len(rows)] = rows[:, :6]
+            counts = torch.tensor([[len(rows)] for rows in kept] or [[0]] * len(images), dtype=torch.int32)
+            columns = counts, table[..., :4], table[..., 4], table[..., 5].int()
+            outputs = dict(zip(DETECT.detections, columns, strict=True))
+            feeds |= {name: np.ascontiguousarray(outputs[name].numpy()) for name in self.behind_plugin}
+        values = self._session.run(list(self._names.values()), feeds)
+        return outputs | {name: torch.from_numpy(value) for name, value in zip(self._names, values, strict=True)}
 
     def feed(self, images: Tensor) -> np.ndarray:
         """What the file takes for images `[B, 3, H, W]` in 0..1."""
         if self.form.kind != "float":
             images = as_feed(pixels(images), self.form, "uint8")
         return np.ascontiguousarray(images.numpy())
-
-
-# --- what a form makes of the predictions -----------------------------------------------------------------------------
 
 
 def same_rows(form: Mapping[str, str], results: Mapping[str, Tensor], predicted: Prediction) -> bool:
@@ -267,36 +224,14 @@ def same_rows(form: Mapping[str, str], results: Mapping[str, Tensor], predicted:
     return all(torch.allclose(*pair, atol=SAME_BOX, rtol=0) for pair in pairs)
 
 
-def detections_of_both(
-    form: Mapping[str, str], file: ObservedFile, results: Mapping[str, Tensor], predicted: Prediction
-) -> list[tuple[Tensor, Tensor, Tensor | None]]:
-    """For each image the file's detections `[n, 6]`, those of the evaluation loop's NMS, and the file's masks.
-
-    Empty where TensorRT's plugin keeps the detections; where masks stand behind the plugin, it gets the loop's.
-    """
-    if "nms" not in form or (file.behind_plugin is None and "plugin boxes" in results):
-        return []
-    settings = NmsSettings(**json.loads(form["nms"]))
-    iou_thres, agnostic = settings.iou_thres, settings.agnostic
-    candidates = predicted
-    if settings.kind == "none":
-        iou_thres, agnostic = 1.0, False
-        if settings.agnostic:  # the best class of each anchor only
-            best, label = predicted.scores.max(1, keepdim=True)
-            scores = torch.zeros_like(predicted.scores).scatter(1, label, best)
-            candidates = replace(predicted, raw=torch.cat([predicted.boxes, scores, predicted.coefficients], 1))
-    expected = non_max_suppression(candidates, settings.conf_thres, iou_thres, max_det=settings.topk, agnostic=agnostic)
-    if file.behind_plugin is not None:
-        results = file.behind_plugin(results, expected, settings.topk)
-    grid = () if predicted.prototypes is None else predicted.prototypes.shape[2:]
-    table, masks = table_and_masks(results, grid)
-    detections = [rows[rows[:, 4] > 0] for rows in table]
-    if masks is None:
-        return [(rows, loop_rows, None) for rows, loop_rows in zip(detections, expected, strict=True)]
-    return [
-        (rows, loop_rows, row_masks[: len(rows)])
-        for rows, loop_rows, row_masks in zip(detections, expected, masks, strict=True)
-    ]
+def loop_detections(predicted: Prediction, nms: NmsSettings) -> Sequence[Tensor]:
+    """What the evaluation loop's NMS keeps of a file's predictions at its settings: of each image `[n, 7]`."""
+    iou_thres, agnostic = (1.0, False) if nms.kind == "none" else (nms.iou_thres, nms.agnostic)
+    if nms.kind == "none" and nms.agnostic:  # the best class of each anchor only
+        best, label = predicted.scores.max(1, keepdim=True)
+        scores = torch.zeros_like(predicted.scores).scatter(1, label, best)
+        predicted = replace(predicted, raw=torch.cat([predicted.boxes, scores, predicted.coefficients], 1))
+    return non_max_suppression(predicted, nms.conf_thres, iou_thres, max_det=nms.topk, agnostic=agnostic)
 
 
 def table_and_masks(results: Mapping[str, Tensor], grid: Sequence[int]) -> tuple[Tensor, Tensor | None]:
@@ -343,57 +278,18 @@ def different_masks(
     coefficients = predicted.coefficients[image][:, expected[loop_row, 6].long()].T
     sums = torch.einsum("nk,khw->nhw", coefficients, predicted.prototypes[image])
     boxes, scale = rows[row, :4], sums.shape[2] / width
-    if not framed:
-        x1, y1, x2, y2 = (boxes * scale).unbind(1)
-        inside_y, inside_x = between(y1, y2, sums.shape[1]), between(x1, x2, sums.shape[2])
-        expected_masks = sums.sigmoid() * (inside_y[:, :, None] & inside_x[:, None])
-    else:
+    if framed:
         numbered = torch.cat([torch.arange(len(boxes))[:, None].to(boxes), boxes], 1)
         size = (masks.shape[1], masks.shape[2])
         expected_masks = torchvision.ops.roi_align(sums[:, None], numbered, size, scale, 1, aligned=True)
         expected_masks = expected_masks[:, 0].sigmoid()
+    else:
+        x1, y1, x2, y2 = (boxes * scale).unbind(1)
+        inside_y, inside_x = between(y1, y2, sums.shape[1]), between(x1, x2, sums.shape[2])
+        expected_masks = sums.sigmoid() * (inside_y[:, :, None] & inside_x[:, None])
     differences = (masks[row] - expected_masks).abs().flatten(1).amax(1)
     least = differences.new_full((len(rows),), float("inf")).scatter_reduce(0, row, differences, "amin")
     return int((~(least[row.unique()] <= SAME_MASK)).sum())
-
-
-class BehindPlugin:
-    """What stands in a graph behind TensorRT's plugin, in ONNX Runtime."""
-
-    def __init__(self, graph: ModelProto, options: Any) -> None:
-        model = deepcopy(graph)
-        view = GraphView(model)
-        inputs = [DETECT.prediction, SEGMENT.prototypes]
-        for node in [*map(view.producer, inputs), *(node for node in view.nodes if node.op_type == PLUGIN)]:
-            if node is not None:
-                model.graph.node.remove(node)
-        values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in inputs]
-        for name in DETECT.detections:
-            kind = TensorProto.INT32 if name in (DETECT.detections[0], DETECT.detections[3]) else TensorProto.FLOAT
-            values.append(helper.make_tensor_value_info(name, kind, None))
-        outputs = [value for value in model.graph.output if value.name in (ROWS, SEGMENT.masks)]
-        del model.graph.output[:], model.graph.input[:], model.graph.value_info[:]
-        model.graph.output.extend(outputs)
-        drop_unused(model)
-        needed = {name for node in model.graph.node for name in node.input}
-        model.graph.input.extend(value for value in values if value.name in needed)
-        self._inputs = [value.name for value in model.graph.input]
-        self._output = outputs[0].name
-        self._session = open_session(model.SerializeToString(), options, ["CPUExecutionProvider"])
-
-    def __call__(self, results: Mapping[str, Tensor], detections: Sequence[Tensor], topk: int) -> dict[str, Tensor]:
-        """The file's outputs, had the plugin kept these `detections`, `[n, 6]` of each image."""
-        number, boxes, scores, classes = DETECT.detections
-        table = torch.zeros(len(detections), topk, 6)
-        for image, rows in enumerate(detections):
-            table[image, : len(rows)] = rows[:, :6]
-        outputs = {
-            number: torch.tensor([[len(rows)] for rows in detections], dtype=torch.int32), boxes: table[..., :4],
-            scores: table[..., 4], classes: table[..., 5].int(),
-        }  # fmt: skip
-        feeds = {name: np.ascontiguousarray({**results, **outputs}[name].numpy()) for name in self._inputs}
-        (masks,) = self._session.run([self._output], feeds)
-        return {**outputs, self._output: torch.from_numpy(masks)}
 
 
 def check_images(count: int, size: tuple[int, int], data: DataConfig | None, channels: int = 3) -> Tensor:

@@ -1,16 +1,18 @@
-"""Does a Q/DQ graph compute what the fake-quantized network computes? Tensor by tensor, in INT8 steps; and masks.
+"""How far are two networks' results apart? Predictions and masks; and a Q/DQ graph's integers from the torch network's.
 
-The graph is cut behind every activation quantizer: the integers that the torch network had there are fed in. So every
-stretch between two quantizers is compared by itself, and differences do not add up: what remains is float arithmetic in
-another order, which may move a value across the border between two quantized values. (Without the cuts such steps grow
-from layer to layer until both results are as far apart as quantization noise, which says nothing about the graph.)
+For the integers the graph is cut behind every activation quantizer: those that the torch network had there are fed in.
+So every stretch between two quantizers is compared by itself, and differences do not add up: what remains is float
+arithmetic in another order, which may move a value across the border between two quantized values. (Without the cuts
+such steps grow from layer to layer until both results are as far apart as quantization noise, which says nothing about
+the graph.)
+
+Differences have names, see `LIMITS`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,127 +29,75 @@ from utils.evaluation.masks import Masks
 from utils.onnx_graph.qdq_view import Provenance, QdqGraph
 from utils.onnx_graph.view import DEQUANTIZE, drop_unused
 
+Differences = dict[str, float]
+
 BEST = 100  # anchors of an image whose boxes and masks are compared: those without an object have boxes of no meaning
 SMALLEST = 1e-12  # of a largest value that others are divided by
+STEPS, STEPPED, RESULT = "INT8 value", "share of INT8 values", "result behind equal INT8 values"
+COEFFICIENTS, PROTOTYPES, PIXELS = "mask coefficient", "prototype", "share of the masks' pixels"
+LIMITS = {  # what differs → its unit, and how much float arithmetic in another order explains, in FP32 and in FP16
+    "box": ("px", 0.1, 4.0),  # of the best anchors
+    "score": ("", 1e-3, 0.05),
+    STEPS: ("steps", 1, 1),
+    STEPPED: ("", 1e-3, 0.05),  # those that differ at all
+    RESULT: ("px or score", 0.1, 4.0),
+    COEFFICIENTS: ("of the largest", 1e-3, 0.05),
+    PROTOTYPES: ("of the largest", 1e-3, 0.05),
+    PIXELS: ("", 1e-3, 0.02),  # inside the boxes, on the prototypes' grid: those of one mask and not of the other
+}
 
 
-@dataclass(frozen=True)
-class MaskAgreement:
-    """How far the masks of a file are from those of a network.
+def together(parts: Sequence[Differences]) -> Differences:
+    """The differences of several parts of the images, of one size: means of shares, else the largest; NaN if one is."""
+    return {
+        name: float((np.mean if name in (STEPPED, PIXELS) else np.max)([part[name] for part in parts]))
+        for name in (parts[0] if parts else ())
+    }
 
-    Attributes:
-        coefficients, prototypes: largest differences, as fractions of the network's largest absolute value.
-        pixels: fraction of the pixels inside the boxes, on the prototypes' grid, that belong to one mask and not to
-            the other.
+
+def compare_predictions(predicted: Prediction, expected: Prediction, size: tuple[int, int]) -> Differences:
+    """Compare all scores; and of the anchors with the highest ones the boxes, and masks cropped to the expected boxes.
+
+    `size` is (height, width) of the input.
     """
-
-    coefficients: float
-    prototypes: float
-    pixels: float
-
-    @classmethod
-    def together(cls, parts: Sequence[MaskAgreement | None]) -> MaskAgreement | None:
-        """Of several parts of the images, of one size; None where there are no masks."""
-        masks = [part for part in parts if part is not None]
-        if not masks:
-            return None
-        return cls(
-            coefficients=float(np.max([part.coefficients for part in masks])),  # NaN, if one is
-            prototypes=float(np.max([part.prototypes for part in masks])),
-            pixels=sum(part.pixels for part in masks) / len(masks),
-        )
-
-    def __str__(self) -> str:
-        return (
-            f"mask coefficients by up to {100 * self.coefficients:.2g} %, prototypes by up to "
-            f"{100 * self.prototypes:.2g} % of the largest, and masks in {100 * self.pixels:.2g} % of their pixels"
-        )
-
-
-def topk_anchors(prediction: Prediction) -> Tensor:
-    """The anchors of an image with the highest scores, int64 `[B, K]`."""
-    return prediction.scores.amax(1).topk(min(BEST, prediction.raw.shape[2])).indices
-
-
-def compare_masks(
-    predicted: Prediction, expected: Prediction, anchors: Tensor, size: tuple[int, int]
-) -> MaskAgreement | None:
-    """Compare the masks of some anchors; both are cropped to the expected boxes, which are compared elsewhere.
-
-    Args:
-        anchors: int64 `[B, K]`.
-        size: (height, width) of the input.
-
-    Returns:
-        None for detection.
-    """
-    if expected.prototypes is None or predicted.prototypes is None:
-        return None
-    expected_coefficients = _at_anchors(expected.coefficients, anchors)
-    coefficients = _at_anchors(predicted.coefficients, anchors)
-    boxes = torchvision.ops.box_convert(_at_anchors(expected.boxes, anchors), "cxcywh", "xyxy")
+    anchors = expected.scores.amax(1).topk(min(BEST, expected.raw.shape[2])).indices
     images, count = anchors.shape
+
+    def of_best(values: Tensor) -> Tensor:
+        """Columns of `[B, n, anchors]` as `[B, K, n]`."""
+        return values.gather(2, anchors[:, None].expand(-1, values.shape[1], -1)).mT
+
+    boxes = of_best(expected.boxes)
+    found = {
+        "box": float((of_best(predicted.boxes) - boxes).abs().max()),
+        "score": float((predicted.scores - expected.scores).abs().max()),
+    }
+    if expected.prototypes is None or predicted.prototypes is None:
+        return found
+    corners = torchvision.ops.box_convert(boxes, "cxcywh", "xyxy")
+    coefficients, others = of_best(expected.coefficients), of_best(predicted.coefficients)
 
     def pixels(prototypes: Tensor, coefficients: Tensor) -> Tensor:
         """Masks bool `[B, K, h, w]`."""
-        masks = Masks(prototypes, tuple(coefficients.float()), tuple(boxes.float()), size)
+        masks = Masks(prototypes, tuple(coefficients.float()), tuple(corners.float()), size)
         return masks.pixels(torch.arange(images), torch.arange(count).expand(images, -1))
 
-    different = pixels(expected.prototypes, expected_coefficients) != pixels(predicted.prototypes, coefficients)
+    def of_largest(values: Tensor, reference: Tensor) -> float:
+        return float((values - reference).abs().max() / reference.abs().max().clamp(min=SMALLEST))
+
+    different = pixels(expected.prototypes, coefficients) != pixels(predicted.prototypes, others)
     inside = pixels(torch.ones_like(expected.prototypes[:, :1]), torch.ones_like(coefficients[..., :1]))
-    return MaskAgreement(
-        coefficients=_largest_share(coefficients, expected_coefficients),
-        prototypes=_largest_share(predicted.prototypes, expected.prototypes),
-        pixels=float(different.sum() / inside.sum().clamp(min=1)),
-    )
-
-
-def _at_anchors(values: Tensor, anchors: Tensor) -> Tensor:
-    """Columns of `[B, n, anchors]` as `[B, K, n]`."""
-    return values.gather(2, anchors[:, None].expand(-1, values.shape[1], -1)).mT
-
-
-def _largest_share(values: Tensor, expected: Tensor) -> float:
-    """The largest difference, as a fraction of the largest expected absolute value."""
-    return float((values - expected).abs().max() / expected.abs().max().clamp(min=SMALLEST))
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """How far a graph is from the network, each stretch between quantizers by itself.
-
-    Attributes:
-        tensors: how many quantized tensors were compared.
-        steps: the largest difference of two integers.
-        fraction: of the values that differ at all.
-        output: the largest difference of the network's result, pixels or score, for equal last quantized tensors.
-        masks: of the best anchors for equal last quantized tensors; None for detection.
-    """
-
-    tensors: int
-    steps: int
-    fraction: float
-    output: float
-    masks: MaskAgreement | None = None
-
-    @classmethod
-    def together(cls, parts: Sequence[Agreement]) -> Agreement | None:
-        """Combine several parts of the images, of one size; None where there are no parts."""
-        if not parts:
-            return None
-        return cls(
-            tensors=parts[0].tensors,
-            steps=max(part.steps for part in parts),
-            fraction=sum(part.fraction for part in parts) / len(parts),
-            output=float(np.max([part.output for part in parts])),  # NaN, if one is
-            masks=MaskAgreement.together([part.masks for part in parts]),
-        )
+    return found | {
+        COEFFICIENTS: of_largest(others, coefficients),
+        PROTOTYPES: of_largest(predicted.prototypes, expected.prototypes),
+        PIXELS: float(different.sum() / inside.sum().clamp(min=1)),
+    }
 
 
 def compare_tensors(
     model: nn.Module, graph: ModelProto, images: Tensor, order: Mapping[str, Provenance], feed: np.ndarray | None = None
-) -> Agreement:
-    """Compare every quantized activation of a network with the exported graph's.
+) -> Differences:
+    """Compare every quantized activation of a network with the exported graph's, and the results behind equal ones.
 
     Args:
         model: on the CPU.
@@ -169,25 +119,24 @@ def compare_tensors(
     options.intra_op_num_threads = torch.get_num_threads()
     session = onnxruntime.InferenceSession(cut.SerializeToString(), options, providers=["CPUExecutionProvider"])
     feeds = {graph.graph.input[0].name: images.numpy() if feed is None else feed}
-    expected_integers = {}
+    integers = {}
     for name, quantizer in zip(scales, quantizers, strict=True):
         value = calls[quantizer.call] if quantizer.channels is None else calls[quantizer.call][:, quantizer.channels]
-        expected_integers[name] = value
+        integers[name] = value
         feeds[f"{name}/fed"] = value if quantizer.layout is None else quantizer.layout.spread(value, 1)
     inputs, outputs = ([entry.name for entry in side] for side in (session.get_inputs(), session.get_outputs()))
-    values = session.run(outputs, {name: feeds[name] for name in inputs})
-    results = dict(zip(outputs, values, strict=True))
+    results = dict(zip(outputs, session.run(outputs, {name: feeds[name] for name in inputs}), strict=True))
     steps, differing, total = 0, 0, 0
-    for (name, expected_values), quantizer in zip(expected_integers.items(), quantizers, strict=True):
-        integers = results[name] if quantizer.layout is None else results[name][:, quantizer.layout.places]
-        differences = np.abs(expected_values.astype(np.int16) - integers)
+    for (name, value), quantizer in zip(integers.items(), quantizers, strict=True):
+        found = results[name] if quantizer.layout is None else results[name][:, quantizer.layout.places]
+        differences = np.abs(value.astype(np.int16) - found)
         steps, total = max(steps, int(differences.max())), total + differences.size
         differing += int((differences > 0).sum())
     predicted = Prediction.of({name: torch.from_numpy(results[name]) for name in task.outputs}, task)
-    pairs = ((predicted.boxes, expected.boxes), (predicted.scores, expected.scores))
-    output = float(np.max([float((values - wanted).abs().max()) for values, wanted in pairs]))  # NaN, if one is
-    masks = compare_masks(predicted, expected, topk_anchors(expected), (images.shape[2], images.shape[3]))
-    return Agreement(len(order), steps, differing / total, output, masks)
+    apart = torch.cat([predicted.boxes - expected.boxes, predicted.scores - expected.scores], 1).abs().max()
+    masks = compare_predictions(predicted, expected, (images.shape[2], images.shape[3]))
+    masks = {name: value for name, value in masks.items() if name not in ("box", "score")}
+    return {STEPS: steps, STEPPED: differing / total, RESULT: float(apart), **masks}
 
 
 def _torch_integers(

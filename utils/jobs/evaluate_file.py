@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from models.quantize import checkpoint
+from models.quantize.modules import rounded_weights
 from utils.core.device import device_name, select_device
 from utils.core.errors import InputError
 from utils.core.files import read_onnx, write_text
-from utils.core.score import AGREEMENT
+from utils.core.score import AGREEMENT, Resampled
 from utils.core.tasks import AP_CONFIDENCE, DISPLAY_CONF, DISPLAY_IOU
 from utils.core.text import plural, short_repr
 from utils.evaluation.data_yaml import load_data
@@ -28,6 +29,7 @@ from utils.jobs.open import dataset_of, open_runner
 from utils.reports.schema import LOW_AP, SIZES, AnyAp, Report, Row
 from utils.reports.tables import terminal_table
 from utils.runners.base import Runner
+from utils.runners.pytorch import TorchRunner
 from utils.trt.engine_file import EngineNote
 
 if TYPE_CHECKING:
@@ -51,6 +53,8 @@ def run(options: ValOptions, command: str, folder: Path) -> Report:
     file = Path(options.network)
     with ExitStack() as stack:
         runner = stack.enter_context(open_runner(file, select_device(options.device)))
+        if isinstance(runner, TorchRunner):
+            stack.enter_context(rounded_weights(runner.model))
         known = {file: runner.metadata.get("data")}
         if options.reference:
             float_file = Path(options.reference)
@@ -79,7 +83,6 @@ def run(options: ValOptions, command: str, folder: Path) -> Report:
             except InputError as error:
                 raise InputError(f"--reference {float_file}: {error}") from error
             report.add(make_row(float_runner, config, result, float_file, "float", result.seconds))
-            warn_of_low_ap(result.score.decides)
             reference = result.reference
             own = f"float ({file.suffix[1:]})" if own == "float" else own  # a row that compares with the float row
         for config in configs:
@@ -170,28 +173,30 @@ def make_row(
     )  # fmt: skip
     if result is None:
         return row
+    if stage == "float":
+        warn_of_low_ap(result.ap)
     marks = ap_with(config, result, runner)
+
+    def text(resampled: Resampled | None) -> str:
+        return resampled.to_text() if resampled else ""
+
     scores: dict[str, Any] = {
-        **{name: getattr(result, name) for name in ("ap", "ap50", "precision", "recall", "input_size")},
+        **{name: getattr(result, name) for name in ("ap", "ap50", "precision", "recall", "input_size", "at")},
         "ms_per_image": result.ms["inference"],
         "measured_on": "; ".join(filter(None, (result.measured_on, marks))),
         "ap_with": marks,
         "ap_by_class": {one.name: one.ap for one in result.per_class},
+        "resampled_over": f"{result.groups} groups" if result.groups else "images",
     }
     if result.masks:
         scores |= {f"mask_{name}": getattr(result.masks, name) for name in ("ap", "ap50", "precision", "recall")}
     if result.statistics:
-        resampled, of_masks = result.statistics.resampled(), result.statistics.mask_resampled()
-        scores |= {"ap_resampled": resampled.to_text()} if resampled else {}
-        scores |= {"mask_ap_resampled": of_masks.to_text()} if of_masks else {}
+        scores["ap_resampled"] = text(result.statistics.resampled())
+        scores["mask_ap_resampled"] = text(result.statistics.mask_resampled())
     if result.f1:
         scores |= {"best_threshold": result.threshold, "f1": tuple(result.f1[round(i * 9.99)] for i in range(101))}
-    scores["at"] = result.at
-    if (agreement := result.agreement) is not None:
-        scores |= {"agreement": agreement.ap}
-        scores |= {"agreement_resampled": agreement.resampled.to_text()} if agreement.resampled else {}
-    if result.groups:
-        scores["resampled_over"] = f"{result.groups} groups"
+    if agreement := result.agreement:
+        scores |= {"agreement": agreement.ap, "agreement_resampled": text(agreement.resampled)}
     if result.coco:  # pycocotools says -1 where there are no objects of a size
         scores["ap_by_size"] = {size: ap for size in SIZES if (ap := result.coco[f"ap_{size}"]) >= 0}
     return Row(**{**row.model_dump(), **scores})
@@ -244,12 +249,12 @@ def lost_by_qat(rows: Sequence[Row]) -> str:
     The best state is chosen by the loss on training images, so that AP on validation images stays a fair score.
     """
     stages = {row.stage: row for row in rows}
-    ptq, qat = stages.get("PTQ"), stages.get("QAT")
-    agrees = "agrees more with the float network"
-    higher = agrees if ptq and AGREEMENT in ptq.ap_with else "has the higher AP"
-    scores: dict[AnyAp, str] = {"ap": higher, "agreement": agrees}
-    for score, words in scores.items():
-        less = qat.difference(ptq, score) if ptq and qat else None
-        if ptq and less and less.significant and less.value < 0:
-            return f"PTQ {words} on these validation images (QAT {less} against it): {ptq.file}"
+    ptq, qat, agrees = stages.get("PTQ"), stages.get("QAT"), "agrees more with the float network"
+    if ptq and qat:
+        higher = agrees if AGREEMENT in ptq.ap_with else "has the higher AP"
+        scores: dict[AnyAp, str] = {"ap": higher, "agreement": agrees}
+        for score, words in scores.items():
+            less = qat.difference(ptq, score)
+            if less and less.significant and less.value < 0:
+                return f"PTQ {words} on these validation images (QAT {less} against it): {ptq.file}"
     return ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import shlex
@@ -12,7 +11,6 @@ from pathlib import Path
 
 import onnx
 import torch
-from google.protobuf.message import DecodeError
 
 from utils.core.device import select_device
 from utils.core.errors import InputError, QatError
@@ -20,8 +18,7 @@ from utils.core.files import refuse_overwrite
 from utils.core.input_spec import channels_of
 from utils.core.options import height_width, size_text
 from utils.evaluation.data_yaml import load_data
-from utils.jobs import compare_outputs
-from utils.jobs.compare_outputs import check_images
+from utils.jobs.compare_outputs import check_images, check_onnx
 from utils.jobs.inputs import check_classes, fitting_size
 from utils.jobs.open import Network, load_network
 from utils.onnx_graph.export import ExportConfig, ExportResult, export_forms
@@ -108,17 +105,15 @@ def export_checkpoint(
     refuse_overwrite(files, [weights, data])
     check_network(network, list(files))
     images = check_images(check, config.imgsz, dataset, channels_of(network.model)) if check else None
-    before = {path: path.read_bytes() for path in files if path.is_file()}
+    for path in filter(Path.exists, files):
+        logger.info("replaces %s", path)
     problems = []
     results = export_forms(network.model, config, files, network.metadata())
     model = network.model.cpu()
     for result in results:
         logger.info("%s", "\n".join(export_lines(network, config, result)))
-        if before.get(result.path, content := result.path.read_bytes()) != content:
-            logger.info("%s", replaced(before[result.path], content))
         if images is not None:
-            limits = compare_outputs.HALF if config.half else compare_outputs.FULL
-            parity = compare_outputs.check_onnx(result.path, model, images, result.quantizers, limits)
+            parity = check_onnx(result.path, model, images, result.quantizers, half=config.half)
             logger.debug("%s", parity)
             problems += [f"{result.path}: {problem}" for problem in parity.problems]
     if problems:
@@ -128,30 +123,18 @@ def export_checkpoint(
     logger.info("matches PyTorch (rounding only)" if check else "not compared with PyTorch (--check 0)")
 
 
-def replaced(before: bytes, after: bytes) -> str:
-    """What was in a file that an export has replaced: the metadata that it had and the new one does not have."""
-    with contextlib.suppress(DecodeError):
-        old, new = (metadata_of(onnx.load_from_string(content)) for content in (before, after))
-        options = ("kind", "typing", "imgsz", "batch", "dynamic", "input_form", "input_layout", "nms", "task")
-        changed = [f"{key} {old[key]}" for key in options if key in old and old[key] != new.get(key)]
-        return f"replaces a file of that name: {', '.join(changed) or 'other weights or options'}"
-    return "replaces a file of that name, which was no ONNX file"
-
-
 def export_lines(network: Network, config: ExportConfig, result: ExportResult) -> list[str]:
     """What was written, and whether a Q/DQ graph has its properties."""
     kind = {"qat": "QAT", "ptq": "PTQ", "float": "not quantized"}[network.kind]
     floats = "FP16" if config.half else "FP32"
     typing = f"INT8 and {floats} ({config.typing}ly typed)" if network.quantized else floats
     taken = "" if config.input.kind == "float" else f"{config.input.kind} "
-    shapes = [
+    inputs, outputs = (
         ", ".join(f"{name} {word}[{', '.join(map(str, shape))}]" for name, shape in side.items())
         for side, word in ((result.inputs, taken), (result.outputs, ""))
-    ]
-    line = (
-        f"{result.path}: {kind}, {network.head}, {typing}, opset {result.opset}, {' -> '.join(shapes)}, "
-        f"{result.size_bytes / 1e6:.1f} MB"
     )
-    if result.report is None:
-        return [line]
-    return [line, result.report.summary() if result.report.ok else table(result.report)]
+    size = f"opset {result.opset}, {inputs} -> {outputs}, {result.size_bytes / 1e6:.1f} MB"
+    lines = [f"{result.path}: {kind}, {network.head}, {typing}, {size}"]
+    if result.report is not None:
+        lines.append(result.report.summary() if result.report.ok else table(result.report))
+    return lines

@@ -24,7 +24,7 @@ from utils.core.files import EXPECTED, read_yaml
 from utils.core.input_spec import channels_of
 from utils.core.options import height_width, one_size, size_text
 from utils.core.strict_model import StrictModel, validate
-from utils.core.tasks import masks_of_head, task_of_head
+from utils.core.tasks import task_of_head
 from utils.core.text import plural
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.dataset import SeededImages, ShareOfBatches, dataset_hash, make_loader, whole_batch
@@ -86,7 +86,6 @@ class Inputs(Generic[Kind]):
         imgsz: side of the input, or (height, width), in pixels, multiples of the network's stride.
         held_out: real paths of the training images that QAT is not trained on, and that choose its best state.
         hyp: the augmentation's parameters; None for images as validation sees them.
-        other_teacher: the float checkpoint that supervises QAT, fused, if it is another one.
         profile: the engine's layers that say what a part of the network costs, if there are any.
     """
 
@@ -99,7 +98,6 @@ class Inputs(Generic[Kind]):
     imgsz: int | tuple[int, int]
     held_out: frozenset[str] = frozenset()
     hyp: dict[str, Any] | None = None
-    other_teacher: upstream.FloatCheckpoint | None = None
     profile: Profile | None = None
 
     @classmethod
@@ -134,14 +132,13 @@ class Inputs(Generic[Kind]):
         placement.check(plan, recipe)
         imgsz = fitting_size(options.imgsz or 640, source.stride)
         held_out = choose_held_out(data, recipe.finetune.held_out)
-        number = min(recipe.calibration.images, len(data.read("train").images))
-        asked = f", all there are of the {wanted} wanted" if number < (wanted := recipe.calibration.images) else ""
-        if number < FEW_IMAGES:
-            asked += f"; with fewer than {FEW_IMAGES} AP varies more (docs/recipe.md of the overlay)"
-        if asked:
-            logger.info("calibration has %s%s", plural(number, "image"), asked)
-        teacher = load_teacher(options.teacher, source, recipe) if isinstance(options, QuantizeOptions) else None
-        return cls(options, recipe, source, plan, data, device, imgsz, held_out, hyp, teacher, profile)
+        there, wanted = len(data.read("train").images), recipe.calibration.images
+        number, few = min(there, wanted), min(there, wanted) < FEW_IMAGES
+        remarks = [f"all there are of the {wanted} wanted"] * (there < wanted)
+        remarks += [f"with fewer than {FEW_IMAGES} AP varies more (docs/recipe.md of the overlay)"] * few
+        if remarks:
+            logger.info("calibration has %s: %s", plural(number, "image"), "; ".join(remarks))
+        return cls(options, recipe, source, plan, data, device, imgsz, held_out, hyp, profile)
 
     def network(self) -> nn.Module:
         """A copy of the fused float network, on the device."""
@@ -152,12 +149,6 @@ class Inputs(Generic[Kind]):
         model = self.network()
         placement.apply(model, plan or self.plan, library)
         return model.to(self.device).eval()
-
-    def teacher(self) -> nn.Module | None:
-        """The other float network that supervises QAT, on the device; None where the run's own does."""
-        if self.other_teacher is None:
-            return None
-        return upstream.call_fused(copy.deepcopy(self.other_teacher.model).to(self.device))
 
     def dataset_hash(self) -> str:
         """What a run reads, to be compared when it is resumed.
@@ -179,12 +170,13 @@ class Inputs(Generic[Kind]):
 
     def training_loader(self, **different: Any) -> DataLoader[Any]:
         """The training images that are not held out, in an order that the seed decides, augmented with `--hyp`."""
-        how: dict[str, Any] = {"augment": self.hyp is not None, "hyp": self.hyp, "shuffle": True, "keep": None}
+        how: dict[str, Any] = {"augment": self.hyp is not None, "hyp": self.hyp, "shuffle": True, "keep": None,
+                               "batch_size": self.options.batch_size}  # fmt: skip
         if self.held_out:
             how["keep"] = lambda file: os.path.realpath(file) not in self.held_out
         return make_loader(
-            self.data, "train", imgsz=self.imgsz, batch_size=self.options.batch_size, stride=self.source.stride,
-            workers=self.options.workers, seed=self.options.seed, progress=True, share=True, **(how | different),
+            self.data, "train", imgsz=self.imgsz, stride=self.source.stride, workers=self.options.workers,
+            seed=self.options.seed, progress=True, share=True, **(how | different),
         )  # fmt: skip
 
     def held_out_loader(self) -> DataLoader[Any]:
@@ -220,13 +212,12 @@ def from_training(options: AnyOptions, source: upstream.FloatCheckpoint | Quanti
     """
     weights, known = options.weights, source.imgsz
     trained = "trained" if isinstance(source, upstream.FloatCheckpoint) else "calibrated"
-    if options.imgsz is None and known is None:
-        logger.info("--imgsz was not given, and %s does not say its own: 640", weights)
-    elif options.imgsz is None:
-        logger.info("--imgsz %s, at which %s was %s", size_text(known or 640), weights, trained)
+    size = size_text(options.imgsz or known or 640)
+    if options.imgsz is None:
+        why = "does not say its own" if known is None else f"was {trained} at it"
+        logger.info("--imgsz %s, since it was not given, and %s %s", size, weights, why)
     elif known not in (None, options.imgsz):
-        size, own = size_text(options.imgsz), size_text(known or 640)
-        logger.info("--imgsz %s was given, and %s was %s at %s", size, weights, trained, own)
+        logger.info("--imgsz %s was given, and %s was %s at %s", size, weights, trained, size_text(known or 640))
     data = dataset_of(options.data, {Path(weights): source.data})
     return options.model_copy(update={"imgsz": options.imgsz or known or 640, "data": data})
 
@@ -251,75 +242,34 @@ def choose_held_out(data: DataConfig, number: int) -> frozenset[str]:
     return frozenset(os.path.realpath(files[(2 * i + 1) * len(files) // (2 * number)]) for i in range(number))
 
 
-def load_teacher(
-    weights: str | None, student: upstream.FloatCheckpoint, recipe: Recipe
-) -> upstream.FloatCheckpoint | None:
-    """The float checkpoint of `--teacher`, fused; None without one.
-
-    Raises:
-        InputError: or one of its kinds: it cannot be read, its head gives other maps than the student's, or its layers
-            cannot be compared with the student's as the recipe wants it.
-    """
-    if weights is None:
-        return None
-    teacher = upstream.load_float(weights)
-    ours, theirs = (
-        {"classes": one.nc, "strides": [int(stride) for stride in head.stride], "bins": int(head.reg_max),
-         "masks": masks_of_head(head), "channels": channels_of(one.model)}
-        for one, head in ((student, student.model.model[-1]), (teacher, teacher.model.model[-1]))
-    )  # fmt: skip
-    for name, value in ours.items():
-        if theirs[name] != value:
-            raise InputError(
-                f"--teacher {weights} has {name} {theirs[name]}, and the network to quantize {value}; the maps of "
-                "both heads are compared, so that they must agree"
-            )
-    upstream.fuse(teacher.model)
-    if recipe.finetune.supervision == "layers":
-        shapes = [{name: value.shape for name, value in one.model.state_dict().items()} for one in (student, teacher)]
-        if shapes[0] != shapes[1]:
-            raise InputError(
-                f"--teacher {weights} is a network of another shape, whose layers cannot be compared with those of the "
-                "network to quantize; leave supervision by layers out"
-            )
-    return teacher
-
-
 def image_batches(loader: Any) -> Iterator[Tensor]:
     """The images of each batch, uint8 `[B, 3, H, W]`; where several processes share them, this one's, maybe none.
 
-    Those that cannot be decoded are left out. Their number among all that were asked for is said where the pass ends,
-    or the caller ends it, and only in the first pass of a loader.
+    Those that cannot be decoded are left out; how many of all that were asked for is said after a loader's first pass.
 
     Raises:
         DataError: at the end, if not one of them could be decoded.
     """
-    found, batches = 0, 0
+    decoded, batches = 0, 0
     shared = isinstance(loader.batch_sampler, ShareOfBatches)
     try:
         for batch in loader:
             batches += 1
             count, images = whole_batch(batch.images) if shared else (len(batch), batch.images)
-            found += count
+            decoded += count
             if count:
                 yield images
-    finally:
+    finally:  # the caller may end the pass
         asked = min(batches * loader.batch_sampler.batch_size, getattr(loader, "number", len(loader.dataset)))
-        if 0 < found < asked and not getattr(loader, "undecodable_said", False):
+        if 0 < decoded < asked and not getattr(loader, "undecodable_said", False):
             loader.undecodable_said = True
-            what = "%d of %d images cannot be decoded and are left out"
-            if isinstance(loader.dataset, SeededImages):  # one file may be in several mosaics
-                what = (
-                    "%d of %d augmented images are left out, because an image that they are made of cannot be decoded"
-                )
-            logger.warning(what, asked - found, asked)
-    if not found:
-        files = [image.path for image in getattr(loader.dataset, "images", ())]
-        first = f"; the first: {files[0]}" if files else ""
-        count = len(loader.dataset)
-        raise DataError(
-            f"none of the {plural(count, 'image')} can be decoded, although their headers can be read{first}"
-        )
+            mixed = isinstance(loader.dataset, SeededImages)  # one file may be in several mosaics
+            why = "an image that they are made of cannot be decoded" if mixed else "they cannot be decoded"
+            logger.warning("%d of %d images are left out, because %s", asked - decoded, asked, why)
+    if not decoded:
+        what = plural(len(loader.dataset), "image")
+        first = "".join(f"; the first: {image.path}" for image in getattr(loader.dataset, "images", ())[:1])
+        raise DataError(f"none of the {what} can be decoded, although their headers can be read{first}")
 
 
 def check_classes(weights: str | Path, names: Mapping[int, str], data: DataConfig) -> None:

@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from models.quantize.checkpoint import QuantizedCheckpoint
     from models.quantize.recipe import Recipe
     from utils.runners.base import Runner
+    from utils.upstream import FloatCheckpoint
 
 
 logger = logging.getLogger(__name__)
@@ -164,44 +166,27 @@ def open_runner(path: str | Path, device: torch.device | str = "cpu") -> Runner:
     """Open a network: `.onnx` in ONNX Runtime, `.engine` or `.plan` in TensorRT, `.pt` in PyTorch.
 
     Raises:
-        InputError: the file is missing, damaged, or of none of these kinds.
+        InputError: the file is missing, damaged, of none of these kinds, or an engine and the device no CUDA device.
         DependencyError: what runs it is not installed.
     """
-    path = Path(path)
+    path = check_file(path, A_NETWORK)
     suffix = path.suffix.lower()
-    if suffix not in (".onnx", ".pt", *ENGINE_SUFFIXES):
-        raise InputError(f"{path}: cannot tell what it is by its name; expected .onnx, .engine, .plan or .pt")
-    check_file(path, A_NETWORK)
     if suffix == ".onnx":
         from utils.runners.onnxrt import OnnxRuntimeRunner
 
         return OnnxRuntimeRunner(path, device)
     if suffix in ENGINE_SUFFIXES:
-        from utils.trt import tensorrt_api
-
-        if tensorrt_api.installed_module() is None:
-            raise DependencyError(
-                f"{path} needs TensorRT, which is not installed: ./install_dependencies.sh --tensorrt"
-            )
         return open_engine(path, device)
-    from models.quantize import checkpoint
-    from utils import upstream
+    if suffix != ".pt":
+        raise InputError(f"{path}: cannot tell what it is by its name; expected .onnx, .engine, .plan or .pt")
     from utils.runners.pytorch import TorchRunner
 
-    if checkpoint.kind(path) == "quantized":
-        quantized = checkpoint.load_quantized(path)
-        return TorchRunner(quantized.model, device, imgsz=quantized.imgsz, data=quantized.data)
-    source = upstream.load_float(path)
-    model = upstream.call_fused(upstream.fuse(source.model))
+    source, model = load_checkpoint(path)
     return TorchRunner(model, device, imgsz=source.imgsz, data=source.data)
 
 
 def open_engine(path: Path, device: torch.device | str) -> Runner:
-    """A runner for a TensorRT engine.
-
-    Raises:
-        InputError: the device is no CUDA device, or the engine cannot be used here.
-    """
+    """A runner for a TensorRT engine; `InputError` if the device is no CUDA device, or the engine not for here."""
     if not str(device).startswith("cuda"):
         raise InputError(
             f"{path} is a TensorRT engine and runs on an NVIDIA GPU only, and the device is {device}; "
@@ -210,3 +195,19 @@ def open_engine(path: Path, device: torch.device | str) -> Runner:
     from utils.trt.runner import TensorRTRunner
 
     return TensorRTRunner(path, device)
+
+
+def load_checkpoint(weights: str | Path) -> tuple[QuantizedCheckpoint | FloatCheckpoint, nn.Module]:
+    """A float checkpoint of upstream's, or a quantized one of `qat.py`; and its network, a float one fused.
+
+    Raises:
+        CheckpointError: it is neither, or damaged, or a network with an auxiliary branch.
+    """
+    from models.quantize import checkpoint
+    from utils import upstream
+
+    if checkpoint.kind(weights) == "quantized":
+        quantized = checkpoint.load_quantized(weights)
+        return quantized, quantized.model
+    source = upstream.load_float(weights)
+    return source, upstream.call_fused(upstream.fuse(source.model))

@@ -117,26 +117,7 @@ class CalibratingOptions(QatOptions):
 
     def further_files(self) -> dict[str, str | None]:
         """The files that a run reads beside weights, dataset and recipe, by option."""
-        files = ("hyp", "teacher", "profile")
-        return {f"--{name}": getattr(self, name) for name in files if name in type(self).model_fields}
-
-    def check_recipe(self, saved: Recipe) -> None:
-        """That a recipe's file, where one is given on resume, still says what it said when the run was started.
-
-        The run goes on with its saved recipe, in which calibration by `auto` may have put the method that it found.
-
-        Raises:
-            InputError: it says something else.
-            RecipeError: it cannot be read.
-        """
-        now = self.merged_recipe()
-        if now.calibration.method == AUTO:
-            now = now.replace(calibration=saved.calibration)
-        if now != saved:
-            raise InputError(
-                f"{self.recipe} has changed since the run was started; leave --recipe out to go on with what it said, "
-                "or start a new run without --resume"
-            )
+        return {f"--{name}": getattr(self, name) for name in ("hyp", "profile") if name in type(self).model_fields}
 
     def resumed(self: Kind, saved: Mapping[str, Any]) -> Kind:
         """The options of a saved run, with what may differ on resume taken from these.
@@ -146,6 +127,8 @@ class CalibratingOptions(QatOptions):
         """
         saved = {name: tuple(value) if isinstance(value, list) else value for name, value in saved.items()}  # of JSON
         given = {name: getattr(self, name) for name in self.model_fields_set}
+        if "recipe" in given:
+            raise InputError("--resume goes on with the recipe that the run was started with; leave --recipe out")
         for name, value in given.items():
             if name not in FREE_ON_RESUME | FOLDER and value != saved.get(name):
                 before = "not given" if saved.get(name) is None else saved[name]
@@ -225,9 +208,6 @@ class QuantizeOptions(MethodOptions):
         None, "supervision by layers, of which every N-th is compared (default: 1)", group=RECIPE, metavar="N",
         recipe="finetune.supervision_stride",
     )  # fmt: skip
-    teacher: str | None = option(
-        None, "float checkpoint that supervises QAT (default: the one of --weights)", group=RECIPE, metavar="FILE"
-    )
 
     @model_validator(mode="before")
     @classmethod

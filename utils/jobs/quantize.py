@@ -16,7 +16,7 @@ import itertools
 import logging
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,10 +45,10 @@ from utils.jobs.inputs import HELD_OUT, Inputs, image_batches
 from utils.jobs.options import QuantizeOptions
 from utils.jobs.run_state import STOPPED, Best, RunState, checkpoint_name, open_run
 from utils.reports import figures, tables
-from utils.reports.schema import AP, BEST_PTQ, LOW_AP, UNFINISHED, Epoch, Report, Row
+from utils.reports.schema import AP, BEST_PTQ, UNFINISHED, Epoch, Report, Row
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
 logger = logging.getLogger(__name__)
 
@@ -80,8 +80,7 @@ def run(options: QuantizeOptions) -> Report:
             why_no_qat = session.why_no_qat()
             epochs = range(0 if why_no_qat or state.stopped else session.recipe.finetune.epochs)[len(state.history) :]
             if epochs:
-                teacher = inputs.teacher() or session.float_model
-                training = Training(student, teacher, inputs, session.recipe.finetune, state.trainer)
+                training = Training(student, session.float_model, inputs, session.recipe.finetune, state.trainer)
                 for epoch in epochs:
                     session.train_epoch(epoch, student, training)
                     if state.stopped:
@@ -90,7 +89,7 @@ def run(options: QuantizeOptions) -> Report:
             session.write_results(model)
         report = session.report()
     export = shlex.join(tables.export_command(str(session.final)))
-    low = any(row.stage == "float" and row.ap is not None and row.ap < LOW_AP for row in report.rows)
+    low = any(row.stage == "float" and row.finds_nothing for row in report.rows)
     wrong = low or any(counts.lacks_labels and counts.name != "train" for counts in report.splits)
     command = tables.verdict(report)[1] or export
     if wrong and not options.unlabelled:
@@ -118,8 +117,9 @@ class Session:
     @property
     def final(self) -> Path:
         """The file to export."""
-        best = self.state.best.file if self.options.qat == "never" and self.state.best else None
-        return self.weights / (best or checkpoint_name("qat_best", self.stem))
+        return self.weights / (
+            self.state.best.file if self.options.qat == "never" else checkpoint_name("qat_best", self.stem)
+        )
 
     def place_and_calibrate(self) -> nn.Module:
         """A copy of the float model with quantizers, and ranges from training images as validation sees them."""
@@ -141,8 +141,7 @@ class Session:
         measures = self.measures and not self.options.no_eval_ptq
         result = self.measurer.measure(student, "PTQ") if measures else None
         score = result.score if result else None
-        name = checkpoint_name("ptq", self.stem, score)
-        self.write_checkpoint(name, student, {"stage": "PTQ", **(score.to_dict() if score else {"ap": None})})
+        name = self.write_checkpoint("ptq", student, score, stage="PTQ")
         if result is None:
             logger.info("PTQ is not evaluated, so its file has no score: %s", name)
         self.state.best = Best(score, None, name)
@@ -182,19 +181,15 @@ class Session:
         result = self.measurer.measure(student, f"QAT epoch {epoch}") if measures else None
         seconds = time.perf_counter() - began
         measured = {"ap": result.ap, "ap50": result.ap50} if result else {}
-        if result and result.masks:
-            measured |= {"mask_ap": result.masks.ap, "mask_ap50": result.masks.ap50}
-        state.history.append({"epoch": epoch, **measured, **trained, "seconds": seconds})
+        masks = {"mask_ap": result.masks.ap, "mask_ap50": result.masks.ap50} if result and result.masks else {}
+        state.history.append({"epoch": epoch, **measured, **masks, **trained, "seconds": seconds})
         score, collapse = result.score if result else None, self.recipe.finetune.collapse
-        reference = Score.from_dict(state.rows.get("PTQ", {})) or (state.best.score if state.best else None)
+        reference = Score.from_dict(state.rows.get("PTQ", {})) or state.best.score
         if score and reference and score.decides < collapse * reference.decides:
             fell = f"{score.what} fell to {score.decides:.4f}, below {collapse:g} of {reference.decides:.4f}"
             state.stopped = f"epoch {epoch}: {fell}"
             return
-        name = checkpoint_name(f"qat_ep_{epoch}", self.stem, score)
-        self.write_checkpoint(
-            name, student, {"stage": "QAT", "epoch": epoch, **(score.to_dict() if score else {"ap": None})}
-        )
+        name = self.write_checkpoint(f"qat_ep_{epoch}", student, score, stage="QAT", epoch=epoch)
         state.trainer = training.state_dict()
         row = self.measurer.row("QAT", self.weights / name, result, seconds) if result else None
         if row:
@@ -203,29 +198,30 @@ class Session:
         lower = trained["held_out"] + SIGNIFICANT * trained["held_out_error"] < training.ptq.value
         better = lower and state.offer(Best(score, epoch, name, trained["held_out"]))
         self.save(row if better else None)
-        words = f"{score}, " if score else "", "held out" if self.inputs.held_out else "on all training images"
-        logger.info(
-            "epoch %d: %sloss %.4g, %s %.4g%s", epoch, words[0], trained["loss"], words[1], trained["held_out"],
-            ", the best so far" if better else "",
-        )  # fmt: skip
+        text = f"epoch {epoch}: {f'{score}, ' if score else ''}loss {trained['loss']:.4g}, "
+        text += f"{'held out' if self.inputs.held_out else 'on all training images'} {trained['held_out']:.4g}"
+        logger.info("%s%s", text, ", the best so far" if better else "")
 
     def choose(self, why_no_qat: str) -> nn.Module:
         """Give the best state its final name, evaluate it, and note why it is the best; returns its network."""
-        state, best = self.state, self.state.best
-        if best is None:  # a state without a calibrated network never gets here
-            raise RuntimeError("the run ended without a checkpoint")
+        state, best, final = self.state, self.state.best, self.final
         if state.stopped:
             self.note(f"{STOPPED} {state.stopped}; the best state is restored")
             state.save(self.folder)
-        final = self.final
-        if self.options.qat != "never":
-            copy_file(self.weights / best.file, final)
-        model = checkpoint.load_quantized(final).model.to(self.inputs.device)
+        model = checkpoint.load_quantized(self.weights / best.file).model.to(self.inputs.device)
         if self.options.qat == "never":
             return model
+        copy_file(self.weights / best.file, final)
         ended = state.history[: sum(name.startswith("qat_ep_") for name in state.files)]  # not one that collapsed
         if ended and state.trainer:
-            self.note(self.compare_losses(ended, state.trainer["ptq"]))
+            entry = min(ended, key=lambda one: (one["epoch"] != best.epoch, one["held_out"]))
+            self.note(
+                f"{'PTQ' if best.epoch is None else 'QAT'} is kept by the loss on {len(state.trainer['ptq'])} training "
+                f"images ({HELD_OUT[bool(self.inputs.held_out)]}): {entry['held_out']:.4g} after epoch "
+                f"{entry['epoch']}, PTQ {entry['held_out_ptq']:.4g}, difference "
+                f"{entry['held_out'] - entry['held_out_ptq']:+.2g} ± {entry['held_out_error']:.2g}; QAT has to be "
+                "lower by two standard errors"
+            )
         else:
             why = f", because {why_no_qat}" if why_no_qat else ""
             self.note(f"no epoch of QAT was trained{why}: {final.name} is the PTQ state")
@@ -237,18 +233,6 @@ class Session:
         row = state.rows["PTQ" if best.epoch is None else "QAT"]
         state.rows["QAT"] = {**row, "stage": stage, "file": str(final), "seconds": seconds}
         return model
-
-    def compare_losses(self, ended: Sequence[Mapping[str, Any]], terms: Tensor) -> str:
-        """Whether PTQ or QAT is kept, and by which losses; `terms` are those of PTQ's."""
-        best, ptq = self.state.best, HeldOutLoss(terms)
-        chosen = best.epoch if best else None
-        epoch = min(ended, key=lambda entry: (entry["epoch"] != chosen, entry["held_out"]))
-        return (
-            f"{'PTQ' if chosen is None else 'QAT'} is kept by the loss on {len(ptq.terms)} training images "
-            f"({HELD_OUT[bool(self.inputs.held_out)]}): {epoch['held_out']:.4g} after epoch {epoch['epoch']}, PTQ "
-            f"{ptq.value:.4g}, difference {epoch['held_out'] - ptq.value:+.2g} ± {epoch['held_out_error']:.2g}; QAT "
-            "has to be lower by two standard errors"
-        )
 
     def write_results(self, model: nn.Module) -> None:
         """Write what the report shows of the final network, and then that the run is finished."""
@@ -268,7 +252,7 @@ class Session:
     def verdict(self, report: Report) -> str:
         """The last lines of the program: which file to use, and why."""
         best, trained = self.state.best, self.state.history or self.state.stopped
-        if best is None or self.options.qat == "never":
+        if self.options.qat == "never":
             return f"quantized: {self.final}"
         score = "" if best.score is None else f", {best.score}"
         if self.options.unlabelled:
@@ -278,18 +262,18 @@ class Session:
         lost = lost_by_qat(report.rows)
         return f"best: {self.final} ({origin}{score})" + (f"\n{lost}" if lost else "")
 
-    def write_checkpoint(self, name: str, student: nn.Module, extra: dict[str, Any]) -> None:
-        """Write the student, with `extra` beside what every checkpoint of the run says; the state then names it."""
-        source = self.inputs.source
-        origin = {"float_weights": self.options.weights, "float_sha256": self.state.weights_hash}
-        origin |= {"labels_of": self.options.weights} if self.options.unlabelled else {}
-        extra = {**extra, **origin, "imgsz": self.inputs.imgsz, "data": self.options.data}
-        content = checkpoint.QuantizedCheckpoint(
+    def write_checkpoint(self, step: str, student: nn.Module, score: Score | None, **extra: Any) -> str:
+        """Write the student, with `extra` beside what every checkpoint of the run says; returns the file's name."""
+        source, weights, name = self.inputs.source, self.options.weights, checkpoint_name(step, self.stem, score)
+        extra |= {**(score.to_dict() if score else {"ap": None}), "imgsz": self.inputs.imgsz, "data": self.options.data}
+        extra |= {"float_weights": weights, "float_sha256": self.state.weights_hash}
+        extra |= {"labels_of": weights} if self.options.unlabelled else {}
+        checkpoint.save(self.weights / name, checkpoint.QuantizedCheckpoint(
             student, self.recipe, source.names, source.nc, source.stride, source.yaml, extra
-        )
-        checkpoint.save(self.weights / name, content)
+        ))  # fmt: skip
         self.state.files.append(name)
         self.state.checkpoint = name
+        return name
 
     def save(self, row: Row | None) -> None:
         """A step is finished: write the state, then the report, which is made anew from the state."""
@@ -340,7 +324,6 @@ class Training:
         self._steps = steps = min(settings.iters, len(self._images))
         self._highest = highest_rate(settings.lr, settings.epochs * steps)
         images = len(self._images.dataset)
-        self._images_per_step = min(options.batch_size, images / steps)  # an epoch's last batch may be smaller
         short = "" if steps == settings.iters else f"; an epoch is one pass over {plural(images, 'image')}"
         logger.info(
             "QAT: %s x %d steps = %d steps of %d images, learning rate up to %.2g%s",
@@ -379,11 +362,6 @@ class Training:
             trained = self._tuner.run_epoch(
                 bar, rates.__getitem__, lambda loss: bar.set_postfix(loss=f"{loss:.4g}", refresh=False)
             )
-        speed = trained.iterations / trained.seconds
-        logger.info(
-            "epoch %d: %d steps in %.1f s: %.2f steps/s, %.1f images/s",
-            number, trained.iterations, trained.seconds, speed, speed * self._images_per_step,
-        )  # fmt: skip
         held_out = self._measure()
         losses = {"loss": trained.loss, "held_out": held_out.value, "held_out_ptq": self.ptq.value}
         return {**losses, "held_out_error": held_out.difference(self.ptq)[1], "lr": sum(rates) / self._steps}

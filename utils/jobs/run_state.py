@@ -8,14 +8,13 @@
 
 Of a segmentation network they are called ptq_ap_0.5201_mask_0.4213_{stem}.pt, and so on.
 
-A checkpoint is written before the state that names it. A kill between the two leaves a checkpoint that no state knows;
-`RunState.load` removes it, and the step is done again. Randomness is drawn anew for every epoch from the seed and the
-epoch's number, so that the state needs no generator and a resumed run is the run that was never interrupted.
+A checkpoint is written before the state that names it. After a kill between the two the step is done again. Randomness
+is drawn anew for every epoch from the seed and the epoch's number, so that the state needs no generator and a resumed
+run is the run that was never interrupted.
 """
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import json
 import logging
@@ -48,7 +47,7 @@ State = TypeVar("State", bound="RunState | AnalysisState")
 Options = TypeVar("Options", QuantizeOptions, SensitiveOptions)
 
 STATE_FILE = "last.pt"
-STATE_VERSION = 2
+STATE_VERSION = 3
 START_AGAIN = "start a new run"
 STOPPED = "QAT stopped."  # how the note about it begins
 
@@ -60,24 +59,14 @@ class Best:
     Attributes:
         score: on the validation images; None while it was not evaluated.
         epoch: None for PTQ.
-        file: name of its checkpoint.
+        file: name of its checkpoint; empty before calibration.
         held_out: its loss on the training images that QAT is not trained on; None while it was not measured.
     """
 
-    score: Score | None
-    epoch: int | None
-    file: str
+    score: Score | None = None
+    epoch: int | None = None
+    file: str = ""
     held_out: float | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, as the state's file holds them."""
-        score: dict[str, float | None] = {"ap": None, **(self.score.to_dict() if self.score else {})}
-        return {**score, "epoch": self.epoch, "file": self.file, "held_out": self.held_out}
-
-    @classmethod
-    def from_dict(cls, entries: Mapping[str, Any]) -> Best:
-        """The inverse of `to_dict`."""
-        return cls(Score.from_dict(entries), entries["epoch"], entries["file"], entries.get("held_out"))
 
 
 @dataclass
@@ -107,7 +96,7 @@ class RunState:
     history: list[dict[str, Any]] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
     checkpoint: str | None = None
-    best: Best | None = None
+    best: Best = field(default_factory=Best)
     trainer: dict[str, Any] | None = None
     stopped: str | None = None
     finished: bool = False
@@ -118,49 +107,38 @@ class RunState:
 
     def save(self, folder: Path) -> None:
         """Write the state; a reader sees the old one or the new one."""
-        content = {**vars(self), "best": self.best and self.best.to_dict()}
-        save_torch(marked(content, STATE_VERSION), folder / self.FILE)
+        best = {**vars(self.best), "score": self.best.score and self.best.score.to_dict()}
+        save_torch(marked({**vars(self), "best": best}, STATE_VERSION), folder / self.FILE)
 
     @classmethod
     def load(cls, folder: Path) -> RunState:
-        """Read a run folder's state and remove what an interrupted step left behind.
+        """Read a run folder's state.
 
         Raises:
             CheckpointError: the state is gone or damaged, or a checkpoint that it needs is gone.
         """
         from utils.core import checkpoints
 
-        path, weights = folder / cls.FILE, folder / "weights"
+        path = folder / cls.FILE
         content = unmarked(checkpoints.read_torch_file(path, remedy=START_AGAIN), STATE_VERSION, path)
         best = content.pop("best")
-        state = cls(**content, best=best and Best.from_dict(best))
-        for name in (state.checkpoint, state.best and state.best.file):
-            if name and not (weights / name).is_file():
-                raise CheckpointError(f"{weights / name} is gone, and the run continues from it; {START_AGAIN}")
-        written, stem = path.stat().st_mtime_ns, glob.escape(Path(state.options["weights"]).stem)
-        patterns = (f"ptq_*{stem}.pt", f"qat_ep_*{stem}.pt", ".*.pt")
-        for file in {file for pattern in patterns for file in weights.glob(pattern)}:
-            if file.name not in state.files and file.stat().st_mtime_ns >= written:
-                logger.info("removing %s, left by the interrupted step", file)
-                file.unlink()
+        state = cls(**content, best=Best(**{**best, "score": Score.from_dict(best["score"] or {})}))
+        for name in (state.checkpoint, state.best.file):
+            if name and not (folder / "weights" / name).is_file():
+                raise CheckpointError(f"{folder}/weights/{name} is gone, and the run continues from it; {START_AGAIN}")
         return state
 
     def summary(self) -> str:
         """What is done, in words."""
-        if self.stopped:
-            left = "the run is finished" if self.finished else "what follows training is left to do"
-            return f"{left}. {STOPPED} {self.stopped}"
+        ended = f". {STOPPED} {self.stopped}" if self.stopped else ""
         if self.finished:
-            return "the run is finished"
-        if not self.checkpoint:
-            return "calibration is not done yet"
-        if not self.history:
-            return "PTQ is done; the first epoch of QAT comes next"
-        return f"QAT has done {plural(len(self.history), 'epoch')}"
+            return f"the run is finished{ended}"
+        calibrated = "PTQ is done" if self.checkpoint else "calibration is not done yet"
+        return f"{calibrated}, and {plural(len(self.history), 'epoch')} of QAT{ended}"
 
     def offer(self, candidate: Best) -> bool:
         """Keep `candidate` if it is better than the best so far, and say whether it is. Equal is not better."""
-        known = self.best.held_out if self.best else None
+        known = self.best.held_out
         better = known is None or (candidate.held_out is not None and candidate.held_out < known)
         if better:
             self.best = candidate
@@ -195,8 +173,6 @@ def open_run(options: Options, kind: type[State]) -> Iterator[tuple[Path, State,
     with held(folder, kind.load) as state:
         resumed = options.resumed(state.options)
         recipe = Recipe.from_stored(state.recipe)
-        if options.given("recipe"):
-            resumed.check_recipe(recipe)
         state.options = resumed.model_dump()
         inputs = Inputs.load(resumed, recipe)
         if file_hash(resumed.weights) != state.weights_hash:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import colorsys
 import contextlib
-import itertools
 import json
 import logging
 from collections import Counter
@@ -21,7 +20,7 @@ from utils.core.device import select_device
 from utils.core.errors import DataError, QatError
 from utils.core.files import atomic_path, refuse_overwrite, write_bytes, write_text
 from utils.core.tasks import DISPLAY_CONF, DISPLAY_IOU
-from utils.evaluation.batch import filled
+from utils.evaluation.batch import Batch, filled
 from utils.evaluation.coco import TextWriter
 from utils.evaluation.data_yaml import DataConfig, load_data
 from utils.evaluation.dataset import make_loader
@@ -95,20 +94,17 @@ class Artist:
         """
         if has_nms(runner):
             inside = nms_thresholds(runner)
-            lowest, overlap = inside.get("conf_thres"), inside.get("iou_thres")
             if runner.task.masks and not gives_masks(runner):
                 logger.warning("NMS is inside the network: the boxes are drawn, and it gives no masks")
-            if lowest is None or conf_thres < lowest:
-                own = "an unknown threshold" if lowest is None else f"its own {lowest:g}"
-                logger.warning("%s is inside: --conf-thres %g finds what passes %s", nms_words(runner), conf_thres, own)
-            if overlap not in (None, iou_thres):
-                logger.warning("NMS is inside the network: its --iou-thres is %g instead of %g", overlap, iou_thres)
+            if conf_thres < inside.get("conf_thres", 1) or iou_thres != inside.get("iou_thres", iou_thres):
+                own = ", ".join(f"{name} {value:g}" for name, value in inside.items()) or "unknown thresholds"
+                logger.warning("%s is inside the network, at its own thresholds: %s", nms_words(runner), own)
         self._plan = InputPlan.of(runner, imgsz, 1)
         self.detector = Detector(runner, None, conf_thres=conf_thres, iou_thres=iou_thres, max_det=max_det)
         self.names = names or runner.names or {}
 
     def draw(self, image: np.ndarray) -> tuple[np.ndarray, list[list[float]]]:
-        """Uint8 BGR `[H, W, 3]` → the same with boxes, and masks where the network has them; and the rows of `find`."""
+        """Uint8 BGR `[H, W, 3]` → the same with boxes and masks, and the rows of `find`."""
         detections, best, shapes = self._detect(image)
         rows = detections.rows[0][best].tolist()
         if detections.masks is not None:
@@ -122,9 +118,8 @@ class Artist:
 
     def _detect(self, image: np.ndarray) -> tuple[BatchDetections, Tensor, Any]:
         """Detections in an image, the numbers of those that are drawn, and where the image lies in the input."""
-        device = self.detector.device
-        if device.type == "cuda":
-            images, box = letterbox_on(image, self._plan.imgsz, device)
+        if self.detector.device.type == "cuda":
+            images, box = letterbox_on(image, self._plan.imgsz, self.detector.device)
         else:
             planes, box = letterboxed_planes(image, self._plan.imgsz, self._plan.imgsz)
             images = torch.from_numpy(planes)[None]
@@ -230,27 +225,20 @@ def draw_masks(image: np.ndarray, patches: Iterable[Patch], labels: Sequence[int
 def draw_boxes(image: np.ndarray, rows: Iterable[list[float]], names: Mapping[int, str]) -> np.ndarray:
     """A copy of uint8 BGR `[H, W, 3]` with boxes `(x1, y1, x2, y2, score, class)` and labels, sized as the image is.
 
-    A label covers no other: it is above its box, inside, below, or further down inside, or nowhere if all is taken.
+    A label is above its box, or inside where there is no room. Those of the best boxes are drawn last.
     """
-    image, rows = np.ascontiguousarray(image).copy(), list(rows)
-    taken: np.ndarray = np.zeros((0, 4))
+    image = np.ascontiguousarray(image).copy()
     side, font = sum(image.shape[:2]) / 2, cv2.FONT_HERSHEY_SIMPLEX
     scale, weight = max(side / 1300, 0.35), max(round(side / 900), 1)
-    for x1, y1, x2, y2, _, label in rows:
+    for x1, y1, x2, y2, score, label in reversed(list(rows)):
+        colour, text = _colour(int(label)), f"{name_of(label, names)} {score:.2f}"
         line = max(round(min(side / 400, (x2 - x1) / 10, (y2 - y1) / 10)), 1)
-        cv2.rectangle(image, (round(x1), round(y1)), (round(x2), round(y2)), _colour(int(label)), line, cv2.LINE_AA)
-    for x1, y1, x2, y2, score, label in rows:
-        text = f"{name_of(label, names)} {score:.2f}"
+        cv2.rectangle(image, (round(x1), round(y1)), (round(x2), round(y2)), colour, line, cv2.LINE_AA)
         (width, ascent), descent = cv2.getTextSize(text, font, scale, weight)
-        height = ascent + descent
-        for top, left in itertools.product((y1 - height, y1, y2, *np.arange(y1, y2, height)), (x1, x2 - width)):
-            x, y = round(max(min(left, image.shape[1] - width), 0)), round(top)
-            apart = (taken[:, :2] >= (x + width, y + height)) | (taken[:, 2:] <= (x, y))
-            if 0 <= y <= image.shape[0] - height and apart.any(1).all():
-                taken = np.append(taken, [[x, y, x + width, y + height]], 0)
-                cv2.rectangle(image, (x, y), (x + width - 1, y + height - 1), _colour(int(label)), -1)
-                cv2.putText(image, text, (x, y + ascent), font, scale, (255, 255, 255), weight, cv2.LINE_AA)
-                break
+        x, y = round(max(min(x1, image.shape[1] - width), 0)), round(y1)
+        y = y if y < ascent + descent else y - ascent - descent
+        cv2.rectangle(image, (x, y), (x + width - 1, y + ascent + descent - 1), colour, -1)
+        cv2.putText(image, text, (x, y + ascent), font, scale, (255, 255, 255), weight, cv2.LINE_AA)
     return image
 
 
@@ -330,26 +318,23 @@ def collect_samples(
     detectors = {
         name: Detector(runner, data, conf_thres=confidence, iou_thres=DISPLAY_IOU) for name, runner in runners.items()
     }
+
+    def predictions(detector: Detector, batch: Batch) -> list[Box]:
+        detections, shapes = detector(batch.images, batch.shapes), batch.shapes[0]
+        best = best_class(detections.rows[0])
+        masks = () if detections.masks is None else patches(detections.masks, 0, best, shapes)
+        outlines = [outline_of(mask.inside, mask.left, mask.top) for mask in masks]
+        return report_boxes(detections.rows[0][best], data.names, outlines)
+
     samples = []
     with torch.inference_mode():
-        for batch in loader:
-            if not len(batch):
-                continue  # the image cannot be decoded
-            labels = labels_in_images(batch, batch.labels.device)[0]
-            predictions = {}
-            for name, detector in detectors.items():
-                detections = detector(batch.images, batch.shapes)
-                best = best_class(detections.rows[0])
-                shapes = batch.shapes[0]
-                masks = () if detections.masks is None else patches(detections.masks, 0, best, shapes)
-                outlines = [outline_of(mask.inside, mask.left, mask.top) for mask in masks]
-                predictions[name] = report_boxes(detections.rows[0][best], data.names, outlines)
-            file = files[batch.paths[0]]
-            polygons = (
-                filled(points * np.float32(file.size), file.size[::-1]) for points in file.labels.polygons if with_masks
-            )
-            truth = report_boxes(labels[:, [1, 2, 3, 4, 0]], data.names, list(map(outline_of, polygons)))
-            samples.append(Sample(image=batch.paths[0], predictions=predictions, truth=truth, confidence=confidence))
+        for batch in filter(len, loader):  # without images that cannot be decoded
+            labels, file = labels_in_images(batch, batch.labels.device)[0], files[batch.paths[0]]
+            polygons = [filled(one * np.float32(file.size), file.size[::-1]) for one in file.labels.polygons]
+            outlines = list(map(outline_of, polygons)) if with_masks else []
+            truth = report_boxes(labels[:, [1, 2, 3, 4, 0]], data.names, outlines)
+            found = {name: predictions(detector, batch) for name, detector in detectors.items()}
+            samples.append(Sample(image=batch.paths[0], predictions=found, truth=truth, confidence=confidence))
     return samples
 
 

@@ -160,6 +160,11 @@ class Row(StrictModel):
         left_out = ("versions", *(f"{ap}_difference_error" for ap in AP))
         return {key: content[key] for key in content if key not in left_out} if isinstance(content, dict) else content
 
+    @property
+    def finds_nothing(self) -> bool:
+        """Whether AP is near 0; of a float network nothing can then be said of INT8."""
+        return self.ap is not None and self.ap < LOW_AP
+
     def resampled(self, ap: AnyAp = "ap") -> Resampled | None:
         """AP, of boxes or of masks, on resamplings of the images, if it is known."""
         text = getattr(self, f"{ap}_resampled")

@@ -15,7 +15,7 @@ from pathlib import Path
 from utils.core.files import distinct_names
 from utils.core.score import AGREEMENT, Difference, Resampled
 from utils.core.text import aligned, columns
-from utils.reports.schema import AP, LOW_AP, UNFINISHED, AnyAp, AtThreshold, Report, Row
+from utils.reports.schema import AP, UNFINISHED, AnyAp, AtThreshold, Report, Row
 
 HEADERS = ("stage", "AP", "vs float", "AP50", "P", "R", "size", "ms/image")
 FLOAT_HEADERS = ("stage", "agreement", "best F1 at", "P", "vs float", "R", "vs float", "missed")
@@ -31,7 +31,7 @@ OF_RECIPES = ("recipe", "INT8")  # stages of `qat.py sensitive`, whose file is n
 OF_A_RUN = ("--seed", "--batch-size", "--workers", "--device")
 CALIBRATION = ("--recipe", "--calib-images", "--calib-method", "--percentile")
 OF_QAT = (
-    "--hyp", "--teacher", "--quantizer", "--epochs", "--iters", "--lr", "--train", "--supervision",
+    "--hyp", "--quantizer", "--epochs", "--iters", "--lr", "--train", "--supervision",
     "--supervision-stride",
 )  # fmt: skip
 
@@ -223,7 +223,7 @@ def verdict(report: Report) -> tuple[str, str]:
     index = len(rows) - 1 if alone else max(range(len(rows)), key=lambda index: worst[index][1].value)
     row, (kind, difference) = rows[index], worst[index]
     base = report.baseline(row)
-    if base and base.ap is not None and base.ap < LOW_AP:
+    if base and base.finds_nothing:
         return f"The float network has AP {base.ap:.4f}: nothing can be said of INT8; check data, size and weights.", ""
     name = labels(report)[report.rows.index(row)]
     what = {"ap": "agreement" if AGREEMENT in row.ap_with else "AP", "mask_ap": "mask AP"}[kind]

@@ -34,7 +34,7 @@ class TorchRunner(Runner):
         """
         device = torch.device(device)
         self._mode = model.training
-        self._model = model.to(device).eval()
+        self.model = model.to(device).eval()
         names = getattr(model, "names", None)
         names = dict(enumerate(names)) if isinstance(names, (list, tuple)) else names
         stride = getattr(model, "stride", 32)
@@ -60,12 +60,12 @@ class TorchRunner(Runner):
 
     def _infer(self, feeds: dict[str, Tensor]) -> dict[str, Tensor]:
         with torch.inference_mode(), disable_tf32():
-            result: Any = self._model(feeds[IMAGES])
+            result: Any = self.model(feeds[IMAGES])
         return self._task.named(result)
 
     def _close(self) -> None:
-        self._model.train(self._mode)
-        del self._model
+        self.model.train(self._mode)
+        del self.model
 
 
 def last_layer(model: Any) -> Any:

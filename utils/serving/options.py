@@ -31,8 +31,7 @@ Detections = Annotated[int, Field(ge=1, le=30_000)]
 class ServingOptions(Options):
     """What is served, and how; None where the file decides."""
 
-    file: Path | None = option(None, ".onnx, .engine or .plan", positional=True, nargs="?", metavar="FILE")
-    check: Path | None = option(None, "check a model repository instead of writing one", metavar="FOLDER")
+    file: Path = option(..., ".onnx, .engine or .plan", positional=True, metavar="FILE")
     output: Path = option(
         Path("model_repository"), "the model repository; models are added to one that is there", metavar="FOLDER"
     )
@@ -72,10 +71,9 @@ class ServingOptions(Options):
         Raises:
             InputError: the name cannot be a folder and a part of a URL.
         """
-        stem = self.file.stem if self.file else ""
         if self.name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
             raise InputError(f"--name is {self.name!r:.60}; expected letters, digits, '.', '_' and '-'")
-        return self.name or re.sub(r"[^A-Za-z0-9._-]", "_", stem).lstrip("._-") or "model"
+        return self.name or re.sub(r"[^A-Za-z0-9._-]", "_", self.file.stem).lstrip("._-") or "model"
 
 
 class TritonClientOptions(RunFolderOptions):

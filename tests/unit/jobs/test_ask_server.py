@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 import torch
 from boxes_graph import NAMES, write_boxes
+from google.protobuf import text_format
 from triton_stand_in import serving
+from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from utils.core.errors import InputError, QatError
 from utils.core.input_spec import InputSpec
 from utils.evaluation.input_plan import InputPlan
-from utils.jobs.model_repository import CONFIG, make, read_config
+from utils.jobs.model_repository import CONFIG, make
 from utils.jobs.visualize import Artist
 from utils.onnx_graph.output_formats import NmsSettings, end2end
 from utils.runners.onnxrt import OnnxRuntimeRunner
@@ -83,7 +85,7 @@ def test_a_request_holds_several_images(protocol, server):
 def test_a_model_of_dynamic_size_is_asked_within_its_profile(limits, files, tmp_path):
     """An engine's profile is in the parameters."""
     make(ServingOptions(file=files / "nms.onnx", output=tmp_path, name="m"))
-    config = read_config(tmp_path / "m" / CONFIG)
+    config = text_format.Parse((tmp_path / "m" / CONFIG).read_text("utf-8"), ModelConfig())
     config.input[0].dims[1:] = [-1, -1]
     del config.model_warmup[:]
     if limits:
@@ -99,25 +101,17 @@ def test_a_model_of_dynamic_size_is_asked_within_its_profile(limits, files, tmp_
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_a_model_that_is_not_there_is_refused(protocol, server):
+def test_what_does_not_answer_as_triton_is_named(protocol, server):
     with pytest.raises(InputError, match="'gone' is not found"):
         TritonRunner("gone", protocol, getattr(server, protocol))
-
-
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_a_server_that_does_not_answer_is_named(protocol):
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler) as other:
+        threading.Thread(target=other.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        with pytest.raises(InputError, match=f"127.0.0.1:{other.server_port}"):
+            TritonRunner("m", protocol, f"127.0.0.1:{other.server_port}")
+        other.shutdown()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
         with pytest.raises(InputError, match=address) as caught:
             TritonRunner("m", protocol, address)
     assert len(str(caught.value).splitlines()) == 1
-
-
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_a_server_that_is_no_triton_is_named(protocol, tmp_path):
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler) as other:
-        threading.Thread(target=other.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-        with pytest.raises(InputError, match=f"127.0.0.1:{other.server_port}"):
-            TritonRunner("m", protocol, f"127.0.0.1:{other.server_port}")
-        other.shutdown()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import onnxruntime
+import onnx
 import pytest
 import torch
 import torchvision
@@ -11,7 +11,7 @@ from mask_graph import HEIGHT, WIDTH, prediction, raw_graph
 from utils.core.tasks import DETECT, SEGMENT, Prediction
 from utils.evaluation.masks import Masks
 from utils.evaluation.nms import non_max_suppression
-from utils.jobs.compare_outputs import BehindPlugin, different_masks, same_detections, table_and_masks
+from utils.jobs.compare_outputs import ObservedFile, different_masks, same_detections, table_and_masks
 from utils.onnx_graph import output_formats
 from utils.onnx_graph.output_formats import NmsSettings
 
@@ -89,8 +89,10 @@ def test_what_stands_behind_the_plugin_runs_on_the_loops_detections(form: str):
     }[form]  # fmt: skip
     found = prediction()
     rows = non_max_suppression(found, 0.3, 0.6, max_det=60)
-    behind = BehindPlugin(made.attach(raw_graph()), onnxruntime.SessionOptions())
-    results = behind({DETECT.prediction: found.raw, SEGMENT.prototypes: found.prototypes}, rows, 60)
+    graph = made.attach(raw_graph())
+    for name, value in (("raw", found.raw), ("maps", found.prototypes)):
+        graph.graph.initializer.append(onnx.numpy_helper.from_array(value.numpy(), name))
+    results = ObservedFile(graph, SEGMENT)(torch.zeros(3, 3, HEIGHT, WIDTH), rows)
     table, masks = table_and_masks(results, found.prototypes.shape[2:])
     assert masks is not None
     assert masks.shape[2:] == {"box": (SIDE, SIDE), "grid": (16, 24), "deepstream": (16, 24)}[form]

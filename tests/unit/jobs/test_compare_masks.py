@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from utils.core.tasks import Layout, Prediction
-from utils.jobs.compare_tensors import BEST, MaskAgreement, compare_masks, topk_anchors
+from utils.jobs import compare_tensors
+from utils.jobs.compare_tensors import BEST, COEFFICIENTS, PIXELS, PROTOTYPES, STEPPED, compare_predictions, together
 
 SIZE = (48, 64)  # height, width of the input: a grid of 12x16
 
@@ -51,63 +52,49 @@ def pixels_apart(given, expected, anchors):
 
 def test_equal_ones():
     one = predicted()
-    assert compare_masks(one, one, topk_anchors(one), SIZE) == MaskAgreement(0.0, 0.0, 0.0)
+    assert compare_predictions(one, one, SIZE) == dict.fromkeys(("box", "score", COEFFICIENTS, PROTOTYPES, PIXELS), 0.0)
+    detector = Prediction.of_boxes(torch.rand(1, 7, 20))
+    assert compare_predictions(detector, detector, SIZE) == {"box": 0.0, "score": 0.0}
 
 
 @pytest.mark.parametrize("part", ["coefficients", "prototypes"])
-def test_a_share_of_the_largest_and_of_the_pixels(part):
+def test_a_share_of_the_largest_and_of_the_pixels(part, monkeypatch):
+    """Of the anchors with the highest scores."""
+    monkeypatch.setattr(compare_tensors, "BEST", 11)
     one = predicted()
     noise = torch.randn(getattr(one, part).shape, generator=torch.Generator().manual_seed(9)) * 0.3
     other = changed(one, **{part: getattr(one, part) + noise})
-    anchors = topk_anchors(one)[:, :11]
-    found = compare_masks(other, one, anchors, SIZE)
+    anchors = one.scores.numpy().max(1).argsort(1)[:, :-12:-1].copy()
+    found = compare_predictions(other, one, SIZE)
     if part == "coefficients":
         of_anchors = [torch.stack([v[i][:, anchors[i]] for i in range(2)]) for v in (noise, one.coefficients)]
         expected = (float(of_anchors[0].abs().max() / of_anchors[1].abs().max()), 0.0)
     else:
         expected = (0.0, float(noise.abs().max() / one.prototypes.abs().max()))
-    assert (found.coefficients, found.prototypes) == pytest.approx(expected, rel=1e-5)
-    assert found.pixels == pytest.approx(pixels_apart(other, one, anchors), rel=1e-6)
-    assert found.pixels > 0.01
+    assert (found[COEFFICIENTS], found[PROTOTYPES]) == pytest.approx(expected, rel=1e-5)
+    assert found[PIXELS] == pytest.approx(pixels_apart(other, one, anchors), rel=1e-6)
+    assert found[PIXELS] > 0.01
 
 
-def test_both_are_cropped_to_the_same_boxes():
-    one = predicted()
-    assert compare_masks(changed(one, boxes=one.boxes * 0.5), one, topk_anchors(one), SIZE).pixels == 0
-
-
-def test_opposite_masks_differ_everywhere():
-    one = predicted()
-    assert compare_masks(changed(one, prototypes=-one.prototypes), one, topk_anchors(one), SIZE).pixels == 1
-
-
-def test_the_best_anchors_are_those_of_the_highest_scores():
-    one = predicted(anchors=130)
-    for image, chosen in enumerate(topk_anchors(one).tolist()):
-        highest = [max(column) for column in one.scores[image].T.tolist()]
-        assert sorted(chosen) == sorted(sorted(range(130), key=highest.__getitem__)[-BEST:])
+def test_both_are_cropped_to_the_same_boxes_and_opposite_masks_differ_everywhere():
+    one = predicted(anchors=BEST)
+    smaller = compare_predictions(changed(one, boxes=one.boxes * 0.5), one, SIZE)
+    assert (smaller["box"], smaller[PIXELS]) == (one.boxes.max() / 2, 0)
+    assert compare_predictions(changed(one, prototypes=-one.prototypes), one, SIZE)[PIXELS] == 1
 
 
 def test_nan_stays_nan_and_zeros_are_no_division():
     one = predicted()
     spoiled = one.prototypes.clone()
     spoiled[1, 2, 3, 4] = math.nan
-    found = compare_masks(changed(one, prototypes=spoiled), one, topk_anchors(one), SIZE)
-    assert math.isnan(found.prototypes)
-    assert math.isnan(MaskAgreement.together([MaskAgreement(0, 0, 0), found]).prototypes)
+    found = compare_predictions(changed(one, prototypes=spoiled), one, SIZE)
+    assert math.isnan(found[PROTOTYPES])
+    assert math.isnan(together([{PROTOTYPES: 0.0}, found])[PROTOTYPES])
     dark = changed(one, prototypes=torch.zeros_like(one.prototypes))
-    assert compare_masks(dark, dark, topk_anchors(one), SIZE).prototypes == 0
+    assert compare_predictions(dark, dark, SIZE)[PROTOTYPES] == 0
 
 
-def test_parts_together():
-    parts = [MaskAgreement(0.1, 0.4, 0.2), None, MaskAgreement(0.3, 0.2, 0.4)]
-    assert MaskAgreement.together(parts) == MaskAgreement(0.3, 0.4, pytest.approx(0.3))
-    assert MaskAgreement.together([None]) is None
-    assert str(MaskAgreement(0.01, 0.002, 0.0005)) == (
-        "mask coefficients by up to 1 %, prototypes by up to 0.2 % of the largest, and masks in 0.05 % of their pixels"
-    )
-
-
-def test_a_detector_has_none():
-    one = Prediction.of_boxes(torch.rand(1, 7, 20))
-    assert compare_masks(one, one, topk_anchors(one), SIZE) is None
+def test_shares_of_parts_are_averaged():
+    parts = [{"box": 0.1, PIXELS: 0.2, STEPPED: 0.0}, {"box": 0.4, PIXELS: 0.4, STEPPED: 0.2}]
+    assert together(parts) == {"box": 0.4, PIXELS: pytest.approx(0.3), STEPPED: 0.1}
+    assert together([]) == {}

@@ -18,8 +18,8 @@ from models.quantize.recipe import Recipe
 from utils import upstream
 from utils.core.errors import InputError
 from utils.evaluation.data_yaml import DataConfig, load_data
-from utils.jobs.evaluate import warn_of_low_ap
-from utils.jobs.inputs import Inputs, choose_held_out, from_training, load_teacher, needs_labels
+from utils.jobs.evaluate_file import warn_of_low_ap
+from utils.jobs.inputs import Inputs, choose_held_out, from_training, needs_labels
 from utils.jobs.options import CalibrateOptions, EvalOptions, QuantizeOptions, SensitiveOptions
 
 
@@ -139,41 +139,3 @@ def test_a_float_model_that_finds_nothing_is_warned_of_with_the_usual_reasons(ap
     warn_of_low_ap(ap)
     reasons = [all(word in one.message for word in ("--imgsz", "--data", "classes")) for one in caplog.records]
     assert reasons == [True] * warned
-
-
-# --teacher
-
-
-def checkpoint(nc=3, strides=(2, 4), bins=4, masks=0, channels=3) -> SimpleNamespace:
-    network = detector()
-    network.model[0].conv.in_channels = channels
-    network.model[-1].stride, network.model[-1].reg_max = list(strides), bins
-    if masks:
-        network.model[-1].nm = masks
-    return SimpleNamespace(model=network, nc=nc)
-
-
-@pytest.mark.parametrize(
-    ("other", "message"),
-    [
-        ({"nc": 4}, "has classes 4, and the network to quantize 3"),
-        ({"strides": (2, 4, 8)}, r"has strides \[2, 4, 8\], and the network to quantize \[2, 4\]"),
-        ({"bins": 8}, "has bins 8, and the network to quantize 4"),
-        ({"masks": 5}, "has masks 5, and the network to quantize 0"),
-        ({"channels": 1}, "has channels 1, and the network to quantize 3"),
-    ],
-)
-def test_a_teacher_whose_head_gives_other_maps_is_refused(monkeypatch, other, message):
-    monkeypatch.setattr(upstream, "load_float", lambda _: checkpoint(**other))
-    with pytest.raises(InputError, match=f"--teacher big.pt {message}; the maps of both heads are compared"):
-        load_teacher("big.pt", checkpoint(), Recipe())
-
-
-def test_a_teacher_with_the_same_head_is_fused(monkeypatch):
-    fused = []
-    teacher = checkpoint()
-    monkeypatch.setattr(upstream, "load_float", lambda _: teacher)
-    monkeypatch.setattr(upstream, "fuse", fused.append)
-    assert load_teacher("big.pt", checkpoint(), Recipe()) is teacher
-    assert fused == [teacher.model]
-    assert load_teacher(None, checkpoint(), Recipe()) is None

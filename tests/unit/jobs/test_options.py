@@ -61,7 +61,7 @@ def test_resume_takes_the_saved_options_and_what_may_change():
 
 
 @pytest.mark.parametrize(
-    "words", ["--batch-size 4", "--lr 1e-4", "--epochs 3", "--train ranges", "--supervision layers", "--teacher b.pt"]
+    "words", ["--batch-size 4", "--lr 1e-4", "--epochs 3", "--train ranges", "--supervision layers", "--recipe r.yaml"]
 )
 def test_what_would_make_it_another_run_is_refused_on_resume(words):
     saved = QuantizeOptions(weights="a.pt").model_dump()
@@ -69,34 +69,13 @@ def test_what_would_make_it_another_run_is_refused_on_resume(words):
         parsed(QuantizeOptions, *words.split()).resumed(saved)
 
 
-@pytest.mark.parametrize("kind", [QuantizeOptions, SensitiveOptions])
-def test_a_recipe_that_is_given_again_says_what_it_said(kind, tmp_path):
-    """Unless the run has changed it since: the calibration that `auto` found."""
-    path = tmp_path / "recipe.yaml"
-    path.write_text("head: float\nfinetune: {epochs: 3}\n")
-    options = kind(weights="a.pt", recipe=str(path))
-    saved = options.merged_recipe()
-    options.check_recipe(saved)
-    with pytest.raises(InputError, match="has changed"):
-        options.check_recipe(saved.replace(finetune_epochs=9))
-    path.write_text("head: int8\nfinetune: {epochs: 3}\n")
-    with pytest.raises(InputError, match=r"recipe\.yaml has changed"):
-        options.check_recipe(saved)
-    path.write_text("head: float\nfinetune: {epochs: 3}\ncalibration: {method: auto}\n")
-    if kind is QuantizeOptions:
-        options.check_recipe(saved.replace(calibration_method="mse"))
-    else:
-        with pytest.raises(RecipeError, match="not auto"):
-            options.check_recipe(saved)
-
-
 def test_options_of_training_are_named_where_there_is_none(capsys):
     """`--ptq-only` is what one adds to a usual command, so they are not refused."""
     training = ["--hyp=a.yaml", "--epochs=1", "--iters=1", "--lr=1e-5", "--train=ranges", "--supervision=layers"]
     told = "do nothing: --hyp, --epochs, --iters, --lr, --train, --supervision, "
-    words = ["quantize", "--weights", "none.pt", *training, "--supervision-stride=2", "--teacher=b.pt"]
+    words = ["quantize", "--weights", "none.pt", *training, "--supervision-stride=2"]
     assert qat.main([*words, "--ptq-only"]) == 2  # there is no none.pt
-    assert told + "--supervision-stride, --teacher\n" in capsys.readouterr().out
+    assert told + "--supervision-stride\n" in capsys.readouterr().out
     assert qat.main(words) == 2
     assert "do nothing" not in capsys.readouterr().out
 
@@ -114,7 +93,7 @@ def test_qat_auto_needs_the_numbers_that_it_compares(words):
     with pytest.raises(InputError, match=f"--qat auto.*{words[2]}"):
         parsed(QuantizeOptions, *words)
     with pytest.raises(InputError, match="--target-drop does nothing"):
-        qat.quantize_command(parsed(QuantizeOptions, "--target-drop", "0.1"))
+        qat.run_command("quantize", parsed(QuantizeOptions, "--target-drop", "0.1"))
 
 
 @pytest.mark.parametrize("kind", [CalibrateOptions, SensitiveOptions])

@@ -92,26 +92,6 @@ def test_a_checkpoint_that_is_gone_is_named(tmp_path, state):
         RunState.load(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["toy", "toy[2] a*"])
-def test_only_what_an_interrupted_step_left_is_removed(tmp_path, state, name):
-    state.options["weights"] = f"weights/{name}.pt"
-    weights = tmp_path / "weights"
-    weights.mkdir()
-    older = write(weights / f"qat_ep_7_ap_0.9000_{name}.pt", age=3600)
-    ours = write(weights / f"ptq_ap_0.5000_{name}.pt")
-    state.files, state.checkpoint, state.best = [ours.name], ours.name, Best(Score(0.5), None, ours.name)
-    state.rows["PTQ"] = row("PTQ")
-    state.save(tmp_path)
-    left = [write(weights / f"qat_ep_0_ap_0.5000_{name}.pt", age=-5), write(weights / ".last-abc.pt", age=-5)]
-    other = write(weights / "qat_ep_0_ap_0.5000_other.pt", age=-5)
-    ours.touch()
-    RunState.load(tmp_path)
-    assert older.exists()
-    assert ours.exists()
-    assert other.exists()
-    assert not any(path.exists() for path in left)
-
-
 def test_the_best_is_replaced_only_by_a_better_one(state):
     assert state.offer(Best(None, None, "ptq"))
     assert state.offer(Best(Score(0.3), 0, "first", 2.0)), "nothing is known of what was there"

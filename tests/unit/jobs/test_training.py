@@ -92,16 +92,3 @@ def test_an_epochs_images_depend_on_seed_and_epoch_alone(student):
     assert [len(found) for found in by_epoch.values()] == [1, 1, 1]
     assert len(set.union(*by_epoch.values())) == 3
     assert all(sorted(order) == list(range(8)) for _, order in orders), "a pass over all that is not held out"
-
-
-def test_a_training_goes_on_from_its_state_as_if_it_had_not_ended(student):
-    whole = copy.deepcopy(student)
-    trains = training(whole, Given())
-    trains.epoch(0)
-    state, network = copy.deepcopy(trains.state_dict()), copy.deepcopy(whole)
-    expected = trains.epoch(1)
-    assert training(network, Given(), state).epoch(1) == expected
-    assert all(
-        torch.equal(one, other)
-        for one, other in zip(whole.state_dict().values(), network.state_dict().values(), strict=True)
-    )

@@ -147,21 +147,6 @@ def test_an_image_is_drawn_with_the_masks_of_its_detections(outlined):
     assert seen > 5
 
 
-def test_a_video_of_a_segmentation_network_has_masks(outlined, tmp_path):
-    _, samples, model = outlined
-    image = cv2.imread(str(samples[1].path))
-    write_video(tmp_path / "film.avi", [image] * 3)
-    ours = artist(model, imgsz=64, conf_thres=0.3)
-    given = torch.from_numpy(image[..., ::-1].transpose(2, 0, 1).copy())[None] / 255
-    known = ours.detector._runner.infer({"images": given})
-    ours.detector._runner.infer = lambda _: known  # the colours of a video are not exact
-    (written,) = show(ours, tmp_path / "film.avi", tmp_path, progress=False)
-    frame = frames_of(written)[0]
-    expected, plain = ours.draw(image)[0], draw_boxes(image, ours.find(image).tolist(), dict(enumerate(NAMES)))
-    distance = [np.abs(frame.astype(int) - one).mean() for one in (expected, plain)]
-    assert distance[0] < 0.7 * distance[1]
-
-
 @pytest.mark.parametrize(
     ("rate", "expected"),
     [(30000 / 1001, 29.97), (59.9994, 59.999), (119.88, 119.88), (237.3333, 237.33), (1000, 1000), (90000, 25)],
@@ -335,31 +320,6 @@ def test_sources(tmp_path, monkeypatch, caplog):
     for source in ("in/d.pdf", "in/*.pdf", "none.png", "in/*.gif"):
         with pytest.raises(InputError, match=re.escape(source)):
             find_sources(["in", source])
-
-
-# --- how it looks
-
-
-@pytest.mark.parametrize("size", [(120, 160), (480, 640), (1080, 1920)])
-def test_labels_cover_no_other_and_stay_in_the_image(monkeypatch, size):
-    rng, labels, boxes = np.random.default_rng(1), [], []
-    corners = np.sort(rng.uniform(0, 1, (30, 2, 2)), 1).reshape(30, 4) * np.array([size[1], size[0]] * 2)
-    rows = [[*corner, 0.5, index % 3] for index, corner in enumerate(corners.tolist())]
-    rectangle = cv2.rectangle
-
-    def noted(image, start, end, colour, thickness, *more):
-        (labels if thickness < 0 else boxes).append((*start, *end) if thickness < 0 else thickness)
-        return rectangle(image, start, end, colour, thickness, *more)
-
-    monkeypatch.setattr(cv2, "rectangle", noted)
-    draw_boxes(np.zeros((*size, 3), np.uint8), rows, dict(enumerate(NAMES)))
-    assert len(boxes) == 30
-    assert len(labels) > (15 if size[0] > 400 else 5)
-    for number, (x1, y1, x2, y2) in enumerate(labels):
-        assert 0 <= x1 < x2 < size[1]
-        assert 0 <= y1 < y2 < size[0]
-        assert all(x1 > a2 or a1 > x2 or y1 > b2 or b1 > y2 for a1, b1, a2, b2 in labels[:number])
-    assert max(boxes) == {120: 1, 480: 1, 1080: 4}[size[0]]
 
 
 def test_the_first_image_warms_up_before_times_are_taken(known, capsys, tmp_path):

@@ -27,7 +27,8 @@ from utils.core.input_spec import channels_of
 from utils.core.options import height_width
 from utils.core.score import AGREEMENT, Difference, difference_error
 from utils.core.text import plural
-from utils.jobs.evaluate import FLOAT_MODEL, Measurer, warn_of_low_ap, without_tables
+from utils.jobs.evaluate import FLOAT_MODEL, Measurer, without_tables
+from utils.jobs.evaluate_file import warn_of_low_ap
 from utils.jobs.inputs import Inputs
 from utils.jobs.options import RECIPE_FILE, SensitiveOptions
 from utils.jobs.run_state import open_run
