@@ -3,8 +3,7 @@
 
 scripts/overlay_manifest.txt lists what is copied. The checkout remembers it in .yolov9_overlay/manifest.json (version,
 and the SHA-256 of each file), which is how a later run tells the overlay's files from others. What is in the way is
-renamed, and an exception or Ctrl-C renames it back. The record is written before the first file changes, so that after
-a kill patching again or --revert works.
+renamed, and an exception or Ctrl-C renames it back. After a kill, patching again ends what was begun.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ import shutil
 import signal
 import sys
 import time
+from collections import defaultdict
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,88 +26,71 @@ ROOT = Path(__file__).resolve().parents[1]
 STATE = ".yolov9_overlay"
 RECORD = f"{STATE}/manifest.json"  # version, and of each file its SHA-256 and whether it replaced one in BACKUP
 BACKUP = f"{STATE}/backup"  # files of others, under their own paths, until --revert
-NEW, OLD = f"{STATE}/new", f"{STATE}/old"  # while files change: the overlay's files that come and go
+OLD = f"{STATE}/old"  # while files change: the overlay's files that go
 KEPT = ".yolov9_overlay_kept"  # the overlay's files as the user changed them, when they were replaced or taken out
 Record = dict[str, Any]
 Files = dict[str, Path]  # path in the checkout → file of the overlay
+# What a run does → paths in the checkout: add, update, remove; backup, which puts files of others aside, and restore,
+# which brings them back; keep, which puts the overlay's files aside that the user has changed.
+Plan = dict[str, list[str]]
 
 
 class Refusal(Exception):
     """The request cannot be carried out; nothing was changed. Exit code 2."""
 
 
-@dataclass
-class Changes:
-    """What a run changes: paths in the checkout."""
-
-    add: list[str] = field(default_factory=list)
-    update: list[str] = field(default_factory=list)
-    backup: list[str] = field(default_factory=list)  # files of others that are replaced
-    keep: list[str] = field(default_factory=list)  # files of the overlay that the user has changed
-    remove: list[str] = field(default_factory=list)
-    restore: list[str] = field(default_factory=list)  # files of others that come back
-
-
 def patch(checkout: Path, root: Path, *, force: bool, revert: bool, dry_run: bool) -> None:
     """Copy the overlay in `root` into a checkout, or take out what an earlier run copied, and say so."""
     old = read_record(checkout)
     files = {} if revert else overlay_files(root)
-    refuse_links(checkout, {"models/yolo.py", "utils/general.py", *files, *old["files"]})
-    if not dry_run:
-        tidy(checkout, set())  # what a run that was killed has left
     plan, rows = make_plan(checkout, files, old)
-    new = {"version": (root / "VERSION").read_text(encoding="utf-8").strip(), "files": rows}
-    for paths, words in ((plan.backup, "not from this overlay"), (plan.keep, "changed after they were copied")):
-        if paths and not (force or revert):
-            raise Refusal(
-                f"{checkout} has files that are {words}: {first_names(paths)}; --force replaces them, with a copy"
-            )
+    new = {"version": (root / "VERSION").read_text(encoding="utf-8").strip(), "files": rows, "folders": []}
+    for action, words in (("backup", "not from this overlay"), ("keep", "changed after they were copied")):
+        if plan[action] and not (force or revert):
+            names = first_names(plan[action])
+            raise Refusal(f"{checkout} has files that are {words}: {names}; --force replaces them, with a copy")
     if dry_run:
-        print("".join(f"{action:8}{path}\n" for action, paths in vars(plan).items() for path in paths), end="")
+        print("".join(f"{action:8}{path}\n" for action, paths in plan.items() for path in paths), end="")
         print(f"{checkout}: nothing was changed (--dry-run)")
-    elif revert and not old["files"]:
-        print(f"{checkout} is not patched: nothing to revert")
-    elif new == old and not any(vars(plan).values()):
+        return
+    tidy(checkout, set())  # what a run that was killed has left
+    if not revert and new["version"] == old["version"] and rows == old["files"] and not any(plan.values()):
         print(f"{checkout} has overlay {new['version']} already: {len(files)} files, nothing to do")
+        return
+    kept = f"{KEPT}/{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    carry_out(checkout, plan, files, new, kept)
+    tidy(checkout, {*old["files"]} - {*files})
+    if revert and not old["files"]:
+        print(f"{checkout} is not patched: nothing to revert")
+    elif revert:
+        print(f"{checkout} is as it was before overlay {old['version']}: {len(old['files'])} files taken out")
     else:
-        kept = f"{KEPT}/{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-        carry_out(checkout, plan, files, old, new, kept)
-        if revert:
-            print(f"{checkout} is as it was before overlay {old['version']}: {len(old['files'])} files taken out")
-        else:
-            replaced, removed = plan.update + plan.backup + plan.keep, plan.remove + plan.restore
-            count = f"{len(plan.add)} added, {len(replaced)} replaced, {len(removed)} removed"
-            print(f"{checkout} has overlay {new['version']} now: {len(files)} files ({count})")
-        if plan.backup:
-            print(f"files of that name were put aside; --revert brings them back: {first_names(plan.backup)}")
-        if plan.keep:
-            (checkout / kept / ".gitignore").write_text("*\n", encoding="utf-8")
-            print(f"you had changed {first_names(plan.keep)}; your version is kept in {checkout / kept}")
-    if not (dry_run or revert):
+        replaced, removed = plan["update"] + plan["backup"] + plan["keep"], plan["remove"] + plan["restore"]
+        count = f"{len(plan['add'])} added, {len(replaced)} replaced, {len(removed)} removed"
+        print(f"{checkout} has overlay {new['version']} now: {len(files)} files ({count})")
+    if plan["backup"]:
+        print(f"files of that name were put aside; --revert brings them back: {first_names(plan['backup'])}")
+    if plan["keep"]:
+        (checkout / kept / ".gitignore").write_text("*\n", encoding="utf-8")
+        print(f"you had changed {first_names(plan['keep'])}; your version is kept in {checkout / kept}")
+    if not revert:
         print(f"next: cd {shlex.quote(str(checkout))} && python reparameterization.py --weights WEIGHTS.pt")
         print("or, for a GELAN, which has no auxiliary branch: python qat.py quantize --weights WEIGHTS.pt")
 
 
 def read_record(checkout: Path) -> Record:
-    """What a checkout remembers of the overlay. It may be a stranger's: no name is trusted to lie in the checkout."""
+    """What a checkout remembers of the overlay."""
     model, path = checkout / "models/yolo.py", checkout / RECORD
     if not (model.is_file() and b"def parse_model" in model.read_bytes() and (checkout / "utils/general.py").is_file()):
-        raise Refusal(
-            f"{checkout} is no YOLOv9 checkout: models/yolo.py or utils/general.py is missing, or another file"
-        )
-    if not os.path.lexists(path):
+        raise Refusal(f"{checkout} is no YOLOv9 checkout: it lacks models/yolo.py or utils/general.py of upstream's")
+    if not path.exists():
         return {"version": "", "files": {}}
     try:
-        if path.is_symlink():
-            raise ValueError("it is a symbolic link")
         record = json.loads(path.read_text(encoding="utf-8"))
-        for name in [record["version"], *record["files"]]:
-            if not name.isprintable() or {"", ".", "..", ".git", STATE} & {*name.casefold().split("/")}:
-                raise ValueError(f"{name[:80]!a} cannot be a file of the overlay")
         rows = {name: {key: row[key] for key in ("sha256", "backup")} for name, row in record["files"].items()}
+        return {"version": record["version"], "files": rows}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise Refusal(f"{path} is damaged ({error}); restore it, or start from a fresh checkout") from error
-    return {"version": record["version"], "files": rows}
 
 
 def overlay_files(root: Path) -> Files:
@@ -123,77 +105,62 @@ def overlay_files(root: Path) -> Files:
     return files
 
 
-def refuse_links(checkout: Path, paths: set[str]) -> None:
-    """Refuse to go through links, which could lead out of the checkout."""
-    places = [Path(top, path) for top in ("", BACKUP, NEW, OLD, KEPT) for path in paths]
-    for folder in sorted({checkout / parent for place in places for parent in place.parents[:-1]}):
-        if folder.is_symlink() or folder.is_file():
-            kind = "symbolic link" if folder.is_symlink() else "file"
-            raise Refusal(f"{folder} is a {kind}, and a folder is needed there")
-
-
-def make_plan(checkout: Path, files: Files, record: Record) -> tuple[Changes, dict[str, Any]]:
+def make_plan(checkout: Path, files: Files, record: Record) -> tuple[Plan, dict[str, Any]]:
     """Compare what lies in the checkout with what is to lie there; also the rows of the record when that is done."""
-    plan, rows = Changes(), {}
+    plan: Plan = defaultdict(list)
+    rows = {}
     for path in sorted({*files, *record["files"]}):
         row = record["files"].get(path)
         content = digest(checkout / path)
         wanted = digest(files[path]) if path in files else ""  # '': it is to be taken out
-        has_backup = row is not None and os.path.lexists(checkout / BACKUP / path)
-        if not content:
-            plan.add += [path] if wanted else []
-        elif row is not None and content in (row["sha256"], wanted):  # a run that was killed may have written it
-            if content != wanted:
-                (plan.update if wanted else plan.remove).append(path)
-        elif row is None or (row["backup"] and not has_backup):  # which a run that was killed has not replaced yet
-            plan.backup += [path] if wanted else []
-        else:
-            plan.keep.append(path)
+        has_backup = os.path.lexists(checkout / BACKUP / path)
+        if row is not None and content == row["sha256"] != wanted:
+            plan["update" if wanted else "remove"].append(path)
+        elif wanted and not content:
+            plan["add"].append(path)
+        elif content not in ("", wanted):
+            others = row is None or (row["backup"] and not has_backup)  # the second: a kill came after it was restored
+            if wanted or not others:
+                plan["backup" if others else "keep"].append(path)
         if wanted:
-            rows[path] = {"sha256": wanted, "backup": has_backup or path in plan.backup}
+            rows[path] = {"sha256": wanted, "backup": has_backup or path in plan["backup"]}
         elif has_backup:
-            plan.restore.append(path)
+            plan["restore"].append(path)
     return plan, rows
 
 
-def carry_out(checkout: Path, plan: Changes, files: Files, old: Record, new: Record, kept: str) -> None:
-    """Carry out a plan: copy the files into NEW, then rename. Whatever ends that early, everything is put back."""
-    copies = [path for path in plan.add + plan.update + plan.backup + plan.keep if path in files]
-    moves = [(path, f"{BACKUP}/{path}") for path in plan.backup]
-    moves += [(path, f"{kept}/{path}") for path in plan.keep]
-    moves += [(path, f"{OLD}/{path}") for path in plan.update + plan.remove]
-    moves += [(f"{BACKUP}/{path}", path) for path in plan.restore]
-    moves += [(f"{NEW}/{path}", path) for path in copies]
-    done: list[tuple[str, str]] = []
+def carry_out(checkout: Path, plan: Plan, files: Files, new: Record, kept: str) -> None:
+    """Rename and copy files, and write the record; whatever ends that early, everything is put back."""
+    moves = [(path, f"{BACKUP}/{path}") for path in plan["backup"]]
+    moves += [(path, f"{kept}/{path}") for path in plan["keep"]]
+    moves += [(path, f"{OLD}/{path}") for path in plan["update"] + plan["remove"]]
+    moves += [(f"{BACKUP}/{path}", path) for path in plan["restore"]]
+    copies = [path for action in ("add", "update", "backup", "keep") for path in plan[action] if path in files]
+    begun: list[tuple[str, str]] = []
+    record = checkout / OLD / "manifest.json"
     try:
-        for path in copies:
-            (checkout / NEW / path).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(files[path], checkout / NEW / path)
-        write_record(checkout, {"version": new["version"], "files": {**new["files"], **old["files"]}})
         for source, target in moves:
-            done.append((source, target))  # before it is done, since Ctrl-C may come between the two
             (checkout / target).parent.mkdir(parents=True, exist_ok=True)
-            os.rename(checkout / source, checkout / target)
-        write_record(checkout, new)
+            begun.append((source, target))
+            (checkout / source).rename(checkout / target)
+        for path in copies:
+            (checkout / path).parent.mkdir(parents=True, exist_ok=True)
+            begun.append(("", path))
+            shutil.copy(files[path], checkout / path)
+        if new["files"]:
+            record.parent.mkdir(parents=True, exist_ok=True)
+            record.write_text(json.dumps(new, indent=1) + "\n", encoding="utf-8")
+            record.replace(checkout / RECORD)
+        else:
+            (checkout / RECORD).unlink(missing_ok=True)
     except BaseException:
-        for source, target in reversed(done):
-            if not os.path.lexists(checkout / source):
-                os.rename(checkout / target, checkout / source)
-        write_record(checkout, old)
+        for source, target in reversed(begun):
+            if not source:
+                (checkout / target).unlink(missing_ok=True)
+            elif not os.path.lexists(checkout / source):
+                (checkout / target).rename(checkout / source)
         tidy(checkout, {*copies})
         raise
-    tidy(checkout, {*old["files"]} - {*files})
-
-
-def write_record(checkout: Path, record: Record) -> None:
-    """Replace the record; one without files is removed."""
-    path, part = checkout / RECORD, checkout / NEW / "manifest.json"
-    if not record["files"]:
-        path.unlink(missing_ok=True)
-        return
-    part.parent.mkdir(parents=True, exist_ok=True)
-    part.write_text(json.dumps({**record, "folders": []}, indent=1) + "\n", encoding="utf-8")  # 1.0 reads folders
-    part.replace(path)
 
 
 def tidy(checkout: Path, gone: set[str]) -> None:
@@ -201,7 +168,7 @@ def tidy(checkout: Path, gone: set[str]) -> None:
     caches = {(checkout / path).parent / "__pycache__" for path in gone}
     if gone:
         caches |= {path for top in ("models", "utils") for path in (checkout / top).rglob("__pycache__")}
-    for folder in (checkout / NEW, checkout / OLD, *caches):
+    for folder in (checkout / STATE / "new", checkout / OLD, *caches):  # the first is 1.0's
         shutil.rmtree(folder, ignore_errors=True)  # which leaves a link alone
     folders = {parent for path in gone for parent in (checkout / path).parents if checkout in parent.parents}
     folders |= {path for top in (STATE, KEPT) for path in (checkout / top, *(checkout / top).rglob("*"))}
