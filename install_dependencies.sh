@@ -120,28 +120,18 @@ use_environment() {
 environment() { "$python" "$OVERLAY_ROOT/scripts/environment.py" "$@"; }
 
 install_set() { # SET [WHAT_WORKS_WITHOUT_IT]: with the latter the set is optional, and its failure is only told
-  local problem
-  if environment check "$1" >/dev/null 2>&1; then
+  if environment check "$1" 2>/dev/null; then
     say "$1: installed already"
     return
   fi
-  say "installing $1 (about 5 GB where torch is missing), and importing it (half a minute)"
-  if ! install "$1"; then
-    problem="the packages of requirements/$1.txt could not be installed; the reason is above"
-  elif problem=$(environment check "$1" 2>/dev/null); then
-    return
-  else
-    problem="what was installed does not work: $problem"
-  fi
-  [ $# = 2 ] || die 1 "$problem"
-  skipped+=("$1: $problem. Without it works: $2.")
-}
-
-install() { # SET
+  say "installing $1 (about 5 GB where torch is missing)"
   "$python" -m pip --version >/dev/null 2>&1 || "$python" -m ensurepip >/dev/null 2>&1 ||
     die 1 "$python has no pip; on Debian and Ubuntu: apt-get install python3-pip"
-  environment constraints "$1" >"$constraints" || return 1 # the tested versions; a torch that is new enough stays
-  "$python" -m pip install -r "$OVERLAY_ROOT/requirements/$1.txt" -c "$constraints"
+  environment constraints "$1" >"$constraints" # the tested versions; a torch that is new enough stays
+  if ! "$python" -m pip install -r "$OVERLAY_ROOT/requirements/$1.txt" -c "$constraints"; then
+    [ $# = 2 ] || die 1 "the packages of requirements/$1.txt could not be installed; the reason is above"
+    skipped+=("$1: the reason is above. Without it works: $2.")
+  fi
 }
 
 install_graphviz() {

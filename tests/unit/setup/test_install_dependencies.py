@@ -21,24 +21,16 @@ REQUIREMENTS = {
     "pytorch-quantization.txt": "pytorch-quantization==2.1.3\n",
     "constraints.txt": "torch==2.11.0\npytorch-quantization<2.2\n",
 }
-PACKAGES = {  # name and version → modules, as scripts/environment.py imports them
-    ("torch", "2.4.0"): ["torch"],
-    ("torch", "2.11.0"): ["torch"],
-    ("torch", "2.9.0a0+nv25.8"): ["torch"],  # as NVIDIA numbers its builds
-    ("libraries", "1.0"): [
-        *("torchvision", "cv2", "onnx", "onnxruntime", "pycocotools/mask", "matplotlib", "thop"),
-        *("onnxslim", "tensorboard", "sklearn", "skimage", "pytest", "coverage", "mypy"),
-    ],
-    ("reports", "1.0"): [],
-    ("pytorch-quantization", "2.1.3"): ["pytorch_quantization"],
-    ("pytorch-quantization", "2.2.1"): ["not/the/one/that/was/tested"],
-}
+PACKAGES = (
+    ("torch", "2.4.0"), ("torch", "2.11.0"), ("torch", "2.9.0a0+nv25.8"),  # the last as NVIDIA numbers its builds
+    ("libraries", "1.0"), ("reports", "1.0"), (OPTIONAL, "2.1.3"), (OPTIONAL, "2.2.1"),
+)  # fmt: skip
 
 
-def write_wheel(folder: Path, name: str, version: str, modules: list[str]) -> None:
+def write_wheel(folder: Path, name: str, version: str) -> None:
     stem = name.replace("-", "_")
     info = f"{stem}-{version}.dist-info"
-    content = {f"{module}.py": "" for module in modules} | {
+    content = {
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
@@ -65,8 +57,8 @@ class Project:
             shutil.copy(ROOT / path, self.root / path)
         for name, text in REQUIREMENTS.items():
             (self.root / "requirements" / name).write_text(text)
-        for (name, version), modules in PACKAGES.items():
-            write_wheel(self.wheels, name, version, modules)
+        for name, version in PACKAGES:
+            write_wheel(self.wheels, name, version)
 
     def program(self, name: str, text: str) -> str:
         path = self.programs / name
