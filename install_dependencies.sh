@@ -1,31 +1,24 @@
 #!/usr/bin/env bash
 # Make a Python environment with everything that this project needs. Running it again is quick and changes nothing.
+#
+#   usage: ./install_dependencies.sh [options]
+#
+#   --venv DIR              the virtual environment to use or make (default: .venv in the current folder)
+#   --system                install into the current Python environment instead; a torch that is new enough stays
+#   --runtime               only what evaluating and benchmarking needs, for a Jetson
+#   --dev                   also what scripts/test.sh needs
+#   --tensorrt              also TensorRT, on a machine with an NVIDIA GPU
+#   --trex, --no-trex       also graphviz, which draws engine graphs (default: no)
+#   --quantizer NAME        pytorch-quantization: also that library (default: torch, which is always there)
+#   --defaults              ask nothing: it never does; accepted because users of yolov9-qat type it
+#   --dry-run               print what would be done
+#   -h, --help              print this
+#
+# PYTHON=/path/to/python3 chooses the interpreter (3.10 to 3.13). Package indexes and proxies are those that pip is set up
+# for. Versions are in requirements/. Exit code: 0 when all but optional parts is there, 1 for a failure, 2 for a bad argument.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/scripts/lib.sh"
-
-usage() {
-  cat <<'TEXT'
-usage: ./install_dependencies.sh [options]
-
-Where:
-  --venv DIR              the virtual environment to use or make (default: .venv in the current folder)
-  --system                install into the current Python environment instead; a torch that is new enough stays
-What:
-  --runtime               only what evaluating and benchmarking needs, for a Jetson
-  --dev                   also what scripts/test.sh needs
-  --tensorrt              also TensorRT, on a machine with an NVIDIA GPU
-  --trex, --no-trex       also graphviz, which draws engine graphs (default: no)
-  --quantizer NAME        pytorch-quantization: also that library (default: torch, which is always there)
-  --defaults              ask nothing: it never does; accepted because users of yolov9-qat type it
-Other:
-  --dry-run               print what would be done
-  -h, --help              print this
-
-PYTHON=/path/to/python3 chooses the interpreter (3.10 to 3.13). Package indexes and proxies are those that pip is set up for.
-Versions are in requirements/. Exit code: 0 when all but optional parts is there, 1 for a failure, 2 for a bad argument.
-TEXT
-}
 
 main() {
   local no_tensorrt='' skipped=() part

@@ -10,18 +10,6 @@
 # Figures are those of trtexec: CUDA graph, spin wait, no data transfers. PYTHON=/path/to/python3 chooses the interpreter.
 # Exit code: 0 done, 1 failed, 2 the input cannot be used.
 set -euo pipefail
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-
-usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"; }
-
-case "${1:-}" in -h | --help) usage; exit 0 ;; esac
-if [ $# -lt 1 ]; then
-  echo "error: expected an ONNX file; benchmark_trt.sh --help says more" >&2
-  exit 2
-fi
-onnx=$1 size=()
-shift
-while [[ "${1:-}" =~ ^[^-] ]]; do size+=("$1") && shift; done
-[ ${#size[@]} = 0 ] || size=(--imgsz "${size[@]}")
-exec "${PYTHON:-python3}" "$here/benchmark_trt.py" "$onnx" ${size[@]+"${size[@]}"} \
-  --useCudaGraph --useSpinWait --noDataTransfers "$@"
+# shellcheck source=scripts/lib.sh
+. "$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/lib.sh"
+start_on_onnx benchmark_trt.py "--useCudaGraph --useSpinWait --noDataTransfers" "$@"

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # Shell functions that the scripts share. Source this file from bash, after `set -euo pipefail`. The functions say what
 # they do, use again what is there already, and end the script with one line when they fail. OVERLAY_ROOT is this
-# repository; OVERLAY_BUILD (default: build/), OVERLAY_VENV (.venv/) and YOLOV9_CHECKOUT (build/yolov9) can be set beforehand.
+# repository, or a patched checkout; OVERLAY_BUILD (default: build/), OVERLAY_VENV (.venv/) and YOLOV9_CHECKOUT (build/yolov9) can be set beforehand.
 
 OVERLAY_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 OVERLAY_BUILD=${OVERLAY_BUILD:-$OVERLAY_ROOT/build}
@@ -12,6 +12,7 @@ YOLOV9_CHECKOUT=${YOLOV9_CHECKOUT:-$OVERLAY_BUILD/yolov9}
 interrupted() { exit 130; }
 trap interrupted INT
 
+usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"; } # the comment at the top of the script
 say() { printf '== %s\n' "$*"; }
 warn() { printf 'warning: %s\n' "$*" >&2; }
 die() { # EXIT_CODE MESSAGE
@@ -45,6 +46,20 @@ run_part() { # NAME COMMAND...
   [ "$status" != 0 ] || say "$name: done in $((SECONDS - started)) s"
   [ "$status" = 0 ] || say "$name: failed after $((SECONDS - started)) s (exit code $status)"
   return "$status"
+}
+
+# Start a program of this folder on ONNX [IMGSZ] [options], which is how users of yolov9-qat type it.
+start_on_onnx() { # PROGRAM ITS_OPTIONS ARGUMENTS...
+  local program=$1 options onnx=${3:-} size=()
+  read -r -a options <<<"$2"
+  case $onnx in
+    -h | --help) usage; exit 0 ;;
+    '') die 2 "expected an ONNX file; $(basename "$0") --help says more" ;;
+  esac
+  shift 3
+  while [[ ${1:-} =~ ^[^-] ]]; do size+=("$1") && shift; done
+  [ ${#size[@]} = 0 ] || size=(--imgsz "${size[@]}")
+  exec "${PYTHON:-python3}" "$OVERLAY_ROOT/scripts/$program" "$onnx" ${size[@]+"${size[@]}"} ${options[@]+"${options[@]}"} "$@"
 }
 
 setup_environment() { # [arguments of install_dependencies.sh]

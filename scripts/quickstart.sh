@@ -28,15 +28,12 @@ set -euo pipefail
 speed="INT8's speed shows in TensorRT only" # on a CPU; else what the benchmark says
 MARK=.quickstart # lies in the folders that this program has made
 
-usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"; }
-
 # What QAT has trained is lost when the same command runs again.
 say_how_to_go_on() {
   local status=$?
   if [ "$status" != 0 ] && [ -n "${started_run:-}" ] && [ -f "$run/weights/last.pt" ]; then
     say "the same command with --resume continues this run; without it this run is replaced"
   fi
-  [ -z "${aside:-}" ] || [ ! -d "$aside" ] || say "the results of the earlier run are in $aside/run"
 }
 trap say_how_to_go_on EXIT
 
@@ -67,7 +64,7 @@ main() {
 }
 
 parse_arguments() {
-  weights='' data='' imgsz='' batch_size=10 epochs=5 iters='' device='' run=runs/quickstart resume=no segments=no aside='' evaluated=()
+  weights='' data='' imgsz='' batch_size=10 epochs=5 iters='' device='' run=runs/quickstart resume=no segments=no evaluated=()
   local option
   while [ $# -gt 0 ]; do
     option=$1
@@ -84,10 +81,10 @@ parse_arguments() {
       --weights) weights=$(existing_file "$@") ;;
       --data) data=$(existing_file "$@") ;;
       --output) run=$(from_root "$2") ;;
-      --imgsz) imgsz=$2 && [[ $2 =~ ^[0-9]+(x[0-9]+)?$ ]] || die 2 "--imgsz $2 is no size; expected 640, or 384x640" ;;
-      --batch-size) batch_size=$(whole_number "$@") ;;
-      --epochs) epochs=$(whole_number "$@") ;;
-      --iters) iters=$(whole_number "$@") ;;
+      --imgsz) imgsz=$2 ;;
+      --batch-size) batch_size=$2 ;;
+      --epochs) epochs=$2 ;;
+      --iters) iters=$2 ;;
       --device) device=$2 ;;
     esac
     shift 2
@@ -100,11 +97,6 @@ parse_arguments() {
   weights=${weights:-data/demo/gelan-digits.pt}
   size=(${imgsz:+--imgsz "$imgsz"})
   cd "$OVERLAY_ROOT"
-}
-
-whole_number() { # OPTION VALUE
-  case $2 in *[!0-9]*) die 2 "$1 $2 is not a whole number" ;; esac
-  printf '%s\n' "$2"
 }
 
 existing_file() { # OPTION PATH
@@ -120,23 +112,11 @@ use_demo_set() {
   data=$(from_root "$DEMO_DATA")
 }
 
-# Only a folder that this program has made is emptied: --output could name any folder, also one of a training.
+# Only a folder that this program has made is used again: --output could name any folder, also one of a training.
 make_run_folder() {
-  local file
-  if [ -f "$run/.lock" ] && command -v flock >/dev/null && ! flock --nonblock "$run/.lock" true; then
-    die 2 "$run is in use by another program; wait for it to end, or choose another --output"
-  fi
-  for file in "$weights" "$data"; do
-    case $(realpath -m -- "$file") in
-      "$(realpath -m -- "$run")"/*) die 2 "$file lies in $run, where results go; choose another --output" ;;
-    esac
-  done
   if [ "$resume" = yes ]; then
     [ -f "$run/weights/last.pt" ] || die 2 "there is no run to resume in $run"
-  elif [ -f "$run/$MARK" ]; then
-    say "replacing the results of an earlier run in $run"
-    aside=$(mktemp -d "$run.earlier-XXXXXX") && mv "$run" "$aside/run" # back again if the input turns out to be wrong
-  elif [ -d "$run" ] && [ -n "$(find "$run" -type f ! -name .lock)" ]; then
+  elif [ ! -f "$run/$MARK" ] && [ -n "$(find "$run" -type f ! -name .lock 2>/dev/null)" ]; then
     die 2 "$run holds files that are no quickstart's; choose another --output, or delete it"
   fi
   { mkdir -p "$run" && touch "$run/$MARK"; } 2>/dev/null || die 2 "cannot write to $run"
@@ -147,13 +127,6 @@ program() { # NAME ARGUMENTS...: one of the overlay's programs, in the patched c
   "$PYTHON" "$YOLOV9_CHECKOUT/$1" "${@:2}" --device "$device"
 }
 
-ended() { # EXIT-CODE of a part that reads the input
-  if [ "$1" = 2 ] && [ -n "$aside" ]; then
-    rm -rf "$run" && mv "$aside/run" "$run" && rmdir "$aside" && say "the results of the earlier run are still in $run"
-  fi
-  exit "$1"
-}
-
 # What train_dual.py writes has an auxiliary branch, which is for training only.
 convert() {
   trained=$weights
@@ -162,7 +135,7 @@ convert() {
   converted=$run/$(basename "$weights" .pt)-converted.pt
   if [ "$resume" = no ]; then
     run_part "convert, if it has an auxiliary branch" program reparameterization.py --weights "$weights" \
-      --save "$converted" --if-needed || ended $?
+      --save "$converted" --if-needed || exit $?
   fi
   [ ! -f "$converted" ] || weights=$converted
 }
@@ -171,8 +144,7 @@ quantize() {
   local arguments=(--weights "$weights" --data "$data" ${size[@]+"${size[@]}"} --batch-size "$batch_size" --epochs "$epochs"
     --iters "$iters" --project "$(dirname "$run")" --name "$(basename "$run")" --exist-ok)
   [ "$resume" = no ] || arguments+=(--resume "$run")
-  run_part "1/4 quantize: float, PTQ, QAT" program qat.py quantize "${arguments[@]}" || ended $?
-  [ -z "$aside" ] || rm -rf "$aside"
+  run_part "1/4 quantize: float, PTQ, QAT" program qat.py quantize "${arguments[@]}" || exit $?
   local found=("$run"/weights/qat_best*.pt)
   best=${found[0]}
 }
@@ -193,23 +165,21 @@ evaluate_network() { # FILE NAME: its row goes to $run/NAME/report.json
 
 # INT8 and FP16 engines and their rows; one line that says why, where there can be none.
 build_engines() {
-  local typing reason float=$run/weights/float.onnx int8=$onnx status=0
+  local typing status=0 float=$run/weights/float.onnx int8=$onnx problem=$run/no-engines.txt
   if [ "$device" = cpu ]; then
     say "no engines: --device is cpu"
     return
   fi
-  reason=$(mktemp)
-  typing=$(PYTHON=${ENGINE_PYTHON:-$PYTHON} program scripts/check_engine_setup.py "$data" 2>"$reason") || status=$?
+  typing=$(PYTHON=${ENGINE_PYTHON:-$PYTHON} program scripts/check_engine_setup.py "$data" 2>"$problem") || status=$?
+  [ "$status" != 130 ] || return 130
   if [ "$status" != 0 ]; then
-    reason=$(cat "$reason" && rm "$reason")
-    [ "$status" != 130 ] || return 130
-    reason=${reason##*error: }
-    say "no engines: ${reason%%;*}"
+    problem=$(tail -n 1 "$problem")
+    problem=${problem##*error: }
+    say "no engines: ${problem%%;*}"
     return
   fi
-  rm "$reason"
-  typing=${typing##*$'\n'}
-  if [ "$typing" = strong ]; then int8=${best%.pt}-int8-strong.onnx; fi
+  rm "$problem"
+  if [ "${typing##*$'\n'}" = strong ]; then typing=strong int8=${best%.pt}-int8-strong.onnx; else typing=weak; fi
   run_part "3/4 export the float model, to compare with" program export_qat.py --weights "$weights" \
     ${size[@]+"${size[@]}"} --include onnx --simplify --dynamic batch --typing "$typing" --output "$float" || return $?
   evaluate_engine "$float" fp16 || return $?

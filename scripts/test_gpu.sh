@@ -13,8 +13,6 @@ set -euo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/lib.sh"
 
-usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"; }
-
 case "${1:-}" in -h | --help) usage; exit 0 ;; esac
 PYTHON=${PYTHON:-python3}
 engine_python=${ENGINE_PYTHON:-$PYTHON}

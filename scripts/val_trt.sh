@@ -13,18 +13,12 @@
 # BATCH (default: '1 8 16') is the engine's range of batches; EXPORT_ARGS, BUILD_ARGS and VAL_ARGS are passed on.
 # PYTHON=/path/to/python3 chooses the interpreter. Exit code: 0 done, 1 failed, 2 the input cannot be used.
 set -euo pipefail
-trap 'exit 130' INT # whatever the program that runs makes of Ctrl-C
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+# shellcheck source=scripts/lib.sh
+. "$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/lib.sh"
 python=${PYTHON:-python3}
 
-usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"; }
-refuse() {
-  echo "error: $*" >&2
-  exit 2
-}
-
 case "${1:-}" in -h | --help) usage; exit 0 ;; esac
-[ $# -ge 3 ] || refuse "expected WEIGHTS, DATA and IMGSZ; val_trt.sh --help says more"
+[ $# -ge 3 ] || die 2 "expected WEIGHTS, DATA and IMGSZ; val_trt.sh --help says more"
 weights=$1 data=$2 graph=()
 IFS=x read -r -a imgsz <<<"$3"
 shift 3
@@ -32,17 +26,17 @@ for option in "$@"; do
   case $option in
     --generate-graph) graph=(--generate-graph) ;;
     [0-9]*) imgsz+=("$option") ;;
-    *) refuse "unknown argument $option; val_trt.sh --help lists them" ;;
+    *) die 2 "unknown argument $option; val_trt.sh --help lists them" ;;
   esac
 done
-[ -f "$weights" ] || refuse "$weights does not exist; expected a checkpoint (.pt)"
-[ -f "$data" ] || refuse "$data does not exist; expected a dataset's YAML"
-[[ ${imgsz[*]} =~ ^[0-9]+(\ [0-9]+)?$ ]] || refuse "IMGSZ is ${imgsz[*]}; expected pixels, such as 640 or 384x640"
-case $weights in *.pt | *.onnx | *.engine | *.plan) ;; *) refuse "$weights is neither .pt, .onnx nor .engine" ;; esac
+[ -f "$weights" ] || die 2 "$weights does not exist; expected a checkpoint (.pt)"
+[ -f "$data" ] || die 2 "$data does not exist; expected a dataset's YAML"
+[[ ${imgsz[*]} =~ ^[0-9]+(\ [0-9]+)?$ ]] || die 2 "IMGSZ is ${imgsz[*]}; expected pixels, such as 640 or 384x640"
+case $weights in *.pt | *.onnx | *.engine | *.plan) ;; *) die 2 "$weights is neither .pt, .onnx nor .engine" ;; esac
 # What would only be noticed after the export and the build, which take minutes
 checked=("$data")
 case $weights in *.pt) checked+=(--weights "$weights") ;; esac
-setup=$("$python" "$here/check_engine_setup.py" "${checked[@]}" ${graph[@]+"${graph[@]}"})
+setup=$("$python" "$OVERLAY_ROOT/scripts/check_engine_setup.py" "${checked[@]}" ${graph[@]+"${graph[@]}"})
 
 onnx=$weights typing=${setup##*$'\n'} # the last line; the one before it names the ONNX file
 case $weights in *.pt) setup=${setup%$'\n'*} onnx=${setup##*$'\n'} ;; esac
@@ -55,20 +49,20 @@ read -r -a build_args <<<"${BUILD_ARGS:-}"
 read -r -a val_args <<<"${VAL_ARGS:-}"
 case $weights in
   *.pt)
-    echo "== export to ONNX"
-    "$python" "$here/../export_qat.py" --weights "$weights" --imgsz "${imgsz[@]}" --include onnx --simplify --dynamic batch \
+    say "export to ONNX"
+    "$python" "$OVERLAY_ROOT/export_qat.py" --weights "$weights" --imgsz "${imgsz[@]}" --include onnx --simplify --dynamic batch \
       --typing "$typing" --output "$onnx" ${export_args[@]+"${export_args[@]}"}
     ;;
 esac
 case $weights in
   *.pt | *.onnx)
-    echo "== build the engine"
-    "$python" "$here/build_engine.py" "$onnx" --imgsz "${imgsz[@]}" --output "$engine" --check 0 ${batch[@]+"${batch[@]}"} \
+    say "build the engine"
+    "$python" "$OVERLAY_ROOT/scripts/build_engine.py" "$onnx" --imgsz "${imgsz[@]}" --output "$engine" --check 0 ${batch[@]+"${batch[@]}"} \
       ${graph[@]+"${graph[@]}"} ${build_args[@]+"${build_args[@]}"}
     ;;
   *)
-    [ ${#graph[@]} = 0 ] || "$python" "$here/inspect_engine.py" "$engine" --generate-graph
+    [ ${#graph[@]} = 0 ] || "$python" "$OVERLAY_ROOT/scripts/inspect_engine.py" "$engine" --generate-graph
     ;;
 esac
-echo "== evaluate it"
-"$python" "$here/../val_trt.py" --engine-file "$engine" --data "$data" --imgsz "${imgsz[@]}" ${val_args[@]+"${val_args[@]}"}
+say "evaluate it"
+"$python" "$OVERLAY_ROOT/val_trt.py" --engine-file "$engine" --data "$data" --imgsz "${imgsz[@]}" ${val_args[@]+"${val_args[@]}"}

@@ -76,7 +76,6 @@ def test_without_github_pypis_wheel_becomes_a_checkout_that_trains(checkout: Pat
     result = run("scripts/get_yolov9.sh", folder, PATH=path)
     assert result.returncode == 0, result.stderr
     assert "yolo9==1.0.18" in git(folder, "log", "--format=%s")
-    assert "cea95fd0517f" in (folder / "UPSTREAM.md").read_text()
     yamls = [file.relative_to(checkout) for file in checkout.glob("models/*/*.yaml")]
     assert yamls
     for file in yamls:
@@ -126,6 +125,5 @@ def test_a_folder_without_git(pristine: Path, tmp_path: Path):
     assert git(tmp_path / "copy", "status", "--porcelain") == ""
     (pristine / "val.py").write_text("changed")
     result = run("scripts/get_yolov9.sh", tmp_path / "changed", YOLOV9_SOURCE=str(pristine))
-    assert result.returncode == 2
-    assert "not those of commit" in result.stderr
+    assert (result.returncode, "is not YOLOv9 at commit" in result.stderr) == (1, True)
     assert not (tmp_path / "changed").exists()

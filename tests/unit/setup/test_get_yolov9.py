@@ -80,26 +80,21 @@ WHEEL = "yolo9-1.0.18-py3-none-any.whl"
 
 
 @pytest.mark.parametrize(
-    ("source", "files", "code"),
+    ("source", "files"),
     [
-        ("copy", {"copy/train.py": ""}, 2),
-        ("copy", {"copy/models/yolo.py": "changed", "copy/utils/general.py": ""}, 2),
-        (
-            "other",
-            {"other/.git/HEAD": "ref: refs/heads/main\n", "other/.git/objects/x": "", "other/.git/refs/x": ""},
-            1,
-        ),
-        (WHEEL, {WHEEL: "half"}, 1),
-        ("nowhere", {}, 1),
+        ("copy", {"copy/models/yolo.py": "changed"}),
+        ("other", {"other/.git/HEAD": "ref: refs/heads/main\n", "other/.git/objects/x": "", "other/.git/refs/x": ""}),
+        (WHEEL, {WHEEL: "half"}),
+        ("nowhere", {}),
     ],
 )
-def test_a_source_that_has_it_not(place: Place, tmp_path: Path, source: str, files: dict[str, str], code: int):
+def test_a_source_that_has_it_not(place: Place, tmp_path: Path, source: str, files: dict[str, str]):
     """No other source is tried then."""
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     result = place.get(place.target, YOLOV9_SOURCE=str(tmp_path / source))
-    assert_failed(place, result, code, f"YOLOV9_SOURCE={tmp_path / source}")
+    assert_failed(place, result, 1, str(tmp_path / source))
     assert "PyPI" not in result.stdout
 
 
@@ -121,7 +116,7 @@ def test_a_wheel_that_becomes_something_else(place: Place):
     """The script that turns it into a checkout may change, and what it makes of the wheel must not."""
     place.git(NO_NETWORK)
     python = place.pip_download("echo half > yolo9-1.0.18-py3-none-any.whl")
-    assert_failed(place, place.get(place.target, PYTHON=python), 1, "SHA-256", "neither from GitHub nor from PyPI")
+    assert_failed(place, place.get(place.target, PYTHON=python), 1, "is damaged", "neither from GitHub nor from PyPI")
     text = """case "$*" in
       *"pip download"*) exit 0 ;;
       *yolov9_from_wheel.py*) for folder; do :; done; mkdir "$folder" && echo x > "$folder/val.py"; exit ;;
