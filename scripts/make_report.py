@@ -24,9 +24,8 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 import importlib.util
 import logging
 import platform
-import subprocess
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -35,7 +34,7 @@ from utils.cli import run_program
 from utils.core.device import select_device
 from utils.core.errors import InputError, QatError
 from utils.core.files import check_file, check_files, distinct_names, file_hash, refuse_overwrite
-from utils.core.options import DeviceOptions, Field, Fraction, InputSize, one_size, option, size_option, size_text
+from utils.core.options import DeviceOptions, Field, Fraction, InputSize, one_size, option, size_option
 from utils.core.run_folder import held
 from utils.core.tasks import DISPLAY_CONF
 from utils.core.text import printable, short_repr
@@ -127,10 +126,6 @@ def environment_text(files: Iterable[str | Path] = ()) -> str:
     from models.quantize import __version__
     from utils.trt import tensorrt_api
 
-    root = Path(__file__).resolve().parents[1]
-    command, commit = ["git", f"--git-dir={root / '.git'}", "rev-parse", "HEAD"], ""
-    with suppress(OSError, subprocess.SubprocessError):
-        commit = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
     try:
         tensorrt = tensorrt_api.load_tensorrt().name
     except QatError as error:
@@ -141,77 +136,55 @@ def environment_text(files: Iterable[str | Path] = ()) -> str:
         from torch.utils.collect_env import get_pretty_env_info
 
         libraries = get_pretty_env_info().strip()
-    where = f"The folder that it lies in: at commit {commit or 'unknown'}"
-    overlay = f"Overlay: {__version__}\n{where}\nTensorRT: {tensorrt}"
-    return "\n\n".join([overlay, libraries, *map(_describe_file, files)])
+    return "\n\n".join([f"Overlay: {__version__}\nTensorRT: {tensorrt}", libraries, *map(_describe_file, files)])
 
 
 def _describe_file(file: str | Path) -> str:
     """Size, digest and metadata; of a path its last name only, and no class names, which are nobody's business."""
-    path = check_file(file, "expected a .onnx, .engine, .plan or .pt")
-    lines = [f"{path.name}: {path.stat().st_size:,} bytes, SHA-256 {file_hash(path)}"]
-    try:
-        for name, value in _metadata(path).items():
-            if name != "names" and value not in ("", None, {}, ()):
-                text = value if isinstance(value, str) else short_repr(value)
-                lines.append(f"  {name}: {Path(text).name if Path(text).is_absolute() else text}")
-    except (QatError, ImportError) as error:
-        lines.append(f"  {str(error).replace(str(path), path.name)}")
-    return "\n".join(lines)
-
-
-def _metadata(path: Path) -> Mapping[str, Any]:
     from utils.trt.engine_file import ENGINE_SUFFIXES, EngineNote
     from utils.trt.preflight import OnnxFile
 
-    suffix = path.suffix.lower()
-    if suffix == ".onnx":
-        model = OnnxFile.read(path)
-        return {"opset": model.opset, "inputs": model.inputs, "outputs": model.outputs, **model.metadata}
-    if suffix in ENGINE_SUFFIXES:
-        note = vars(EngineNote.load(path))
-        return {**note, **note["metadata"], "metadata": None, "tuning": None}
-    if suffix == ".pt":
-        from models.quantize import checkpoint
+    path = check_file(file, "expected a .onnx, .engine, .plan or .pt")
+    lines = [f"{path.name}: {path.stat().st_size:,} bytes, SHA-256 {file_hash(path)}"]
+    metadata: dict[str, Any] = {}
+    try:
+        if path.suffix == ".onnx":
+            model = OnnxFile.read(path)
+            metadata = {"opset": model.opset, "inputs": model.inputs, "outputs": model.outputs, **model.metadata}
+        elif path.suffix in ENGINE_SUFFIXES:
+            note = vars(EngineNote.load(path))
+            metadata = {**note, **note["metadata"], "metadata": None, "tuning": None}
+        elif path.suffix == ".pt":
+            from models.quantize import checkpoint
 
-        content = checkpoint.summary(path) or {"kind": "a float checkpoint, or another file of PyTorch's"}
-        return {**content, **content.get("extra", {}), "extra": None}
-    return {}
+            content = checkpoint.summary(path) or {"kind": "a float checkpoint, or another file of PyTorch's"}
+            metadata = {**content, **content.get("extra", {}), "extra": None}
+    except (QatError, ImportError) as error:
+        lines.append(f"  {str(error).replace(str(path), path.name)}")
+    for name, value in metadata.items():
+        if name != "names" and value not in ("", None, {}, ()):
+            text = value if isinstance(value, str) else short_repr(value)
+            lines.append(f"  {name}: {Path(text).name if Path(text).is_absolute() else text}")
+    return "\n".join(lines)
 
 
 def compared_samples(options: ReportOptions, files: Sequence[str], data: str) -> list[Sample]:
-    """Detections of both networks on the same images, under headings that follow from the files."""
+    """Detections of both networks on the same images, under the files' names."""
     from utils.evaluation.data_yaml import load_data
     from utils.evaluation.input_plan import InputPlan, fixed_sizes
-    from utils.jobs.evaluate_file import stage
     from utils.jobs.open import open_runner
     from utils.jobs.visualize import collect_samples
 
-    stages = [stage(Path(file)) for file in files]
-    floats = [name.endswith(("float", "FP16", "FP32")) for name in stages]
-    if floats == [False, True] and stages[0] != "TensorRT":  # an engine without a note may be either
-        logger.warning("--compare takes FLOAT INT8: %s is %s and %s is %s, so they are drawn the other way round",
-                       files[0], stages[0], files[1], stages[1])  # fmt: skip
-        files = files[::-1]
-    names = ["float", "INT8"]
-    if floats[0] == floats[1] and "TensorRT" not in stages:
-        names = distinct_names(Path(file).name for file in files)
-        logger.warning("--compare takes FLOAT INT8: %s is %s and %s is %s", files[0], stages[0], files[1], stages[1])
-    device = select_device(options.device)
+    device, imgsz = select_device(options.device), options.imgsz or 640
     with ExitStack() as stack:
         runners = {
-            name: stack.enter_context(open_runner(path, device)) for name, path in zip(names, files, strict=True)
+            name: stack.enter_context(open_runner(path, device))
+            for name, path in zip(distinct_names(Path(file).name for file in files), files, strict=True)
         }
-        own = {}  # sizes that the files know
-        for file, runner in zip(files, runners.values(), strict=True):
+        for runner in runners.values() if options.imgsz is None else ():
             fixed = fixed_sizes(runner)[2:]
-            if size := runner.imgsz if None in fixed else fixed:
-                own[file] = one_size([pixels or max(map(int, filter(None, size))) for pixels in size])
-        imgsz = options.imgsz or [640, *own.values()][-1]
-        for file, side in own.items():
-            if side != imgsz:
-                texts = size_text(side), size_text(imgsz)
-                logger.warning("%s is for --imgsz %s, and is drawn at %s: it may find less", file, *texts)
+            if size := runner.imgsz if None in fixed else fixed:  # that the file knows
+                imgsz = one_size([pixels or max(map(int, filter(None, size))) for pixels in size])
         for runner in runners.values():
             InputPlan.of(runner, imgsz, 1)  # refuses a size that a file cannot take
         return collect_samples(

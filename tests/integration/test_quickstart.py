@@ -73,8 +73,9 @@ class TestQuickstart:
         report = json.loads((root / "runs/quickstart/report-merged.json").read_text())
         assert [entry["epoch"] for entry in report["history"]] == [0]
         assert {row["kind"] for row in report["ranges"]} == {"activation", "weight"}
-        assert [list(sample["predictions"]) for sample in report["samples"]] == [["float", "INT8"]] * 4
-        assert all(sample["predictions"]["INT8"] for sample in report["samples"])
+        predictions = [sample["predictions"] for sample in report["samples"]]
+        assert [list(drawn)[0] for drawn in predictions] == ["gelan-digits.pt"] * 4
+        assert all(boxes for drawn in predictions for boxes in drawn.values())
         page = (root / "runs/quickstart/report.html").read_text()
         assert page.count("data:image/jpeg") == 4
         assert page.count("data:image/svg+xml") == 2
