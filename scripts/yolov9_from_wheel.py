@@ -3,8 +3,8 @@
 
     python scripts/yolov9_from_wheel.py yolo9-1.0.18-py3-none-any.whl DIR
 
-scripts/get_yolov9.sh calls this where GitHub cannot be reached. It compares the git tree of the checkout, so the text is
-edited without parsing it. README.md, data/images/, figure/, scripts/ and tools/ are not in the wheel.
+scripts/get_yolov9.sh calls this where GitHub cannot be reached. It compares the git tree of the checkout, so the text
+is edited without parsing it. README.md, data/images/, figure/, scripts/ and tools/ are not in the wheel.
 """
 
 from __future__ import annotations

@@ -18,7 +18,6 @@ if sys.version_info < (3, 10) or sys.platform == "win32":  # what follows would 
 import argparse
 import contextlib
 import difflib
-import errno
 import gc
 import importlib.util
 import os
@@ -36,6 +35,7 @@ if missing := [name for name in ("pydantic", "filelock", "numpy", "yaml") if imp
     sys.exit(2)
 
 from utils.core import distributed
+from utils.core.files import NO_ROOM
 from utils.core.logging import setup_logging
 from utils.core.options import Options, add_options
 from utils.core.text import printable
@@ -102,19 +102,15 @@ def run_program(
         leaf.exit(2, "" if world.rank else f"error: {leaf.prog} is one process; start it without torchrun\n")
     setup_logging(arguments.debug, world.rank)
     gc.set_threshold(50_000, 5, 5)  # Python looks for cycles after 700 new objects; importing torch makes a million
-    hook = sys.unraisablehook
-    _answer_signals()
+    _answer_signals(_terminate)
     try:
         return _ended(kind, work, arguments, world.rank)
     except KeyboardInterrupt as end:  # also while the line of an error is printed
         word, code = ("terminated", 143) if isinstance(end, Terminated) else ("interrupted", 130)
         print(word, file=sys.stderr)
-        hook = _drop  # the destructor of a loader that was just starting
         return code
     finally:
-        sys.unraisablehook = hook
-        with contextlib.suppress(ValueError):
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # an exception while the interpreter ends is a traceback
+        _answer_signals(signal.SIG_DFL)  # an exception while the interpreter ends is a traceback
 
 
 def _ended(kind: type[Options], work: Callable[[Any], int | None], arguments: argparse.Namespace, rank: int) -> int:
@@ -167,38 +163,24 @@ def parsers(
     return parser, leaves
 
 
-def _answer_signals() -> None:
-    """Let SIGTERM raise as Ctrl-C does, but not in forked processes, which end quietly with the program.
+def _terminate(*_: object) -> NoReturn:
+    """Raise as Ctrl-C does."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # DataLoader's handler raises if its workers are terminated, too
+    raise Terminated
 
-    Python drops what is raised in a destructor or at a fork, where a loader starts its workers: it is raised again.
-    """
 
-    def terminate(*_: object) -> NoReturn:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # `timeout` sends two, and one in a destructor is a traceback
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # DataLoader's handler raises if its workers end by one, too
-        raise Terminated
-
-    def again(dropped: Any) -> None:
-        if not isinstance(dropped.exc_value, KeyboardInterrupt):
-            sys.__unraisablehook__(dropped)
-            return
-        number = signal.SIGTERM if isinstance(dropped.exc_value, Terminated) else signal.SIGINT
-        signal.signal(signal.SIGTERM, terminate)  # which is ignored since it came
-        threading.Timer(0.1, os.kill, (os.getpid(), number)).start()
+def _answer_signals(handler: Any) -> None:
+    """Set what SIGTERM does; forked processes end quietly with the program."""
 
     def in_child() -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        threading.excepthook = _drop  # that the program has ended is no news
+        threading.excepthook = lambda _: None  # that the program has ended is no news
 
     with contextlib.suppress(ValueError):  # not in the main thread, as in a test
-        signal.signal(signal.SIGTERM, terminate)
-        sys.unraisablehook = again
-        os.register_at_fork(after_in_child=in_child)
-
-
-def _drop(_: object) -> None:
-    """Take an exception of a program that was interrupted, and say nothing."""
+        signal.signal(signal.SIGTERM, handler)
+        if handler is _terminate:
+            os.register_at_fork(after_in_child=in_child)
 
 
 def _described(error: Exception) -> tuple[int, str]:
@@ -207,8 +189,6 @@ def _described(error: Exception) -> tuple[int, str]:
     if isinstance(error, QatError):
         return error.exit_code, text
     if isinstance(error, OSError) and error.strerror:
-        paths = (PermissionError, IsADirectoryError, NotADirectoryError, FileNotFoundError)
-        named = (errno.ELOOP, errno.ENAMETOOLONG, errno.EROFS)
-        code = 2 if error.filename and (isinstance(error, paths) or error.errno in named) else 1
+        code = 2 if error.filename and error.errno not in NO_ROOM else 1
         return code, f"{os.fsdecode(error.filename)}: {error.strerror}" if error.filename else error.strerror
     return 1, f"{type(error).__name__}: {text[:500]} (--debug shows the traceback)"

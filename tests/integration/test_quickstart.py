@@ -74,7 +74,7 @@ class TestQuickstart:
         assert [entry["epoch"] for entry in report["history"]] == [0]
         assert {row["kind"] for row in report["ranges"]} == {"activation", "weight"}
         predictions = [sample["predictions"] for sample in report["samples"]]
-        assert [list(drawn)[0] for drawn in predictions] == ["gelan-digits.pt"] * 4
+        assert [next(iter(drawn)) for drawn in predictions] == ["gelan-digits.pt"] * 4
         assert all(boxes for drawn in predictions for boxes in drawn.values())
         page = (root / "runs/quickstart/report.html").read_text()
         assert page.count("data:image/jpeg") == 4

@@ -1,16 +1,13 @@
 """Files that are none, or not what their names say: one line, and nothing waits for a pipe or reads a device."""
 
-import errno
 import os
 import sys
 from functools import partial
 
 import pytest
 
-from utils import cli
 from utils.core.errors import DataError, DependencyError, InputError
 from utils.core.files import check_file, check_files, read_json, read_onnx, read_yaml
-from utils.core.options import Options
 from utils.evaluation.data_yaml import load_data
 
 pytestmark = pytest.mark.timeout(60)
@@ -81,15 +78,6 @@ def test_yaml_is_read_as_ever(tmp_path):
     expected = {"a": numbers, "b": numbers, "c": "1:" * 99, "download": "import x\na << b: 1\n"}
     expected |= {"d": {"k": 1, "l": 2}, "e": {"k": 3, "l": 2}}
     assert read_yaml(tmp_path / "x.yaml", EXPECTED) == expected
-
-
-@pytest.mark.parametrize("code", ["EACCES", "EISDIR", "ENOENT", "ENOTDIR", "ELOOP", "ENAMETOOLONG", "EROFS"])
-def test_a_path_that_cannot_be_opened_is_bad_input(capsys, code):
-    def work(_options):
-        raise OSError(getattr(errno, code), "cannot be had", "some/file")
-
-    assert cli.run_program("p", (Options, work), []) == 2
-    assert capsys.readouterr().err == "error: some/file: cannot be had\n"
 
 
 def test_a_missing_library_is_named(monkeypatch):
