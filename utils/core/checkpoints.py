@@ -9,26 +9,22 @@ them. Two steps make it harmless:
    be of a listed class; its constructor is not called, it starts as an empty `nn.Module` and receives plain data,
    tensors and child modules. Whatever could be called, such as a hook, is refused.
 
-zipfile compares every member that it reads with its checksum, so that a file with a flipped bit is refused.
-
-`torch.load(weights_only=True)` does not compare checksums, its list of allowed names belongs to the whole process, and
-it calls what the list allows; checkpoints of segmentation networks name `getattr`.
+zipfile compares every member that it reads with its checksum; `torch.load(weights_only=True)` does not, and its list of
+allowed names belongs to the whole process. Checkpoints of segmentation networks name `getattr`.
 """
 
 from __future__ import annotations
 
 import copyreg
-import errno
 import io
+import os
 import pickle
-import sys
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
-from contextlib import nullcontext
 from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -70,7 +66,6 @@ KEPT_AS = "detect"
 PRIVATE_DATA = ("_non_persistent_buffers_set", "_reversed_padding_repeated_twice")
 MEMBERS = {"_parameters": nn.Parameter, "_buffers": torch.Tensor, "_modules": nn.Module}
 ATOMS = frozenset({type(None), bool, int, float, str, bytes})
-LEGACY_START = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."  # the magic number of torch before 1.6
 
 
 class NotAllowed(CheckpointError):
@@ -78,22 +73,18 @@ class NotAllowed(CheckpointError):
 
 
 def read_torch_file(
-    file: str | Path | IO[bytes],
+    file: str | Path,
     modules: Mapping[str, type[nn.Module]] | None = None,
     *,
-    device: Any = "cpu",
     skip: Collection[str] = (),
-    expected: str = "--weights takes a .pt file",
     remedy: str = "copy or download it again",
 ) -> Any:
-    """What `torch.save` wrote into `file`. No code of the file is run.
+    """What `torch.save` wrote into `file`, on the CPU. No code of the file is run.
 
     Args:
         modules: the module classes that the file may hold, by their names in a pickle. Modules may be the content
             itself or values of a dictionary that is the content.
-        device: where the tensors go.
         skip: keys of that dictionary whose values are left out, and whose tensors are not read.
-        expected: what a file is expected for, said where there is none.
         remedy: what to do about a damaged file.
 
     Returns:
@@ -103,59 +94,37 @@ def read_torch_file(
         NotAllowed: it names something that is not listed here or in `modules`, or holds hooks or the like.
         CheckpointError: it is missing, damaged, truncated, or no file of `torch.save` since torch 1.6.
     """
-    where = file if isinstance(file, (str, Path)) else "the checkpoint"
-    if isinstance(file, (str, Path)) and not Path(file).is_file():
-        raise CheckpointError(no_file(file, expected))
+    if not os.path.isfile(file):
+        raise CheckpointError(no_file(file, "--weights takes a .pt file"))
     try:
-        with open(file, "rb") if isinstance(file, (str, Path)) else nullcontext(file) as stream:
-            if problem := _what_else(stream):
-                raise CheckpointError(f"{where} {problem}")
-            with zipfile.ZipFile(stream) as archive:
-                return _read_archive(archive, modules or {}, device, skip)
+        with zipfile.ZipFile(file) as archive:
+            return _read_archive(archive, modules or {}, skip)
     except _Refused as error:
         raise NotAllowed(
-            f"{where} holds {error}, which is no data and no module class of YOLOv9 or torch.nn; it was not loaded. "
+            f"{file} holds {error}, which is no data and no module class of YOLOv9 or torch.nn; it was not loaded. "
             "Save the network without fusing or wrapping it, as upstream's train.py does; a class of a fork has to be "
             "listed first (UPSTREAM_MODULES or TORCH_MODULES in utils/upstream/network.py, see CONTRIBUTING.md)"
         ) from error
-    except (CheckpointError, MemoryError):
+    except MemoryError:
         raise
     except Exception as error:  # a damaged file can break zipfile, the unpickler and the builder anywhere
-        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # which is a member before the file's beginning
-            raise CheckpointError(f"{where} cannot be read: {error.strerror or error}; {expected}") from error
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise CheckpointError(f"{where} is damaged, or no PyTorch checkpoint ({reason}); {remedy}") from error
+        raise CheckpointError(
+            f"{file} is damaged, or no checkpoint of PyTorch 1.6 or newer ({reason}); {remedy}"
+        ) from error
 
 
-def _what_else(stream: IO[bytes]) -> str:
-    """What is said of a file that is not a zip archive; empty for an archive."""
-    start = stream.read(512)
-    if start.startswith(LEGACY_START) or start[257:262] == b"ustar":
-        return "is in a format of PyTorch before 1.6; where you trust it, load it with PyTorch and save it again"
-    if start.startswith(b"\x80"):
-        return "is a plain pickle, not a PyTorch checkpoint; it was not loaded"
-    return "" if zipfile.is_zipfile(stream) else "is not a PyTorch checkpoint, or it is truncated; copy it again"
-
-
-def _read_archive(
-    archive: zipfile.ZipFile, modules: Mapping[str, type[nn.Module]], device: Any, skip: Collection[str]
-) -> Any:
-    names = archive.namelist()
-    pickles = [name for name in names if name.count("/") == 1 and name.endswith("/data.pkl")]
+def _read_archive(archive: zipfile.ZipFile, modules: Mapping[str, type[nn.Module]], skip: Collection[str]) -> Any:
+    pickles = [name for name in archive.namelist() if name.count("/") == 1 and name.endswith("/data.pkl")]
     if len(pickles) != 1:
         raise ValueError("a zip file without data.pkl")
-    folder = pickles[0].removesuffix("data.pkl")
-    if f"{folder}constants.pkl" in names:
-        raise ValueError("a TorchScript archive; give the file that it was made from")
-    if f"{folder}byteorder" in names and archive.read(f"{folder}byteorder") != sys.byteorder.encode():
-        raise ValueError("written on a machine of another byte order")
     unpickler = _Unpickler(io.BytesIO(archive.read(pickles[0])), modules)
     copyreg.clear_extension_cache()  # what lies in it would be given to the pickle without asking find_class
     try:
         content = unpickler.load()
     finally:
         copyreg.clear_extension_cache()
-    builder = _Builder(modules, lambda key: archive.read(f"{folder}data/{key}"), device)
+    builder = _Builder(modules, lambda key: archive.read(f"{pickles[0].removesuffix('data.pkl')}data/{key}"))
     if type(content) in (dict, _Dict):
         return {builder.key(key): builder.value(value) for key, value in content.items() if key not in skip}
     return builder.value(content)
@@ -230,24 +199,28 @@ class _Builder:
         read_storage: gives the bytes of a storage by its key.
     """
 
-    def __init__(
-        self, modules: Mapping[str, type[nn.Module]], read_storage: Callable[[str], bytes], device: Any
-    ) -> None:
-        self._modules, self._read_storage, self._device = modules, read_storage, device
+    def __init__(self, modules: Mapping[str, type[nn.Module]], read_storage: Callable[[str], bytes]) -> None:
+        self._modules, self._read_storage = modules, read_storage
         self._storages: dict[str, torch.Tensor] = {}  # key → its bytes, uint8 [n]
-        # id of a container or a shell → what was made of it, for what is shared. Data never holds modules.
-        self._data: dict[int, Any] = {}
-        self._module: dict[int, Any] = {}
+        self._made: dict[int, Any] = {}  # id of a container or a shell → what was made of it, for what is shared
 
     def value(self, value: Any) -> Any:
         """A module, or data."""
-        if self._module_class(type(value)):
-            return _once(self._module, value, self._make_module)
-        return self.data(value)
+        return self._once(value, self._make_module) if self._module_class(type(value)) else self.data(value)
 
     def data(self, value: Any) -> Any:
         """Containers, texts, numbers and tensors; modules are refused."""
-        return value if type(value) in ATOMS else _once(self._data, value, self._make_data)
+        if type(value) in ATOMS:
+            return value
+        if self._module_class(type(value)):
+            raise _Refused(f"a module within data, a {value.name}")
+        return self._once(value, self._make_data)
+
+    def _once(self, value: Any, make: Callable[[Any], Any]) -> Any:
+        """What `value` stands for, made when it is first asked for."""
+        if id(value) not in self._made:
+            self._made[id(value)] = make(value)  # a container in itself ends in a RecursionError
+        return self._made[id(value)]
 
     @staticmethod
     def key(value: Any) -> Any:
@@ -293,10 +266,8 @@ class _Builder:
         """The elements of a storage in the archive, `[count]`."""
         dtype = STORAGES[kind.name]
         if key not in self._storages:
-            content = self._read_storage(key)
-            data = torch.empty(len(content), dtype=torch.uint8)
-            data.numpy()[:] = np.frombuffer(content, np.uint8)
-            self._storages[key] = data.to(self._device)
+            content = bytearray(self._read_storage(key))
+            self._storages[key] = torch.frombuffer(content, dtype=torch.uint8) if content else torch.empty(0).byte()
         data = self._storages[key]
         if len(data) != count * dtype.itemsize:
             raise ValueError(f"storage {key} has {plural(len(data), 'byte')}, not {count} elements of {dtype}")
@@ -335,20 +306,13 @@ class _Builder:
         return below.forward
 
 
-def _once(made: dict[int, Any], value: Any, make: Callable[[Any], Any]) -> Any:
-    """What `value` stands for, made when it is first asked for."""
-    if id(value) not in made:
-        made[id(value)] = make(value)  # a container in itself ends in a RecursionError
-    return made[id(value)]
-
-
 def _tensor(
     storage: torch.Tensor, offset: int, size: Any, stride: Any, requires_grad: Any, hooks: Any, metadata: Any = None
 ) -> torch.Tensor:
     if hooks or metadata:
         raise _Refused("a tensor with hooks")
     # as_strided raises where the tensor does not lie within its storage; set_ makes it no view of another tensor.
-    tensor = torch.empty(0, dtype=storage.dtype, device=storage.device).set_(storage.as_strided(size, stride, offset))
+    tensor = torch.empty(0, dtype=storage.dtype).set_(storage.as_strided(size, stride, offset))
     return tensor.requires_grad_(bool(requires_grad))
 
 

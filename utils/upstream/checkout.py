@@ -135,24 +135,19 @@ class _NumPyWithoutPickles(types.ModuleType):
         self._numpy.save(file, array, *args, **kwargs)
 
 
-def load_safely_by_default(read: Callable[[Any, Any], Any]) -> None:
-    """Make `torch.load` without `weights_only` read upstream's checkpoints, and run nothing of them.
+def load_safely_by_default(read: Callable[[Any], Any]) -> None:
+    """Make `torch.load` without `weights_only` read upstream's checkpoints with `read`, which runs nothing of them.
 
-    Upstream calls `torch.load(path)`, whose default since torch 2.6 refuses its own checkpoints and which would run
-    code before.
-
-    Args:
-        read: gives what a file holds, its tensors on a device.
+    Upstream calls `torch.load(path, map_location="cpu")`, whose default since torch 2.6 refuses its own checkpoints and
+    which would run code before.
     """
     import torch
 
     original = torch.load
 
     @wraps(original)
-    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("weights_only") is not None:
-            return original(f, map_location, *args, **kwargs)
-        return read(f, map_location if isinstance(map_location, (str, torch.device)) else "cpu")
+    def load(f: Any, *args: Any, **kwargs: Any) -> Any:
+        return read(f) if kwargs.get("weights_only") is None else original(f, *args, **kwargs)
 
     torch.load = load
 

@@ -8,7 +8,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from utils.core.errors import CheckpointError, InputError
 from utils.core.files import read_yaml
@@ -293,7 +293,7 @@ def module_classes() -> dict[str, type[nn.Module]]:
     return found
 
 
-def read_checkpoint(file: str | Path | IO[bytes], device: Any = "cpu") -> Any:
+def read_checkpoint(file: str | Path) -> Any:
     """What a checkpoint of upstream's holds, also its training state; no code of it is run.
 
     Raises:
@@ -303,9 +303,7 @@ def read_checkpoint(file: str | Path | IO[bytes], device: Any = "cpu") -> Any:
 
     from utils.core import checkpoints
 
-    content = checkpoints.read_torch_file(
-        file, module_classes(), device=device, expected="--weights takes a YOLOv9 .pt file"
-    )
+    content = checkpoints.read_torch_file(file, module_classes())
     if isinstance(content, dict) and "quantized_state" in content:
         raise CheckpointError(
             f"{file} is a quantized checkpoint; this command takes the float weights it was made from, and "

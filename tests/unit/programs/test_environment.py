@@ -75,7 +75,7 @@ def test_files_say_what_they_are_and_not_whose(tmp_path, monkeypatch):
     for line in ("stride: 32", "data: set.yaml", "onnx: a.onnx", "api: TensorRT 8.6.0", "typing: weak", "ap: 0.5",
                  "version: 0.1.0", "recipe: {'float': []}", "float_weights: best.pt"):  # fmt: skip
         assert f"\n  {line}\n" in text
-    assert "cut.pt is not a PyTorch checkpoint, or it is truncated" in text
+    assert "cut.pt is damaged" in text
     assert "a float checkpoint" in text.split("gelan-digits.pt")[1]
     for private in ("secret", "lee", "ann", "empty", "quantized_state", str(tmp_path)):
         assert private not in text
