@@ -3,8 +3,8 @@
 Of several processes (`distributed.py`) all call the functions that write a whole content (`write_bytes`, `write_text`,
 `save_torch`, `copy_file`); the main one writes, and the others go on when the file is there.
 
-A pipe or a device is refused before it is opened: opening a pipe that nobody writes to waits for ever, and /dev/zero
-has no end. What is wrong inside a YAML, JSON or ONNX file is said in one line, whatever the parser raised.
+A pipe or a device is refused before it is opened: opening a pipe that nobody writes to waits for ever. What is wrong
+inside a YAML, JSON or ONNX file is said in one line, whatever the parser raised.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import io
 import itertools
 import json
 import os
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,43 +64,26 @@ def check_files(**files: str | Path | None) -> None:
             raise InputError(f"--{option} {path} is {kind}; expected the .pt file that it was made from")
 
 
-def read_text(path: str | Path, expected: str, error: type[InputError] = InputError, *, errors: str = "ignore") -> str:
-    """The text of a UTF-8 file.
-
-    Args:
-        errors: what is done with bytes that are not UTF-8, as `open` takes it.
+def read_text(path: str | Path, expected: str, error: type[InputError] = InputError) -> str:
+    """The text of a UTF-8 file; bytes that are not UTF-8 become U+FFFD.
 
     Raises:
-        InputError: of the kind `error`: no regular file, or it cannot be read.
+        InputError: of the kind `error`: no regular file.
     """
-    path = check_file(path, expected, error)
-    try:
-        return path.read_text(encoding="utf-8", errors=errors)
-    except OSError as problem:
-        raise error(f"cannot read {path}: {problem.strerror}; {expected}") from problem
+    return check_file(path, expected, error).read_text(encoding="utf-8", errors="replace")
 
 
 def read_yaml(path: str | Path, expected: str, error: type[InputError] = InputError) -> Any:
-    """The content of a YAML file, plain values only; a key that stands twice is refused, where PyYAML takes the last.
+    """The content of a YAML file, plain values only.
 
     Raises:
-        InputError: of the kind `error`: it cannot be read, or is not valid YAML.
+        InputError: of the kind `error`: no regular file, or it is not valid YAML.
     """
     import yaml
 
-    class UniqueKeys(yaml.SafeLoader):
-        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-            seen = set()
-            for key, _ in node.value:
-                if (key.tag, str(key.value)) in seen:
-                    line = key.start_mark.line + 1
-                    raise yaml.YAMLError(f"line {line}: the key {str(key.value)[:80]} stands twice; leave one out")
-                seen.add((key.tag, str(key.value)))
-            return dict(super().construct_mapping(node, deep))
-
     text = read_text(path, expected, error)
     try:
-        return yaml.load(text, UniqueKeys)
+        return yaml.safe_load(text)
     except Exception as problem:  # its constructors raise what they like: month 13, `!!int ""`, `!!bool maybe`
         reason = " ".join(str(problem).split())[:300]
         raise error(f"{path} is not valid YAML: {reason or type(problem).__name__}") from problem
@@ -111,9 +93,9 @@ def read_json(path: str | Path, expected: str, error: type[InputError] = InputEr
     """The content of a JSON file.
 
     Raises:
-        InputError: of the kind `error`: it cannot be read, or is not JSON.
+        InputError: of the kind `error`: no regular file, or it is not JSON.
     """
-    text = read_text(path, expected, error, errors="replace")
+    text = read_text(path, expected, error)
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as problem:
@@ -190,20 +172,16 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
 
 
 def check_writable(path: str | Path) -> None:
-    """Check, before long work, that a file can be written there, or its missing folders be made; nothing is left there.
+    """Check, before long work, that a file can be written there, or its missing folders be made.
 
     Raises:
         InputError: it cannot.
     """
     folder = Path(path).absolute().parent
-    try:
-        while not folder.exists():
-            folder = folder.parent
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        kind = QatError if error.errno in NO_ROOM else InputError
-        raise kind(f"cannot write {path}: {error.strerror}") from error
+    while not folder.exists():
+        folder = folder.parent
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
+        raise InputError(f"cannot write {path}: {folder} is no folder that can be written to")
 
 
 def write_bytes(path: str | Path, content: bytes | memoryview) -> None:
@@ -241,7 +219,7 @@ def save_torch(content: Any, path: str | Path) -> None:
 
 
 def copy_file(source: Path, target: Path) -> None:
-    """Copy a file so that `target` is the old content or the whole new one."""
+    """Copy a file."""
     distributed.from_main(lambda: write_bytes(target, source.read_bytes()))
 
 
@@ -291,7 +269,6 @@ def refuse_overwrite(
     """Raise `InputError` if a file that is to be written is one that is read, no file, or another output, or cannot be.
 
     Args:
-        outputs: files to be written; those that do not exist yet can be no input.
         inputs: files that are read; None for what was not given.
         advice: what to do about it.
     """
@@ -331,17 +308,13 @@ def refuse_overwrite_in(
 def distinct_names(names: Iterable[str]) -> list[str]:
     """The same names, numbered where one would be taken twice, also where the file system ignores case.
 
-    >>> distinct_names(["a.jpg", "A.jpg", "a-2.jpg", "b.jpg"])
-    ['a.jpg', 'A-3.jpg', 'a-2.jpg', 'b.jpg']
+    >>> distinct_names(["a.jpg", "A.jpg", "b.jpg"])
+    ['a.jpg', 'A-2.jpg', 'b.jpg']
     """
-    names = list(names)
-    reserved, taken = {name.casefold() for name in names}, set[str]()
-    distinct = []
+    distinct: dict[str, str] = {}  # in lower case → as it is
     for name in names:
         stem, suffix = os.path.splitext(name)
-        numbers = itertools.count(2)
-        while name.casefold() in taken:
-            name = next(new for n in numbers if (new := f"{stem}-{n}{suffix}").casefold() not in reserved)
-        taken.add(name.casefold())
-        distinct.append(name)
-    return distinct
+        numbered = (f"{stem}-{number}{suffix}" for number in itertools.count(2))
+        name = next(new for new in itertools.chain([name], numbered) if new.casefold() not in distinct)
+        distinct[name.casefold()] = name
+    return [*distinct.values()]

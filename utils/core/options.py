@@ -18,7 +18,6 @@ import argparse
 import inspect
 import types
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
@@ -53,23 +52,6 @@ CheckImages = Annotated[int, Field(ge=0, le=10_000)]
 FolderName = Annotated[str, AfterValidator(check_folder_name)]
 
 
-@dataclass(frozen=True)
-class Argument:
-    """How a field stands on the command line.
-
-    Attributes:
-        flags: its name, then its aliases; empty for `--name-of-the-field`, None for a positional argument.
-        group: its title, perhaps with a description behind a colon.
-        recipe: the recipe's entry that it stands for, such as `finetune.epochs`.
-        keywords: for argparse.
-    """
-
-    flags: tuple[str, ...] | None
-    group: str
-    recipe: str
-    keywords: Mapping[str, Any]
-
-
 def option(
     default: Any, text: str, *flags: str, group: str = "", recipe: str = "", positional: bool = False, **keywords: Any
 ) -> Any:
@@ -78,14 +60,14 @@ def option(
     Args:
         default: `...` for an option that must be given.
         text: for `-h`.
-        flags, group, recipe: see `Argument`.
+        flags: its name, then its aliases; none for `--name-of-the-field`.
+        group: the title of its group, perhaps with a description behind a colon.
+        recipe: the recipe's entry that it stands for, such as `finetune.epochs`.
         keywords: metavar, nargs, const, action and type are argparse's; bounds such as ge and le are pydantic's.
     """
-    own: dict[str, Any] = {
-        key: keywords.pop(key) for key in ("metavar", "nargs", "const", "action", "type") if key in keywords
-    }
-    argument: Any = Argument(None if positional else flags, group, recipe, own)
-    return Field(default, description=text, json_schema_extra={"argument": argument}, **keywords)
+    own = {key: keywords.pop(key) for key in ("metavar", "nargs", "const", "action", "type") if key in keywords}
+    extra: Any = {"flags": None if positional else flags, "group": group, "recipe": recipe, "keywords": own}
+    return Field(default, description=text, json_schema_extra=extra, **keywords)
 
 
 class Options(StrictModel):
@@ -113,15 +95,15 @@ class Options(StrictModel):
             raise InputError(problem.replace(name, cls.flag(name), 1) if known else problem) from error
 
     @classmethod
-    def arguments(cls) -> dict[str, Argument]:
-        """Each field's name, and how it stands on the command line."""
-        extras: dict[str, Any] = {name: field.json_schema_extra for name, field in cls.model_fields.items()}
-        return {name: extra["argument"] for name, extra in extras.items()}
+    def argument(cls, name: str) -> dict[str, Any]:
+        """How a field stands on the command line: the arguments of `option`."""
+        extra: Any = cls.model_fields[name].json_schema_extra
+        return extra
 
     @classmethod
     def flags(cls, name: str) -> tuple[str, ...]:
         """The flags of a field, its name first, then its aliases; the field's name for a positional argument."""
-        flags = cls.arguments()[name].flags
+        flags = cls.argument(name)["flags"]
         return (name,) if flags is None else flags or (f"--{name.replace('_', '-')}",)
 
     @classmethod
@@ -260,13 +242,13 @@ def add_options(parser: argparse.ArgumentParser, kind: type[Options]) -> None:
     The class's own fields come first, then those of its bases.
     """
     groups: dict[str, Any] = {"": parser}
-    arguments, bases = kind.arguments(), list(kind.__mro__)
+    bases = list(kind.__mro__)
     declared = {name: bases.index(base) for base in bases for name in inspect.get_annotations(base)}
-    for name in sorted(arguments, key=declared.__getitem__):
-        field, argument = kind.model_fields[name], arguments[name]
-        if argument.group not in groups:
-            title, _, about = argument.group.partition(": ")
-            groups[argument.group] = parser.add_argument_group(title, about or None)
+    for name, field in sorted(kind.model_fields.items(), key=lambda item: declared[item[0]]):
+        argument = kind.argument(name)
+        if argument["group"] not in groups:
+            title, _, about = argument["group"].partition(": ")
+            groups[argument["group"]] = parser.add_argument_group(title, about or None)
         text = field.description or ""
         silent = field.default is False or field.default in (None, "", [])  # 0 is a default to be shown
         if not (field.is_required() or silent or "(default" in text):
@@ -275,13 +257,13 @@ def add_options(parser: argparse.ArgumentParser, kind: type[Options]) -> None:
         keywords: dict[str, Any] = {
             "help": argparse.SUPPRESS if name in kind.HIDDEN else text,
             **_keywords(name, field.annotation, field.default),
-            **argument.keywords,
+            **argument["keywords"],
         }
         if keywords.get("action") == "append":
             del keywords["nargs"]
-        if argument.flags is not None:
+        if argument["flags"] is not None:
             keywords |= {"dest": name, "default": argparse.SUPPRESS, "required": field.is_required()}
-        groups[argument.group].add_argument(*kind.flags(name), **keywords)
+        groups[argument["group"]].add_argument(*kind.flags(name), **keywords)
 
 
 def _keywords(name: str, annotation: Any, default: Any) -> dict[str, Any]:

@@ -93,9 +93,9 @@ class CalibratingOptions(QatOptions):
                 for a supervision that has none.
         """
         given = {
-            argument.recipe.replace(".", "_"): value
-            for name, argument in self.arguments().items()
-            if argument.recipe and (value := getattr(self, name)) is not None
+            entry.replace(".", "_"): value
+            for name, value in self
+            if (entry := self.argument(name)["recipe"]) and value is not None
         }
         if "finetune_supervision_stride" in given:
             if given.get("finetune_supervision") == "task":

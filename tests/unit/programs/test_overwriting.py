@@ -62,7 +62,7 @@ def test_names_that_are_no_folders(name):
 def test_names_are_told_apart():
     assert [check_folder_name(name) for name in ("exp", "a b", "ä.1", "...")] == ["exp", "a b", "ä.1", "..."]
     names = distinct_names(["a.jpg", "A.jpg", "a-2.jpg", "b.jpg", "a.jpg", "c", "C"])
-    assert names == ["a.jpg", "A-3.jpg", "a-2.jpg", "b.jpg", "a-4.jpg", "c", "C-2"]
+    assert names == ["a.jpg", "A-2.jpg", "a-2-2.jpg", "b.jpg", "a-3.jpg", "c", "C-2"]
 
 
 def test_make_report_leaves_the_runs_json_alone(here, start):
