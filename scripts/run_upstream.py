@@ -31,12 +31,6 @@ ROOT = Path(__file__).resolve().parents[1]
 FAST = "--fast"
 
 
-def _known(option: str) -> str:
-    """torch.distributed.launch gives `--local-rank=N`, which upstream's parsers call `--local_rank`."""
-    name, equals, value = option.partition("=")
-    return f"--local_rank{equals}{value}" if name == "--local-rank" else option
-
-
 def main() -> int:
     words = sys.argv[1:]
     fast = words[:1] == [FAST]
@@ -66,7 +60,7 @@ def main() -> int:
         if script.parent.name == "panoptic":
             with contextlib.suppress(ImportError):  # the program says what is missing
                 checkout.without_label_caches(importlib.import_module("utils.panoptic.dataloaders"))
-        sys.argv = [str(script), *map(_known, options)]
+        sys.argv = [str(script), *options]
         runpy.run_path(str(script), run_name="__main__")
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -94,10 +94,7 @@ def run_program(
     leaf, (kind, work) = leaves[command]
     if unknown:
         leaf.refuse(unknown)
-    try:
-        world = distributed.launched()
-    except QatError as error:
-        leaf.exit(2, f"error: {error}\n")
+    world = distributed.launched()
     if world.size > 1 and command not in together:
         leaf.exit(2, "" if world.rank else f"error: {leaf.prog} is one process; start it without torchrun\n")
     setup_logging(arguments.debug, world.rank)

@@ -212,8 +212,6 @@ def fill(name: str, number: float) -> Callable[[Any], None]:
         (lambda model: delattr(model, "names"), "names"),
         (lambda model: setattr(model, "names", ["a"]), "names of 1 class, and its head finds 10"),
         (lambda model: setattr(model.model[-1], "nc", 11), "names of 10 classes, and its head finds 11"),
-        (lambda model: setattr(model, "stride", torch.tensor([8.0, 16.0, 64.0])), "strides"),
-        (lambda model: setattr(model.model[-1], "stride", torch.tensor([8.0, 16.0, 16.0])), "strides"),
         (lambda model: setattr(model, "model", nn.Sequential()), "holds no YOLOv9 network"),
         (lambda model: model.model.__delitem__(-1), "ends in Concat"),
         (lambda model: setattr(model.model[2], "f", 7), "does not compute"),

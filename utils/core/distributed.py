@@ -18,7 +18,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from utils.core import device
-from utils.core.errors import InputError, QatError
+from utils.core.errors import QatError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,20 +56,10 @@ class _State:
 
 
 def launched() -> World:
-    """What torchrun's environment says; a process by itself without it.
-
-    Raises:
-        InputError: it makes no sense.
-    """
+    """What torchrun's environment says; a process by itself without it."""
     if any(name not in os.environ for name in VARIABLES):
         return World()
-    try:
-        rank, size, local = (int(os.environ[name]) for name in VARIABLES[:3])
-    except ValueError as error:
-        raise InputError(f"RANK, WORLD_SIZE and LOCAL_RANK are no numbers, as torchrun sets them ({error})") from error
-    if not (0 <= rank < size and 0 <= local < size):
-        raise InputError(f"RANK {rank}, WORLD_SIZE {size} and LOCAL_RANK {local} do not fit together")
-    return World(rank, size, local)
+    return World(*(int(os.environ[name]) for name in VARIABLES[:3]))
 
 
 def world() -> World:

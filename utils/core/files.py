@@ -228,30 +228,6 @@ def file_hash(path: str | Path) -> str:
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
-def make_run_dir(project: str | Path, name: str, exist_ok: bool = False) -> Path:
-    """Create and return `project/name`, or `project/name2`, `name3`, ... when it exists and `exist_ok` is false.
-
-    Behind a name that ends in a digit the number has a hyphen: `x2`, `x2-2`.
-
-    Raises:
-        InputError: the folder cannot be created, or `name` is not the name of a folder.
-    """
-    base = Path(project) / check_folder_name(name)
-    try:
-        for number in itertools.count(1):
-            hyphen = "-" if name[-1].isdigit() else ""
-            folder = base if number == 1 else base.with_name(f"{name}{hyphen}{number}")
-            try:
-                folder.mkdir(parents=True, exist_ok=exist_ok)
-                break
-            except FileExistsError:
-                if not folder.is_dir():
-                    raise
-    except OSError as error:
-        raise InputError(f"cannot create the run folder {base}: {error.strerror}; choose another --project") from error
-    return folder
-
-
 def check_folder_name(text: str) -> str:
     """Return `text` if it is the name of one folder, so that PROJECT/NAME lies in PROJECT.
 
@@ -292,10 +268,7 @@ def refuse_overwrite(
 def refuse_overwrite_in(
     project: str | Path, name: str, exist_ok: bool, patterns: Iterable[str], inputs: Iterable[str | Path | None]
 ) -> None:
-    """`refuse_overwrite` for what a program writes into the run folder PROJECT/NAME, by names (globs).
-
-    Without `exist_ok` the folder is a new one, in which nothing lies that could be read.
-    """
+    """`refuse_overwrite` for what a program writes into PROJECT/NAME, by globs; without `exist_ok` it is new."""
     try:
         check_writable(Path(project) / name / "report.json")
     except InputError as error:

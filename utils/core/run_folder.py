@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 
 from utils.core import distributed
 from utils.core.errors import InputError
-from utils.core.files import make_run_dir
+from utils.core.files import check_folder_name
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class InUseError(InputError):
 
 @contextlib.contextmanager
 def new_run(project: str | Path, name: str, exist_ok: bool = False, written: Sequence[str] = ()) -> Iterator[Path]:
-    """Make the folder of a run, as `files.make_run_dir` does, and lock it; an error removes it if it is still empty.
+    """Make the folder of a run, see `make_run_dir`, and lock it; an error removes it if it is still empty.
 
     Files of an earlier run there, named like one of `written` (globs), are replaced, in a run folder only.
 
@@ -45,8 +45,26 @@ def new_run(project: str | Path, name: str, exist_ok: bool = False, written: Seq
         InUseError: `exist_ok`, and another program writes to `project/name`.
         InputError: the folder cannot be made or written to.
     """
+
+    @contextlib.contextmanager
+    def made() -> Iterator[Path]:
+        existed = exist_ok and (Path(project) / name).exists()
+        folder = make_run_dir(project, name, exist_ok)
+        if folder.name != name:
+            logger.info("%s exists: results go to %s", Path(project) / name, folder)
+        of_a_run = (folder / LOCK_FILE).exists()
+        with _locked(folder):
+            replaced = {path for pattern in written if of_a_run for path in folder.glob(pattern)}
+            try:
+                with _set_aside(folder, replaced) if replaced else contextlib.nullcontext():
+                    yield folder
+            except BaseException:
+                if not existed and [path.name for path in folder.iterdir()] == [LOCK_FILE]:
+                    shutil.rmtree(folder)
+                raise
+
     with contextlib.ExitStack() as stack:
-        yield distributed.from_main(lambda: stack.enter_context(_new_run(project, name, exist_ok, written)))
+        yield distributed.from_main(lambda: stack.enter_context(made()))
 
 
 @contextlib.contextmanager
@@ -64,23 +82,27 @@ def held(folder: Path, load: Callable[[Path], Any] = lambda _: None) -> Iterator
         yield distributed.from_main(lambda: load(folder))
 
 
-@contextlib.contextmanager
-def _new_run(project: str | Path, name: str, exist_ok: bool, written: Sequence[str]) -> Iterator[Path]:
-    existed = exist_ok and (Path(project) / name).exists()
-    folder = make_run_dir(project, name, exist_ok)
-    if folder.name != name:
-        logger.info("%s exists: results go to %s", Path(project) / name, folder)
-    of_a_run = (folder / LOCK_FILE).exists()
-    with _locked(folder):
-        replaced = {path for pattern in written if of_a_run for path in folder.glob(pattern)}
+def make_run_dir(project: str | Path, name: str, exist_ok: bool = False) -> Path:
+    """Create and return `project/name`, or `project/name2`, `name3`, ... when it exists and `exist_ok` is false.
+
+    Behind a name that ends in a digit the number has a hyphen: `x2`, `x2-2`.
+
+    Raises:
+        InputError: the folder cannot be created, or `name` is not the name of a folder.
+    """
+    base = Path(project) / check_folder_name(name)
+    hyphen = "-" if name[-1].isdigit() else ""
+    number = 1
+    while True:
+        folder = base if number == 1 else base.with_name(f"{name}{hyphen}{number}")
         try:
-            with _set_aside(folder, replaced) if replaced else contextlib.nullcontext():
-                yield folder
-        except BaseException:
-            if not existed and [path.name for path in folder.iterdir()] == [LOCK_FILE]:
-                (folder / LOCK_FILE).unlink()
-                folder.rmdir()
-            raise
+            folder.mkdir(parents=True, exist_ok=exist_ok)
+            return folder
+        except OSError as error:
+            if not (isinstance(error, FileExistsError) and folder.is_dir()):
+                problem = f"cannot create the run folder {base}: {error.strerror}"
+                raise InputError(f"{problem}; choose another --project") from error
+        number += 1
 
 
 @contextlib.contextmanager

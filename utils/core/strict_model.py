@@ -19,7 +19,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from utils.core.errors import InputError, removed
-from utils.core.text import plural, short_repr
+from utils.core.text import short_repr
 
 Model = TypeVar("Model", bound="StrictModel")
 
@@ -73,9 +73,6 @@ def first_problem(model: type[BaseModel], problem: ValidationError) -> str:
     if kind == "missing":
         return f"the key {key} is missing"
     expected = re.sub(r"^(Value error, )?((Input|String|List|Tuple|Keys) should (be|have) )?", "", first["msg"])
-    expected = expected.replace("a valid tuple", "a list")
-    if kind == "too_long":
-        expected = f"at most {plural(first['ctx']['max_length'], 'value')}"
     if kind == "model_type":
         expected = f"a mapping with the keys {', '.join(holder.model_fields)}"
     value = "empty" if first["input"] is None else short_repr(first["input"])  # as YAML writes it

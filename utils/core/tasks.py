@@ -1,7 +1,7 @@
 """What differs between the tasks of a network: detection, and detection with masks.
 
 A `Task` says which outputs a network has, a `Layout` how the rows of its prediction are divided, and a `Prediction`
-holds both together with the tensors. It is chosen once, from a head or from the outputs of a file, and passed on.
+holds both together with the tensors.
 """
 
 from __future__ import annotations
@@ -86,10 +86,8 @@ def task_of_outputs(metadata: Mapping[str, str], outputs: Mapping[str, int]) -> 
         outputs: name → number of dimensions. Two of them, of three dimensions and of four, are a prediction and
             prototypes, in any order; `det_masks` are masks.
     """
-    said = {task.name: task for task in (DETECT, SEGMENT)}.get(metadata.get("task", ""))
-    if said is not None:
-        return said
-    return SEGMENT if SEGMENT.masks in outputs or sorted(outputs.values()) == [3, 4] else DETECT
+    masks = SEGMENT.masks in outputs or sorted(outputs.values()) == [3, 4]
+    return {"detect": DETECT, "segment": SEGMENT}.get(metadata.get("task", ""), SEGMENT if masks else DETECT)
 
 
 @dataclass(frozen=True)

@@ -109,30 +109,20 @@ def without_label_caches(module: types.ModuleType) -> None:
 
     Upstream takes a cache that cannot be loaded for a missing one, and reads the labels themselves.
     """
-    if not isinstance(module.np, _NumPyWithoutPickles):
-        module.np = _NumPyWithoutPickles(module.np)  # type: ignore[attr-defined]
-        logging.getLogger("yolov5").addFilter(lambda record: NO_CACHES not in record.getMessage())
+    numpy = module.np
 
-
-class _NumPyWithoutPickles(types.ModuleType):
-    """NumPy, but for objects in files."""
-
-    def __init__(self, numpy: types.ModuleType) -> None:
-        super().__init__("numpy")
-        self._numpy = numpy
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._numpy, name)
-
-    def load(self, *args: Any, **kwargs: Any) -> Any:
+    def load(*args: Any, **kwargs: Any) -> Any:
         if kwargs.get("allow_pickle") or len(args) > 2:
             raise ValueError("label caches are not read: they are pickles, and could hold code")
-        return self._numpy.load(*args, **kwargs)
+        return numpy.load(*args, **kwargs)
 
-    def save(self, file: Any, array: Any, *args: Any, **kwargs: Any) -> None:
-        if not isinstance(array, self._numpy.ndarray):
+    def save(file: Any, array: Any, *args: Any, **kwargs: Any) -> None:
+        if not isinstance(array, numpy.ndarray):
             raise ValueError(NO_CACHES)
-        self._numpy.save(file, array, *args, **kwargs)
+        numpy.save(file, array, *args, **kwargs)
+
+    module.np = types.SimpleNamespace(**{**vars(numpy), "load": load, "save": save})  # type: ignore[attr-defined]
+    logging.getLogger("yolov5").addFilter(lambda record: NO_CACHES not in record.getMessage())
 
 
 def load_safely_by_default(read: Callable[[Any], Any]) -> None:

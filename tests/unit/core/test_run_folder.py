@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from utils.core.errors import InputError
-from utils.core.files import atomic_path, make_run_dir
-from utils.core.run_folder import LOCK_FILE, InUseError, held, new_run
+from utils.core.files import atomic_path
+from utils.core.run_folder import LOCK_FILE, InUseError, held, make_run_dir, new_run
 
 ROOT = Path(__file__).resolve().parents[3]
 HOLDER = """
