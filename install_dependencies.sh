@@ -11,7 +11,6 @@
 #   --trex, --no-trex       also graphviz, which draws engine graphs (default: no)
 #   --quantizer NAME        pytorch-quantization: also that library (default: torch, which is always there)
 #   --defaults              ask nothing: it never does; accepted because users of yolov9-qat type it
-#   --dry-run               print what would be done
 #   -h, --help              print this
 #
 # PYTHON=/path/to/python3 chooses the interpreter (3.10 to 3.13). Package indexes and proxies are those that pip is set up
@@ -21,26 +20,22 @@ set -euo pipefail
 . "$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/scripts/lib.sh"
 
 main() {
-  local no_tensorrt='' skipped=() part
-  local onnx_only="quantizing, training, exporting, and evaluating ONNX files on ONNX Runtime"
+  local part onnx_only="quantizing, training, exporting, and evaluating ONNX files on ONNX Runtime"
+  skipped=()
   parse_arguments "$@"
   find_python 13
-  if ! has_gpu; then
-    no_tensorrt="no NVIDIA GPU was found on this machine"
-  elif [ "$tensorrt" = no ]; then
-    no_tensorrt="not asked for; --tensorrt installs it"
-  fi
-  if [ "$dry_run" = yes ]; then
-    print_plan
-    return
-  fi
   use_environment
   constraints=$(mktemp)
   trap 'rm -f "$constraints"' EXIT
   install_set "$set_name"
   [ "$quantizer" = torch ] || install_set "$quantizer" "everything, with the quantizers of this project"
-  [ -n "$no_tensorrt" ] || install_set tensorrt "$onnx_only"
-  [ -z "$no_tensorrt" ] || skipped+=("TensorRT: $no_tensorrt. Without it works: $onnx_only.")
+  if ! has_gpu; then
+    skipped+=("TensorRT: no NVIDIA GPU was found on this machine. Without it works: $onnx_only.")
+  elif [ "$tensorrt" = no ]; then
+    skipped+=("TensorRT: not asked for; --tensorrt installs it. Without it works: $onnx_only.")
+  else
+    install_set tensorrt "$onnx_only"
+  fi
   [ "$trex" = no ] || install_graphviz
   say "ready: $(environment summary)"
   for part in ${skipped[@]+"${skipped[@]}"}; do say "not installed: $part"; done
@@ -48,7 +43,7 @@ main() {
 }
 
 parse_arguments() {
-  venv='' system=no set_name=quantize tensorrt=no trex=no quantizer=torch dry_run=no
+  venv='' system=no set_name=quantize tensorrt=no trex=no quantizer=torch
   local runtime=no dev=no
   while [ $# -gt 0 ]; do
     case $1 in
@@ -62,7 +57,6 @@ parse_arguments() {
       --trex) trex=yes ;;
       --no-trex) trex=no ;;
       --defaults) ;;
-      --dry-run) dry_run=yes ;;
       -h | --help) usage; exit 0 ;;
       *) die 2 "unknown argument $1 (-h lists what there is)" ;;
     esac
@@ -77,15 +71,6 @@ parse_arguments() {
   [ "$runtime$dev" != yesyes ] || die 2 "--runtime and --dev exclude each other: the tests need everything"
   [ "$runtime" = no ] || [ "$quantizer" = torch ] || die 2 "--runtime and --quantizer $quantizer exclude each other"
   venv=${venv:-.venv}
-}
-
-print_plan() {
-  say "python: $("$PYTHON" -c 'import sys; print(sys.version.split()[0], sys.executable)')"
-  if [ "$system" = yes ]; then say "into: its own environment"; else say "into: the virtual environment $venv"; fi
-  say "install: requirements/$set_name.txt within requirements/constraints.txt"
-  if [ "$quantizer" != torch ]; then say "install: $quantizer"; fi
-  if [ "$trex" = yes ]; then say "install: graphviz"; fi
-  if [ -z "$no_tensorrt" ]; then say "install: TensorRT"; else say "skip: TensorRT ($no_tensorrt)"; fi
 }
 
 # Set `python`, the interpreter of the environment to install into.
