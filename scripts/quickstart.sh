@@ -173,7 +173,7 @@ build_engines() {
   typing=$(PYTHON=${ENGINE_PYTHON:-$PYTHON} program scripts/check_engine_setup.py "$data" 2>"$problem") || status=$?
   [ "$status" != 130 ] || return 130
   if [ "$status" != 0 ]; then
-    problem=$(tail -n 1 "$problem")
+    problem=$(tail -n 1 "$problem" && rm "$problem")
     problem=${problem##*error: }
     say "no engines: ${problem%%;*}"
     return

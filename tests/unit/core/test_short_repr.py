@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import numpy as np
@@ -50,15 +49,3 @@ def test_a_large_value_stays_short(value):
 )  # fmt: skip
 def test_counts_and_their_nouns(count, noun, text):
     assert plural(count, noun) == text
-
-
-NOUNS = "images objects epochs batches frames scales units classes tensors threads quantizers convolutions"
-
-
-def test_no_message_counts_one_of_something_in_the_plural():
-    root = Path(__file__).resolve().parents[3]
-    counted = re.compile(rf"\bf\".*\{{[^{{}}:!]+\}} ({NOUNS.replace(' ', '|')})\b(?!')")
-    files = [*root.glob("*.py"), *(path for part in ("utils", "models") for path in (root / part).rglob("*.py"))]
-    lines = [f"{file.name}: {line.strip()}" for file in files for line in file.read_text().splitlines()
-             if counted.search(line) and "{split} images" not in line]  # fmt: skip
-    assert not lines

