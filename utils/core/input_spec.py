@@ -52,22 +52,15 @@ class InputSpec:
             shape: of the input, None where dynamic.
 
         Raises:
-            InputError: the metadata say what is not so, or the file takes INT8 images, as 1.0 exported them.
+            InputError: the file takes INT8 images, as 1.0 exported them.
         """
-        last = len(shape) == 4 and shape[3] in COLOURS and shape[1] not in COLOURS
-        kind = entries.get(KIND_KEY) or ("uint8" if dtype == "uint8" else "float")
-        layout = entries.get(LAYOUT_KEY) or ("nhwc" if last and kind == "uint8" else "nchw")
-        if "int8" in (kind, dtype):
+        if "int8" in (entries.get(KIND_KEY), dtype):
             raise InputError(f"the file takes INT8 images, which {removed('--input int8')}, and export it again")
-        if (kind, layout) not in (("float", "nchw"), ("uint8", "nchw"), ("uint8", "nhwc")):
-            raise InputError(
-                f"the file's metadata say that its input is {kind:.40} in {layout:.40}; expected float in nchw, or "
-                "uint8 in nchw or nhwc"
-            )
-        if (kind == "uint8") != (dtype == "uint8"):
-            raise InputError(f"the file's metadata say that its input is {kind}, and it is {dtype}")
+        last = len(shape) == 4 and shape[3] in COLOURS and shape[1] not in COLOURS
+        kind: Kind = "uint8" if dtype == "uint8" else "float"
+        layout = entries.get(LAYOUT_KEY) or ("nhwc" if last and kind == "uint8" else "nchw")
         channels = shape[3 if layout == "nhwc" else 1] if len(shape) == 4 else None
-        return cls(cast(Kind, kind), cast(Axes, layout), channels or 3)
+        return cls(kind, cast(Axes, layout), channels or 3)
 
     def metadata(self) -> dict[str, str]:
         """What a file says."""

@@ -32,7 +32,6 @@ Kind = TypeVar("Kind", bound="Options")
 __all__ = ["Field"]  # programs take it from here, so that without pydantic `utils.cli` says what is missing
 
 IMAGE_SIZE_FLAGS = ("--imgsz", "--img", "--img-size")
-MAY_BE_EMPTY = ("device", "title", "note", "resume")
 ImageSize = Annotated[int, Field(ge=1, le=LARGEST_SIDE)]  # pixels
 BatchSize = Annotated[int, Field(ge=1, le=LARGEST_BATCH)]
 
@@ -256,7 +255,7 @@ def add_options(parser: argparse.ArgumentParser, kind: type[Options]) -> None:
             text = f"{text} (default: {default})"
         keywords: dict[str, Any] = {
             "help": argparse.SUPPRESS if name in kind.HIDDEN else text,
-            **_keywords(name, field.annotation, field.default),
+            **_keywords(field.annotation, field.default),
             **argument["keywords"],
         }
         if keywords.get("action") == "append":
@@ -266,23 +265,15 @@ def add_options(parser: argparse.ArgumentParser, kind: type[Options]) -> None:
         groups[argument["group"]].add_argument(*kind.flags(name), **keywords)
 
 
-def _keywords(name: str, annotation: Any, default: Any) -> dict[str, Any]:
-    """Argparse's keywords for a type: a switch, a number, text, a path, one of several words, or a list of these.
-
-    An empty text is refused: as a path it would mean the working folder. Bounds are checked by `Options.of`.
-    """
+def _keywords(annotation: Any, default: Any) -> dict[str, Any]:
+    """Argparse's keywords for a type: a switch, a number, text, a path, one of several words, or a list of these."""
     while get_origin(annotation) in (Annotated, Union, types.UnionType):  # bounds, `| None`
         annotation = get_args(annotation)[0]
     if annotation is bool:
         return {"action": "store_true" if default is False else argparse.BooleanOptionalAction}
     if get_origin(annotation) is list:
-        return {"nargs": "+", **_keywords(name, get_args(annotation)[0], default)}
+        return {"nargs": "+", **_keywords(get_args(annotation)[0], default)}
     if get_origin(annotation) is Literal:
         return {"choices": get_args(annotation)}
 
-    def not_empty(text: str) -> Any:
-        if not text:
-            raise argparse.ArgumentTypeError("it is empty; give a value, or leave it out")
-        return annotation(text)
-
-    return {"type": annotation if annotation in (int, float) or name in MAY_BE_EMPTY else not_empty}
+    return {"type": annotation}

@@ -32,22 +32,10 @@ def test_files_of_others_are_what_their_type_and_shape_are(dtype, shape, expecte
     assert InputSpec.of_file({}, dtype, shape) == expected
 
 
-@pytest.mark.parametrize(
-    ("entries", "dtype", "named"),
-    [
-        ({"input_form": "int4"}, "uint8", "int4"),
-        ({"input_form": "uint8"}, "float32", "float32"),
-        ({"input_form": "float"}, "uint8", "uint8"),
-        ({"input_form": "uint8", "input_layout": "chwn"}, "uint8", "chwn"),
-        ({"input_layout": "nhwc"}, "float16", "nhwc"),
-        ({"input_form": "int8", "input_scale": "0.0079"}, "int8", "use --input uint8, and export it again"),  # of 1.0
-        ({}, "int8", "use --input uint8"),
-    ],
-)
-def test_files_that_contradict_themselves_or_take_int8(entries, dtype, named):
-    with pytest.raises(InputError, match=named) as caught:
-        InputSpec.of_file(entries, dtype)
-    assert "\n" not in str(caught.value)
+@pytest.mark.parametrize("entries", [{"input_form": "int8", "input_scale": "0.0079"}, {}])  # of 1.0, and of others
+def test_files_that_take_int8(entries):
+    with pytest.raises(InputError, match="use --input uint8, and export it again"):
+        InputSpec.of_file(entries, "int8")
 
 
 def test_shapes_in_either_order():
