@@ -15,7 +15,6 @@ allowed names belongs to the whole process. Checkpoints of segmentation networks
 
 from __future__ import annotations
 
-import copyreg
 import io
 import os
 import pickle
@@ -31,7 +30,6 @@ import torch
 from torch import nn
 
 from utils.core.errors import CheckpointError, no_file
-from utils.core.text import plural
 
 STORAGES = {  # name in a pickle → dtype of its elements
     "torch.DoubleStorage": torch.float64,
@@ -47,15 +45,11 @@ STORAGES = {  # name in a pickle → dtype of its elements
 }
 DTYPES = {str(dtype): dtype for dtype in STORAGES.values()}  # torch.float32 and so on, as values
 NUMPY_DTYPES = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
-PATHS = tuple(
-    f"{module}.{prefix}{kind}"
-    for module in ("pathlib", "pathlib._local")  # the second since Python 3.13
-    for prefix in ("", "Pure")
-    for kind in ("Path", "PosixPath", "WindowsPath")
-)
-ARRAYS = ("numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct")  # NumPy 1 and 2
-ORDERED_DICT = "collections.OrderedDict"
-GETATTR = ("builtins.getattr", "__builtin__.getattr")  # protocol 2 has Python 2's name
+PATHS = tuple(f"pathlib.{prefix}{kind}" for prefix in ("", "Pure") for kind in ("Path", "PosixPath", "WindowsPath"))
+# Beginnings of names of other versions of Python (protocol 2 has Python 2's) and NumPy, and what they are here.
+RENAMED = {"__builtin__.": "builtins.", "numpy._core.": "numpy.core.", "pathlib._local.": "pathlib."}
+ARRAY, DTYPE = "numpy.core.multiarray._reconstruct", "numpy.dtype"
+GETATTR = "builtins.getattr"
 
 # A segment head keeps the forward of the head below it as its attribute `detect`, which a pickle holds as
 # `getattr(DDetect, "forward")`. Class of the head → class whose forward it keeps; getattr has no other use here.
@@ -98,36 +92,24 @@ def read_torch_file(
         raise CheckpointError(no_file(file, "--weights takes a .pt file"))
     try:
         with zipfile.ZipFile(file) as archive:
-            return _read_archive(archive, modules or {}, skip)
+            pickles = [name for name in archive.namelist() if name.count("/") == 1 and name.endswith("/data.pkl")]
+            if len(pickles) != 1:
+                raise ValueError("a zip file without data.pkl")
+            content = _Unpickler(io.BytesIO(archive.read(pickles[0])), modules or {}).load()
+            builder = _Builder(modules or {}, lambda key: archive.read(f"{pickles[0][:-8]}data/{key}"))
+            if type(content) in (dict, _Dict):
+                return {builder.key(key): builder.value(value) for key, value in content.items() if key not in skip}
+            return builder.value(content)
     except _Refused as error:
         raise NotAllowed(
             f"{file} holds {error}, which is no data and no module class of YOLOv9 or torch.nn; it was not loaded. "
             "Save the network without fusing or wrapping it, as upstream's train.py does; a class of a fork has to be "
             "listed first (UPSTREAM_MODULES or TORCH_MODULES in utils/upstream/network.py, see CONTRIBUTING.md)"
         ) from error
-    except MemoryError:
-        raise
     except Exception as error:  # a damaged file can break zipfile, the unpickler and the builder anywhere
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise CheckpointError(
-            f"{file} is damaged, or no checkpoint of PyTorch 1.6 or newer ({reason}); {remedy}"
-        ) from error
-
-
-def _read_archive(archive: zipfile.ZipFile, modules: Mapping[str, type[nn.Module]], skip: Collection[str]) -> Any:
-    pickles = [name for name in archive.namelist() if name.count("/") == 1 and name.endswith("/data.pkl")]
-    if len(pickles) != 1:
-        raise ValueError("a zip file without data.pkl")
-    unpickler = _Unpickler(io.BytesIO(archive.read(pickles[0])), modules)
-    copyreg.clear_extension_cache()  # what lies in it would be given to the pickle without asking find_class
-    try:
-        content = unpickler.load()
-    finally:
-        copyreg.clear_extension_cache()
-    builder = _Builder(modules, lambda key: archive.read(f"{pickles[0].removesuffix('data.pkl')}data/{key}"))
-    if type(content) in (dict, _Dict):
-        return {builder.key(key): builder.value(value) for key, value in content.items() if key not in skip}
-    return builder.value(content)
+        problem = f"is damaged, or no checkpoint of PyTorch 1.6 or newer ({reason})"
+        raise CheckpointError(f"{file} {problem}; {remedy}") from error
 
 
 class _Refused(Exception):
@@ -181,7 +163,9 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         full = f"{module}.{name}"
-        if full == ORDERED_DICT:
+        for beginning, known in RENAMED.items():
+            full = known + full.removeprefix(beginning) if full.startswith(beginning) else full
+        if full == "collections.OrderedDict":
             return _Dict
         if full in NAMES or full in self._modules:
             return _shell(full)
@@ -251,27 +235,24 @@ class _Builder:
 
     def _called(self, shell: _Shell) -> Any:
         """The value of a call of one of the listed functions."""
-        if shell.name in ARRAYS:  # NumPy makes an empty array, and gives it its state
+        if shell.name == ARRAY:  # NumPy makes an empty array, and gives it its state
             _, shape, dtype, fortran, data = self.data(shell.state)
-            if not isinstance(dtype, np.dtype):
-                raise ValueError("an array has no dtype")
-            return np.ndarray(shape, dtype, data, order="F" if fortran else "C").copy(order="K")
-        if shell.name == "numpy.dtype":
-            return _numpy_dtype(shell.args[0], shell.state)
+            return np.ndarray(shape, _checked(dtype), data, order="F" if fortran else "C").copy(order="K")
+        if shell.name == DTYPE:
+            if shell.args[0] not in NUMPY_DTYPES:
+                raise _Refused(f"NumPy's dtype {shell.args[0]}")
+            return np.dtype(shell.args[0]).newbyteorder(shell.state[1] if shell.state else "=")
         if shell.name not in FUNCTIONS or shell.state is not None:
             raise _Refused(f"a call or a state of {shell.name}")
         return FUNCTIONS[shell.name](*(self.data(argument) for argument in shell.args))
 
-    def _storage(self, _tag: Any, kind: type[_Shell], key: Any, _location: Any, count: int) -> torch.Tensor:
-        """The elements of a storage in the archive, `[count]`."""
+    def _storage(self, _tag: Any, kind: type[_Shell], key: Any, _location: Any, _count: Any) -> torch.Tensor:
+        """The elements of a storage in the archive, `[n]`."""
         dtype = STORAGES[kind.name]
         if key not in self._storages:
             content = bytearray(self._read_storage(key))
             self._storages[key] = torch.frombuffer(content, dtype=torch.uint8) if content else torch.empty(0).byte()
-        data = self._storages[key]
-        if len(data) != count * dtype.itemsize:
-            raise ValueError(f"storage {key} has {plural(len(data), 'byte')}, not {count} elements of {dtype}")
-        return data.view(dtype)
+        return self._storages[key].view(dtype)
 
     def _module_class(self, kind: Any) -> type[nn.Module] | None:
         """The class that a class of shells stands for, if that is a module class."""
@@ -289,21 +270,18 @@ class _Builder:
                     vars(module)[key][self.key(name)] = made = self.value(member)
                     if not isinstance(made, (MEMBERS[key], type(None))):
                         raise _Refused(f"{shell.name}.{name} of type {type(made).__name__}")
-            elif key == KEPT_AS and isinstance(value, _Shell) and value.name in GETATTR:
-                vars(module)[key] = self._kept_forward(cls, *value.args)
+            elif key == KEPT_AS and isinstance(value, _Shell) and value.name == GETATTR:
+                owner, attribute = value.args
+                below = self._module_class(owner)
+                if below is None or (below.__name__, attribute) != (KEPT_FORWARDS.get(cls.__name__), "forward"):
+                    raise _Refused(f"{GETATTR} in a {cls.__name__}")
+                vars(module)[key] = below.forward
             elif key.startswith("_") and key not in PRIVATE_DATA:
                 if not (value is None or type(value) is bool or value == {}):
                     raise _Refused(f"a hook or a private attribute, {key[:80]} of {shell.name}")
             else:
                 vars(module)[key] = self.data(value)
         return module
-
-    def _kept_forward(self, head: type[nn.Module], owner: Any, attribute: Any) -> Any:
-        """What `getattr(owner, attribute)` gives: the forward that a segment head keeps, and nothing else."""
-        below = self._module_class(owner)
-        if below is None or attribute != "forward" or KEPT_FORWARDS.get(head.__name__) != below.__name__:
-            raise _Refused(f"builtins.getattr in a {head.__name__}")
-        return below.forward
 
 
 def _tensor(
@@ -319,7 +297,7 @@ def _tensor(
 def _parameter(data: torch.Tensor, requires_grad: Any, hooks: Any) -> nn.Parameter:
     if hooks:
         raise _Refused("a parameter with hooks")
-    return nn.Parameter(data, requires_grad=bool(requires_grad))
+    return nn.Parameter(data, bool(requires_grad))
 
 
 def _bytes(text: str, encoding: str) -> bytes:
@@ -329,16 +307,11 @@ def _bytes(text: str, encoding: str) -> bytes:
     return text.encode("latin1")
 
 
-def _numpy_dtype(name: Any, state: Any) -> np.dtype[Any]:
-    if name not in NUMPY_DTYPES:
-        raise _Refused(f"NumPy's dtype {name}")
-    return np.dtype(name).newbyteorder(state[1]) if state else np.dtype(name)
-
-
-def _numpy_scalar(dtype: np.dtype[Any], data: bytes) -> Any:
+def _checked(dtype: Any) -> np.dtype[Any]:
+    """A dtype that was made here; with others NumPy would take bytes for objects."""
     if not isinstance(dtype, np.dtype):
-        raise ValueError("a NumPy number has no dtype")
-    return np.frombuffer(data, dtype, 1)[0]
+        raise ValueError("NumPy's data have no dtype")
+    return dtype
 
 
 # Name in a pickle → what its call with data gives. The functions of these names in torch and NumPy are not called.
@@ -348,10 +321,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "torch.Size": torch.Size,
     "torch.device": lambda *_: torch.device("cpu"),
     "builtins.set": lambda items: {_Builder.key(item) for item in items},
-    "__builtin__.set": lambda items: {_Builder.key(item) for item in items},
     "_codecs.encode": _bytes,
-    "numpy.core.multiarray.scalar": _numpy_scalar,
-    "numpy._core.multiarray.scalar": _numpy_scalar,
+    "numpy.core.multiarray.scalar": lambda dtype, data: np.frombuffer(data, _checked(dtype), 1)[0],
     **dict.fromkeys(PATHS, lambda *parts: str(PurePosixPath(*parts))),
 }
-NAMES = frozenset({*FUNCTIONS, *STORAGES, *DTYPES, *ARRAYS, *GETATTR, "numpy.dtype", "numpy.ndarray"})
+NAMES = frozenset({*FUNCTIONS, *STORAGES, *DTYPES, ARRAY, DTYPE, GETATTR, "numpy.ndarray"})
