@@ -183,8 +183,7 @@ def test_files_of_others_come_back(patch: Patch, overlay: Path, checkout: Path):
     assert tree(checkout) == before
 
 
-@pytest.mark.parametrize("unfinished", [False, True])
-def test_a_checkout_that_1_0_has_patched(patch: Patch, checkout: Path, unfinished: bool):
+def test_a_checkout_that_1_0_has_patched(patch: Patch, checkout: Path):
     before = tree(checkout)
     files = {"qat.py": "of 1.0\n", "utils/gone/in_2.py": "of 1.0\n", "utils/cli.py": OVERLAY["utils/cli.py"],
              "utils/cli/__init__.py": "a folder in 1.0\n"}  # fmt: skip
@@ -193,9 +192,6 @@ def test_a_checkout_that_1_0_has_patched(patch: Patch, checkout: Path, unfinishe
         name: {"sha256": hashlib.sha256(text.encode()).hexdigest(), "backup": False} for name, text in files.items()
     }
     record = {"version": "1.0.0", "files": rows, "folders": ["utils/gone", "utils/cli"]}
-    if unfinished:
-        record["unfinished"] = True
-        rows["qat.py"]["before"] = ["0" * 64]
     write(checkout, {f"{STATE}/manifest.json": json.dumps(record, indent=1) + "\n", f"{STATE}/new/qat.py": "left"})
     of_1 = shutil.copytree(checkout, checkout.parent / "of 1.0")
     assert patch("--revert")[0] == 0
