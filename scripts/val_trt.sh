@@ -29,9 +29,6 @@ for option in "$@"; do
     *) die 2 "unknown argument $option; val_trt.sh --help lists them" ;;
   esac
 done
-[ -f "$weights" ] || die 2 "$weights does not exist; expected a checkpoint (.pt)"
-[ -f "$data" ] || die 2 "$data does not exist; expected a dataset's YAML"
-[[ ${imgsz[*]} =~ ^[0-9]+(\ [0-9]+)?$ ]] || die 2 "IMGSZ is ${imgsz[*]}; expected pixels, such as 640 or 384x640"
 case $weights in *.pt | *.onnx | *.engine | *.plan) ;; *) die 2 "$weights is neither .pt, .onnx nor .engine" ;; esac
 # What would only be noticed after the export and the build, which take minutes
 checked=("$data")

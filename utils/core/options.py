@@ -18,6 +18,7 @@ import argparse
 import inspect
 import types
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
@@ -76,16 +77,16 @@ class Options(StrictModel):
 
     @classmethod
     def parsed(cls: type[Kind], arguments: argparse.Namespace) -> Kind:
-        """The options in what argparse parsed.
-
-        Raises:
-            InputError: a value does not fit, or the options contradict each other.
-        """
+        """Make options from what argparse parsed; raises as `of`."""
         return cls.of({name: value for name, value in vars(arguments).items() if name in cls.model_fields})
 
     @classmethod
     def of(cls: type[Kind], values: Mapping[str, Any]) -> Kind:
-        """Make options from plain values; raises as `parsed`."""
+        """Make options from plain values.
+
+        Raises:
+            InputError: a value does not fit, or the options contradict each other.
+        """
         try:
             return cls.model_validate(values)
         except ValidationError as error:
@@ -115,14 +116,7 @@ class Options(StrictModel):
         return [self.flag(name) for name in names if name in self.model_fields_set]
 
     def reject_unused(self, names: Iterable[str], why: str) -> None:
-        """Refuse options that were given and can have no effect.
-
-        Args:
-            why: how the sentence '--flag does nothing ...' goes on.
-
-        Raises:
-            InputError: one of them was given.
-        """
+        """Raise `InputError` if one of these options was given: '--flag does nothing' `why`."""
         for flag in self.given(*names):
             raise InputError(f"{flag} does nothing {why}; leave it out")
 
@@ -170,11 +164,7 @@ class NmsOptions(Options):
     )
 
     def nms_settings(self) -> dict[str, Any]:
-        """What was given, as fields of `NmsSettings`.
-
-        Raises:
-            InputError: an overlap was given, and nothing is suppressed.
-        """
+        """What was given, as fields of `NmsSettings`; `InputError` for an overlap where nothing is suppressed."""
         if self.nms == "none":
             self.reject_unused(["iou_thres"], "with --nms none, which suppresses no boxes")
         fields = {"kind": self.nms, "topk": self.topk_all, "iou_thres": self.iou_thres, "conf_thres": self.conf_thres}
@@ -213,26 +203,17 @@ def project_option(default: str) -> Any:
     return option(default, "results go to PROJECT/NAME", metavar="DIR")
 
 
-def data_option() -> Any:
-    """`--data`: a dataset's YAML in upstream's form."""
-    return option(
-        None,
-        "dataset's YAML (default: that of the weights' training, of a .pt that knows one which is there)",
-        metavar="FILE",
-    )
-
-
-def strict_labels_option() -> Any:
-    """`--strict-labels`: what is counted otherwise is an error."""
-    return option(False, "stop at wrong label lines, which are clipped or leave their images out otherwise")
-
-
-def groups_option() -> Any:
-    """`--groups`: which images standard errors take as one."""
-    return option(
-        None, "images that are resampled together, such as frames of a clip: a file of lines `image group`, or a "
-        "regular expression for the beginning of image names", metavar="FILE|REGEX",
-    )  # fmt: skip
+data_option = partial(
+    option, None, "dataset's YAML (default: that of the weights' training, of a .pt that knows one which is there)",
+    metavar="FILE",
+)  # fmt: skip
+strict_labels_option = partial(
+    option, False, "stop at wrong label lines, which are clipped or leave their images out otherwise"
+)
+groups_option = partial(
+    option, None, "images that are resampled together, such as frames of a clip: a file of lines `image group`, or a "
+    "regular expression for the beginning of image names", metavar="FILE|REGEX",
+)  # fmt: skip
 
 
 def add_options(parser: argparse.ArgumentParser, kind: type[Options]) -> None:

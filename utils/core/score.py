@@ -1,7 +1,4 @@
-"""Accuracy of a network: AP of its boxes and masks, on which images, on resampled images, and differences of AP.
-
-This module imports neither torch nor anything else that is slow.
-"""
+"""Accuracy of a network: AP of its boxes and masks, on which images, on resampled images, and differences of AP."""
 
 from __future__ import annotations
 
@@ -142,10 +139,7 @@ class Resampled:
 
 
 def difference_error(one: Resampled | None, other: Resampled | None) -> float | None:
-    """Standard error of the difference of two AP; None where one is not known, or if they are of different images.
-
-    It is smaller than the standard errors of both would suggest, since both networks find the same images hard.
-    """
+    """Standard error of the difference of two AP; None where one is not known, or if they are of different images."""
     if one is None or other is None or not one.same_images(other):
         return None
     return statistics.stdev(first - second for first, second in zip(one.ap, other.ap, strict=True))
