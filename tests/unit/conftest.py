@@ -24,7 +24,7 @@ if sys.gettrace() is not None and "PYTEST_XDIST_WORKER" in os.environ:
 # Coverage looks away: a process takes a quarter of a second longer to start where it is measured.
 UNMEASURED = (
     "test_architecture.py", "test_benchmarks.py", "test_engine_programs.py", "test_environment.py",
-    "test_fork_server.py", "test_fused_cuda.py", "test_hostile_canary.py", "test_overwriting.py", "test_run_folder.py",
+    "test_fork_server.py", "test_fused_cuda.py", "test_hostile_canary.py", "test_overwriting.py",
     "test_segmentation_loop.py", "test_shares.py", "test_shared_batch.py", "test_to_yolo.py",
 )  # fmt: skip
 

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -16,74 +10,18 @@ from utils.core.errors import InputError
 from utils.core.files import atomic_path
 from utils.core.run_folder import LOCK_FILE, InUseError, held, make_run_dir, new_run
 
-ROOT = Path(__file__).resolve().parents[3]
-HOLDER = """
-import os, sys, time
-sys.path.insert(0, sys.argv[1])
-from utils.core.run_folder import new_run
-with new_run(sys.argv[2], "exp", exist_ok="exist_ok" in sys.argv) as folder:
-    if "forking" in sys.argv and not os.fork():
-        os.write(1, f"worker {os.getpid()}\\n".encode())  # whole: two processes write
-        time.sleep(60)
-        os._exit(0)
-    os.write(1, f"held {folder}\\n".encode())
-    sys.stdin.readline()
-"""
 
-
-@pytest.fixture
-def holder(tmp_path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Start processes that hold `tmp_path/exp` until they are told to end."""
-    started = []
-
-    def start(*words: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", HOLDER, str(ROOT), str(tmp_path), *words]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        started.append(process)
-        return process
-
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
-
-
-def answer(process: subprocess.Popen[str]) -> list[str]:
-    assert process.stdout is not None
-    return process.stdout.readline().split()
-
-
-def test_a_folder_belongs_to_one_program_until_that_ends(holder, tmp_path):
-    process = holder()
-    answer(process)
-    with pytest.raises(InUseError, match=re.escape(str(tmp_path / "exp"))) as refused, held(tmp_path / "exp"):
-        pass
-    assert refused.value.exit_code == 2
-    with pytest.raises(InUseError), new_run(tmp_path, "exp", exist_ok=True):
-        pass
+def test_a_folder_belongs_to_one_program_until_that_ends(tmp_path):
     with new_run(tmp_path, "exp") as folder:
-        assert folder == tmp_path / "exp2"
-    process.communicate("\n")
-    with held(tmp_path / "exp"):
-        pass
-
-
-def test_a_killed_program_holds_nothing_though_its_workers_live(holder, tmp_path):
-    process = holder("forking")
-    answers = dict([answer(process), answer(process)])
-    worker = int(answers["worker"])
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    os.kill(worker, 0)  # it lives
-    with held(tmp_path / "exp"):
-        pass
-    os.kill(worker, signal.SIGKILL)
-
-
-def test_starts_at_the_same_instant_get_folders_of_their_own(holder, tmp_path):
-    processes = [holder() for _ in range(6)]
-    folders = [answer(process)[1] for process in processes]
-    assert sorted(folders) == sorted(str(tmp_path / f"exp{number}") for number in ("", *range(2, 7)))
+        with pytest.raises(InUseError, match=re.escape(str(folder))) as refused, held(folder):
+            pass
+        assert refused.value.exit_code == 2
+        with pytest.raises(InUseError), new_run(tmp_path, "exp", exist_ok=True):
+            pass
+        with new_run(tmp_path, "exp") as other:
+            assert other == tmp_path / "exp2"
+    with held(folder, lambda path: path.name) as name:
+        assert name == "exp"
 
 
 def test_what_is_no_run_folder_is_refused(tmp_path):
