@@ -59,7 +59,7 @@ def installed_versions() -> dict[str, str]:
     return {**{re.sub(r"[-_.]+", "-", name).lower(): version for name, version in found}, **dict(found)}
 
 
-def summary() -> str:
+def main_versions() -> str:
     """Python and the libraries that matter, with their versions."""
     found = {"Python": sys.version.split()[0], **installed_versions()}
     names = ("Python", "torch", "torchvision", "onnx", "onnxruntime", "numpy", "tensorrt")
@@ -70,4 +70,4 @@ if __name__ == "__main__":
     action, *arguments = sys.argv[1:]
     if action == "check":
         sys.exit("\n".join(unmet(*arguments).values()) or 0)
-    print("\n".join(constraints(*arguments)) if action == "constraints" else summary())
+    print("\n".join(constraints(*arguments)) if action == "constraints" else main_versions())
