@@ -37,7 +37,7 @@ from utils.core.files import check_file, check_files, distinct_names, file_hash,
 from utils.core.options import DeviceOptions, Field, Fraction, InputSize, one_size, option, size_option
 from utils.core.run_folder import held
 from utils.core.tasks import DISPLAY_CONF
-from utils.core.text import short_repr
+from utils.core.text import printable, short_repr
 from utils.jobs.open import need, need_for
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def main(options: ReportOptions) -> None:
     """Make the report, and log its table."""
     if options.environment:
         options.reject_others(["environment", "runs"], "with --environment, which makes no report")
-        print(environment_text(options.runs))
+        print(printable(environment_text(options.runs)))
         return
     if not options.runs:
         raise InputError("give run folders, or their report.json; or --environment")

@@ -38,6 +38,7 @@ from utils.core import distributed
 from utils.core.files import NO_ROOM
 from utils.core.logging import setup_logging
 from utils.core.options import Options, add_options
+from utils.core.text import printable
 
 Command = tuple[type[Options], Callable[[Any], "int | None"]]  # options, and what is done with them
 
@@ -124,7 +125,7 @@ def _ended(kind: type[Options], work: Callable[[Any], int | None], arguments: ar
         if arguments.debug:
             raise
         code, text = _described(error)
-        print(f"{f'rank {rank}: ' if rank else ''}error: {text}", file=sys.stderr)
+        print(f"{f'rank {rank}: ' if rank else ''}error: {printable(text)}", file=sys.stderr)
         return code
 
 

@@ -7,11 +7,18 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from utils.core.text import printable
+
 
 class _Handler(logging.StreamHandler):  # Python 3.10 cannot subscript it
     def handleError(self, record: logging.LogRecord) -> None:  # logging's name
         """Raise what writing a line raised: a closed pipe ends the program, and is not described on standard error."""
         raise
+
+
+class _Formatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
 
 
 def setup_logging(verbose: bool = False, rank: int = 0) -> None:
@@ -23,7 +30,7 @@ def setup_logging(verbose: bool = False, rank: int = 0) -> None:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # names of files need not be text; a locale may lack →
     handler = _Handler(sys.stdout)
-    handler.setFormatter(logging.Formatter(f"rank {rank}: %(message)s" if rank else "%(message)s"))
+    handler.setFormatter(_Formatter(f"rank {rank}: %(message)s" if rank else "%(message)s"))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)

@@ -9,6 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 
+def printable(text: str) -> str:
+    r"""A text for the terminal: what would steer it, as a name in somebody's file may, is shown as \x1b."""
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
 def plural(count: int, noun: str) -> str:
     """A count and its noun: '1 image', '2 images', '0 classes'.
 

@@ -42,6 +42,7 @@ def run(error: BaseException | None, *arguments: str) -> int:
     [
         (None, 0, ""),
         (InputError("a file\nis wrong"), 2, "error: a file is wrong\n"),
+        (InputError("class \x1b]0;title\x07\x9b2J"), 2, "error: class \\x1b]0;title\\x07\\x9b2J\n"),
         (QatError("it failed"), 1, "error: it failed\n"),
         (KeyboardInterrupt(), 130, "interrupted\n"),
         (ZeroDivisionError("division"), 1, "error: ZeroDivisionError: division (--debug shows the traceback)\n"),
