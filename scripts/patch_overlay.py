@@ -168,7 +168,7 @@ def tidy(checkout: Path, gone: set[str]) -> None:
     caches = {(checkout / path).parent / "__pycache__" for path in gone}
     if gone:
         caches |= {path for top in ("models", "utils") for path in (checkout / top).rglob("__pycache__")}
-    for folder in (checkout / STATE / "new", checkout / OLD, *caches):  # the first is 1.0's
+    for folder in (checkout / OLD, *caches):
         shutil.rmtree(folder, ignore_errors=True)  # which leaves a link alone
     folders = {parent for path in gone for parent in (checkout / path).parents if checkout in parent.parents}
     folders |= {path for top in (STATE, KEPT) for path in (checkout / top, *(checkout / top).rglob("*"))}

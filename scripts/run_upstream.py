@@ -65,13 +65,8 @@ def main() -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    except InputError as error:  # of a checkpoint or a model description that was refused
+    except (InputError, FileNotFoundError) as error:  # a checkpoint or a description that was refused; a wrong path
         print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except FileNotFoundError as error:
-        if error.filename is None:
-            raise
-        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
         return InputError.exit_code
     return 0
 

@@ -35,12 +35,7 @@ def short_repr(value: Any) -> str:
     return " ".join(_SHORT.repr(value).split())
 
 
-class _Short(reprlib.Repr):
-    def repr_int(self, x: int, level: int) -> str:  # reprlib's name; Python refuses to write thousands of digits
-        return repr(x) if abs(x) < 10**40 else "a number of more than 40 digits"
-
-
-_SHORT = _Short()
+_SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxdict, _SHORT.maxlist, _SHORT.maxtuple = 2, 3, 4, 4
 _SHORT.maxstring, _SHORT.maxother = 80, 80
 

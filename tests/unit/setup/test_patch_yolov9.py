@@ -192,7 +192,7 @@ def test_a_checkout_that_1_0_has_patched(patch: Patch, checkout: Path):
         name: {"sha256": hashlib.sha256(text.encode()).hexdigest(), "backup": False} for name, text in files.items()
     }
     record = {"version": "1.0.0", "files": rows, "folders": ["utils/gone", "utils/cli"]}
-    write(checkout, {f"{STATE}/manifest.json": json.dumps(record, indent=1) + "\n", f"{STATE}/new/qat.py": "left"})
+    write(checkout, {f"{STATE}/manifest.json": json.dumps(record, indent=1) + "\n"})
     of_1 = shutil.copytree(checkout, checkout.parent / "of 1.0")
     assert patch("--revert")[0] == 0
     assert tree(checkout) == before
