@@ -103,10 +103,7 @@ def _restore(path: str | Path, content: Mapping[str, Any], heads: Sequence[str])
     nc, state = int(content["nc"]), content[STATE]
     recipe, yaml = Recipe.from_stored(content["recipe"]), check_description(content["yaml"])
     model = upstream.build_model(yaml, nc)
-    head = type(model.model[-1]).__name__
-    if head not in heads:
-        check_head(model, path)
-        raise CheckpointError(f"{path} ends in {head}, expected {', '.join(heads)}")
+    check_head(model, path, heads)
     model = upstream.fuse(model)
     placement.apply(model, placement.plan(model, recipe))
     names = {int(key): str(value) for key, value in content["names"].items()}

@@ -99,30 +99,22 @@ DETECT_HEADS = ("Detect", "DDetect")
 SEGMENT_HEADS = ("Segment", "DSegment")
 HEADS = (*DETECT_HEADS, *SEGMENT_HEADS)
 WITH_MASKS = (*SEGMENT_HEADS, SEGMENT_TRAINING_HEAD)
-OTHER_HEADS = ("Panoptic", "Classify")  # Panoptic: its areas without objects are judged by another metric
 
 
-def check_head(model: Any, where: str | Path) -> None:
-    """Refuse networks that this project does not quantize, saying what to do.
+def check_head(model: Any, where: str | Path, heads: Collection[str] = HEADS) -> None:
+    """Refuse networks that end in another head than those in `heads`, saying what to do.
 
     Raises:
         CheckpointError: an auxiliary branch, or a task other than detection and instance segmentation.
     """
     head = type(model.model[-1]).__name__
-    if head in AUXILIARY_HEADS:
+    if head in heads:
+        return
+    if head in AUXILIARY_HEADS and heads != TRAINING_HEADS:
         converted = Path(where).with_name(f"{Path(where).stem}-converted.pt")
         words = ["python", "reparameterization.py", "--weights", str(where), "--save", str(converted)]
         raise CheckpointError(
             f"{where} still has its auxiliary training branch ({head}); convert it first: {shlex.join(words)}"
         )
-    refuse_other_tasks(model, where)
-
-
-def refuse_other_tasks(model: Any, where: str | Path) -> None:
-    """Raises `CheckpointError` for a network of another task than detection and instance segmentation."""
-    head = type(model.model[-1]).__name__
-    if head in OTHER_HEADS:
-        raise CheckpointError(
-            f"{where} ends in {head}; this version handles detection ({', '.join(DETECT_HEADS)}) and instance "
-            f"segmentation ({', '.join(SEGMENT_HEADS)})"
-        )
+    converted_already = " It is converted already and can be used as it is" if head in HEADS else ""
+    raise CheckpointError(f"{where} ends in {head}; expected {' or '.join(heads)}.{converted_already}")

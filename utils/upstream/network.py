@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,7 +22,6 @@ from utils.upstream.description import (
     WITH_MASKS,
     check_description,
     check_head,
-    refuse_other_tasks,
 )
 
 if TYPE_CHECKING:
@@ -82,10 +81,7 @@ def load_float(path: str | Path, *, auxiliary: bool = False) -> FloatCheckpoint:
         CheckpointError: missing, truncated, foreign, quantized, with an auxiliary branch, or of another task than
             detection and instance segmentation.
     """
-    model, opt = _read_network(Path(path))
-    if not (auxiliary and type(model.model[-1]).__name__ == TRAINING_HEAD):
-        check_head(model, path)
-    return _float_checkpoint(model, path, opt)
+    return _float_checkpoint(path, (*HEADS, TRAINING_HEAD) if auxiliary else HEADS)
 
 
 def load_training(path: str | Path) -> FloatCheckpoint:
@@ -94,18 +90,7 @@ def load_training(path: str | Path) -> FloatCheckpoint:
     Raises:
         CheckpointError: missing, truncated, foreign, quantized, already without that branch, or not such a network.
     """
-    model, opt = _read_network(Path(path))
-    head = type(model.model[-1]).__name__
-    if head in HEADS:
-        raise CheckpointError(
-            f"{path} ends in {head}, without an auxiliary branch: it is converted already and can be used as it is"
-        )
-    refuse_other_tasks(model, path)
-    if head not in TRAINING_HEADS:
-        raise CheckpointError(
-            f"{path} ends in {head}; this version converts networks that end in {' or '.join(TRAINING_HEADS)}"
-        )
-    return _float_checkpoint(model, path, opt)
+    return _float_checkpoint(path, TRAINING_HEADS)
 
 
 def _read_network(path: Path) -> tuple[Any, dict[str, Any]]:
@@ -127,18 +112,14 @@ def _read_network(path: Path) -> tuple[Any, dict[str, Any]]:
     return model, dict(opt) if isinstance(opt, Mapping) else {}
 
 
-def _float_checkpoint(model: Any, path: str | Path, opt: dict[str, Any]) -> FloatCheckpoint:
-    """The checkpoint, in float32 and evaluation mode, after a look at whether its network can be used.
-
-    Raises:
-        CheckpointError: a field is missing or of another kind, a weight is not finite, or the network cannot compute.
-    """
+def _float_checkpoint(path: str | Path, heads: Collection[str]) -> FloatCheckpoint:
+    """The checkpoint, in float32 and evaluation mode, after a look at whether its network can be used."""
     import torch
 
+    model, opt = _read_network(Path(path))
+    check_head(model, path, heads)
     try:
         head = model.model[-1]
-        if type(head).__name__ not in (*HEADS, *TRAINING_HEADS):
-            raise CheckpointError(f"{path} ends in {type(head).__name__}, expected {', '.join(HEADS)}")
         names = model.names if isinstance(model.names, Mapping) else dict(enumerate(model.names))
         names = {int(key): str(value) for key, value in names.items()}
         check_class_names(path, names, head.nc, AGAIN)
