@@ -57,6 +57,7 @@ parse_arguments() {
       --trex) trex=yes ;;
       --no-trex) trex=no ;;
       --defaults) ;;
+      --dry-run) die 2 "--dry-run was removed in 2.0: leave it out; pip says what it installs" ;;
       -h | --help) usage; exit 0 ;;
       *) die 2 "unknown argument $1 (-h lists what there is)" ;;
     esac

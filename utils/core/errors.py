@@ -79,6 +79,7 @@ REMOVED: dict[str, str] = {
     "--cuda-graphs": "edit optimization in config.pbtxt",
     "--no-warmup": "remove model_warmup from config.pbtxt",
     "--nms-instances": "edit instance_group in the config.pbtxt of NAME_nms",
+    "install_dependencies.sh --dry-run": "leave it out; pip says what it installs",
     "--input-format": "leave it out; take bytes by export_qat.py --input uint8",
     "--trtexec": "leave it out; TensorRT's Python module builds, and engines that you build by trtexec are taken",
     "--exposeDMA": "leave it out; H2D, compute and D2H are the parts of a batch, and latency their sum",
