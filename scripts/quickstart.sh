@@ -18,8 +18,6 @@
 #   --resume        continue an interrupted run in --output instead
 #   -h, --help      print this
 #
-# ENGINE_PYTHON=/path/to/python3 is an interpreter that has TensorRT and what evaluating needs, if the environment's own
-# is not to have them.
 # What is installed, downloaded or drawn already is used again. Exit code: 0 done, 1 failed, 2 a bad argument, 130 interrupted.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
@@ -40,7 +38,7 @@ trap say_how_to_go_on EXIT
 main() {
   parse_arguments "$@"
   local started=$SECONDS
-  if [ "$device" = cpu ] || [ -n "${ENGINE_PYTHON:-}" ]; then setup_environment; else setup_environment --tensorrt; fi
+  if [ "$device" = cpu ]; then setup_environment; else setup_environment --tensorrt; fi
   setup_checkout
   [ -n "$data" ] || use_demo_set
   say "set up in $((SECONDS - started)) s; the run starts"
@@ -170,7 +168,7 @@ build_engines() {
     say "no engines: --device is cpu"
     return
   fi
-  typing=$(PYTHON=${ENGINE_PYTHON:-$PYTHON} program scripts/check_engine_setup.py "$data" 2>"$problem") || status=$?
+  typing=$(program scripts/check_engine_setup.py "$data" 2>"$problem") || status=$?
   [ "$status" != 130 ] || return 130
   if [ "$status" != 0 ]; then
     problem=$(tail -n 1 "$problem" && rm "$problem")
@@ -184,14 +182,14 @@ build_engines() {
     ${size[@]+"${size[@]}"} --include onnx --simplify --dynamic batch --typing "$typing" --output "$float" || return $?
   evaluate_engine "$float" fp16 || return $?
   evaluate_engine "$int8" int8 || return $?
-  PYTHON=${ENGINE_PYTHON:-$PYTHON} run_part "3/4 INT8 against FP16, two builds of each" program scripts/benchmark_trt.py \
+  run_part "3/4 INT8 against FP16, two builds of each" program scripts/benchmark_trt.py \
     "$int8" --baseline "$float" --batch-size 1 "$batch_size" --builds 2 --optimization-level 2 --useCudaGraph \
     --project "$run" --name benchmark --exist-ok || return $?
   speed=$(grep "^INT8 against FP16" "$run/benchmark/benchmark.md")
 }
 
 evaluate_engine() { # ONNX NAME
-  local engine=$run/weights/$2.engine PYTHON=${ENGINE_PYTHON:-$PYTHON}
+  local engine=$run/weights/$2.engine
   # level 2 measures the kernels that promise most: engines as fast within some percent, in less than half the time
   run_part "3/4 build the $2 engine" program scripts/build_engine.py "$1" --output "$engine" --optimization-level 2 \
     --batch-size 1 "$batch_size" "$batch_size" --check 0 || return $?

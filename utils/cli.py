@@ -142,11 +142,7 @@ def parsers(
 ) -> tuple[Parser, dict[str, tuple[Parser, Command]]]:
     """The parser, and for each command its own; the command of a program without commands is ''."""
     layout = argparse.RawDescriptionHelpFormatter if "\n" in about else argparse.HelpFormatter
-    if not isinstance(commands, Mapping):
-        text = (commands[0].__doc__ or "").partition("\n\n")[0]
-        parser = Parser(name, description=about or text, formatter_class=layout)
-        leaves = {"": (parser, commands)}
-    else:
+    if isinstance(commands, Mapping):
         parser = Parser(name, description=about, formatter_class=layout)
         choices = parser.add_subparsers(dest="command", required=True, metavar=f"{{{','.join(commands)}}}")
         leaves = {}
@@ -154,6 +150,9 @@ def parsers(
             text = command[0].__doc__ or ""
             summary = text.partition("\n\n")[0].rstrip(".")
             leaves[word] = choices.add_parser(word, help=summary, description=" ".join(text.split())), command
+    else:
+        parser = Parser(name, description=about or commands[0].__doc__, formatter_class=layout)
+        leaves = {"": (parser, commands)}
     for leaf, (kind, _) in leaves.values():
         add_options(leaf, kind)
         leaf.add_argument("--debug", action="store_true", help="show a traceback on errors")
