@@ -172,7 +172,7 @@ def test_mistakes_get_one_line(
         ("--model s is s (30 layers, 32 channels first, AConv), and", [training, "--model", "s"]),
         ("--classes_num 80 was given, and", [training, "--classes_num", 80]),
         ("converted already", [small["converted"]]),
-        ("truncated", [small["truncated"]]),
+        ("is damaged", [small["truncated"]]),
         ("is a quantized checkpoint", [small["quantized"]]),
         ("does not exist", [tmp_path / "none.pt"]),
         ("layer 0 is Conv [32, 3, 2]", [training, "--cfg", upstream_yaml("gelan-s")]),
