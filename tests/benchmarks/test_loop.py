@@ -19,7 +19,7 @@ PLAIN = 400  # images for the plain loop
 
 def plain_loop(runner, data, count):
     """Images per second, and AP, of the plain loop on so many images."""
-    from utils.core.tasks import Prediction
+    from utils.core.tasks import DETECT, prediction_of
     from utils.evaluation.images import decode
     from utils.evaluation.letterbox import boxes_to_image, letterboxed_planes
     from utils.evaluation.metrics import match, score
@@ -32,7 +32,7 @@ def plain_loop(runner, data, count):
         planes, box = letterboxed_planes(decode(entry.path), (320, 320), (320, 320))
         pixels = planes.astype(np.float32) / 255
         raw = runner.infer({"images": torch.from_numpy(pixels)[None]})["output0"].cpu()
-        (detections,) = non_max_suppression(Prediction.of_boxes(raw), 0.001, 0.7)
+        (detections,) = non_max_suppression(prediction_of(DETECT, raw), 0.001, 0.7)
         owners = torch.zeros(len(detections), dtype=torch.long)
         detections[:, :4] = boxes_to_image(detections[:, :4], owners, [box.shapes])
         size = np.array([*entry.size, *entry.size], dtype=np.float32)

@@ -10,7 +10,7 @@ from one_conv import reference, write_onnx
 from onnx import TensorProto, helper
 
 from models.quantize.fake_quantize import fake_quantize, float16_scale
-from utils.core.tasks import Prediction
+from utils.core.tasks import DETECT, prediction_of
 from utils.evaluation.batch import Batch
 from utils.evaluation.detector import on_device
 from utils.evaluation.metrics import EvalStatistics
@@ -26,8 +26,8 @@ def test_nms_keeps_what_it_keeps_on_the_cpu(conf, iou, max_det):
     middle, size = torch.rand(16, 2, 2000, generator=generator), torch.rand(16, 2, 2000, generator=generator)
     scores = torch.rand(16, 10, 2000, generator=generator) ** 6
     raw = torch.cat([middle * 300, size * 60 + 10, (scores * 128).round() / 128], 1)  # with ties
-    expected = non_max_suppression(Prediction.of_boxes(raw), conf, iou, max_det=max_det)
-    found = non_max_suppression(Prediction.of_boxes(raw.cuda()), conf, iou, max_det=max_det)
+    expected = non_max_suppression(prediction_of(DETECT, raw), conf, iou, max_det=max_det)
+    found = non_max_suppression(prediction_of(DETECT, raw.cuda()), conf, iou, max_det=max_det)
     for one, same in zip(found, expected, strict=True):
         assert len(one) == len(same) > 10
         torch.testing.assert_close(one.cpu(), same, atol=1e-3, rtol=0)
@@ -48,7 +48,7 @@ def test_matching_and_ap_are_those_of_the_cpu_and_wait_for_nothing():
     on_gpu = [one.cuda() for one in found], [one.cuda() for one in labels]
     statistics = {"cpu": EvalStatistics(), "cuda": EvalStatistics()}
     statistics["cuda"].add(*on_gpu, ["warm"] * 12)
-    non_max_suppression(Prediction.of_boxes(raw), 0.5, 0.7)
+    non_max_suppression(prediction_of(DETECT, raw), 0.5, 0.7)
     statistics["cuda"] = EvalStatistics()
     waits = {}
     torch.cuda.set_sync_debug_mode("warn")
@@ -57,7 +57,7 @@ def test_matching_and_ap_are_those_of_the_cpu_and_wait_for_nothing():
             warnings.simplefilter("always")
             statistics["cuda"].add(*on_gpu, ["a"] * 12)
             waits["matching"] = len(caught)
-            non_max_suppression(Prediction.of_boxes(raw), 0.5, 0.7)
+            non_max_suppression(prediction_of(DETECT, raw), 0.5, 0.7)
             waits["nms"] = len(caught) - waits["matching"]
     finally:
         torch.cuda.set_sync_debug_mode("default")

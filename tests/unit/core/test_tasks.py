@@ -61,7 +61,7 @@ def test_what_a_detector_returns(result):
     assert (found.task, found.layout, found.prototypes) == (DETECT, Layout(8), None)
     assert torch.equal(found.scores, RAW[:, 4:])
     assert found.coefficients.shape == (2, 0, 7)
-    assert torch.equal(Prediction.of_boxes(RAW).scores, found.scores)
+    assert torch.equal(prediction_of(DETECT, RAW).scores, found.scores)
     assert predicted(([RAW, RAW + 1], [MAPS, MAPS]))[0] is RAW  # with an auxiliary branch
 
 
@@ -89,4 +89,4 @@ def test_of_the_first_images():
     assert torch.equal(found.raw, RAW[:1])
     assert torch.equal(found.prototypes, PROTOTYPES[:1])
     assert found.layout == Layout(3, 5)
-    assert Prediction.of_boxes(RAW).of_first(1).prototypes is None
+    assert prediction_of(DETECT, RAW).of_first(1).prototypes is None

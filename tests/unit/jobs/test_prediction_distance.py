@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from utils.core.tasks import Layout, Prediction
+from utils.core.tasks import DETECT, Layout, Prediction, prediction_of
 from utils.jobs.sensitivity import prediction_distance
 from utils.jobs.sensitivity.prediction_distance import distance, weight
 
@@ -56,7 +56,7 @@ def test_it_is_that_of_boxes_and_scores_and_what_masks_add(rows):
     random = torch.Generator().manual_seed(3)
     by = torch.rand(reference.raw[:, rows].shape, generator=random) * 0.3
     other = changed(reference, rows, by)
-    plain, plain_other = (Prediction.of_boxes(torch.cat([one.boxes, one.scores], 1)) for one in (reference, other))
+    plain, plain_other = (prediction_of(DETECT, torch.cat([one.boxes, one.scores], 1)) for one in (reference, other))
     expected = float(distance(plain, plain_other, SIZE)) + mask_distance(reference, other)
     assert float(distance(reference, other, SIZE)) == pytest.approx(expected, rel=1e-4)
     assert expected > 0.1

@@ -16,7 +16,7 @@ from models.quantize import backend, calibration, placement
 from models.quantize.partial_forward import Layerwise, State
 from models.quantize.recipe import Recipe
 from utils.core.score import Resampled
-from utils.core.tasks import Prediction
+from utils.core.tasks import DETECT, prediction_of
 from utils.evaluation.metrics import EvalStatistics
 from utils.jobs.inputs import read_profile
 from utils.jobs.options import SensitiveOptions
@@ -188,7 +188,7 @@ class TestUnits:
 
 def distance(reference, other):
     """Of detectors' predictions."""
-    return prediction_distance.distance(Prediction.of_boxes(reference), Prediction.of_boxes(other), (64, 64))
+    return prediction_distance.distance(prediction_of(DETECT, reference), prediction_of(DETECT, other), (64, 64))
 
 
 class TestProxy:
@@ -233,7 +233,7 @@ class TestProxy:
         other = reference.clone()
         other[:, :4] += 1000
         assert float(
-            distance(reference, other) / prediction_distance.weight(Prediction.of_boxes(reference))
+            distance(reference, other) / prediction_distance.weight(prediction_of(DETECT, reference))
         ) == pytest.approx(1, abs=0.01)
 
 
