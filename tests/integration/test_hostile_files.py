@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
+import platform
+import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,13 @@ import torch
 import yaml
 from hostile_canary import program, watched
 from hostile_files import call, mapping, torch_file, value
+from qat_runs import write_small_set
 from random_networks import TINY, random_network, save_float, save_quantized, tiny_with
 from torch import nn
 
-from models.quantize import checkpoint
+import qat
+from models.quantize import checkpoint, placement
+from models.quantize.recipe import Recipe
 from utils import upstream
 from utils.core import checkpoints
 from utils.core.errors import CheckpointError, InputError
@@ -256,3 +261,157 @@ def test_a_field_of_a_quantized_checkpoint(tmp_path, good, field, content, messa
     with pytest.raises(CheckpointError, match=message) as caught:
         checkpoint.load_quantized(tmp_path / "changed.pt")
     one_line(caught.value, tmp_path / "changed.pt")
+
+
+# --- random mutations -------------------------------------------------------------------------------------------------
+
+COUNT = 300  # of each kind of file
+TEXTS = ["", "x", "nc", "../../x", "__import__('os').system('touch mark')", "a\nb", "*", "9" * 500]
+NUMBERS = [0, -1, 1, 2**31, 2**70, 0.5, -0.0, 1e300, math.nan, math.inf, True, None]
+
+
+def other_value(rng: random.Random) -> Any:
+    """Something that does not belong there."""
+    number, text = rng.choice(NUMBERS), rng.choice(TEXTS)
+    return rng.choice([text, number, [number] * rng.randrange(4), {text: number}, [[[text]]]])
+
+
+def places(content: Any) -> list[tuple[Any, Any]]:
+    """Every (container, key) of nested dictionaries and lists."""
+    entries = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
+    return [place for key, inner in entries for place in ((content, key), *places(inner))]
+
+
+def changed(content: Any, rng: random.Random) -> Any:
+    """A copy in which one to three values are replaced, deleted, swapped or added."""
+    content = copy.deepcopy(content)
+    for _ in range(rng.randint(1, 3)):
+        found = places(content)
+        if not found:
+            return other_value(rng)
+        (container, key), (other, name) = rng.choice(found), rng.choice(found)
+        action = rng.randrange(5)
+        if action == 0:
+            del container[key]
+        elif action == 1:
+            container[key] = copy.deepcopy(other[name])
+        elif action == 2 and isinstance(container, dict):
+            container[rng.choice(TEXTS[:4])] = other_value(rng)
+        elif action == 3 and isinstance(container[key], torch.Tensor):
+            container[key] = torch.full((rng.randrange(4), 2), rng.choice([0.0, math.nan, -1.0]))
+        else:
+            container[key] = other_value(rng)
+    return content
+
+
+def changed_network(model: Any, rng: random.Random) -> Any:
+    """A copy of a network in which one attribute, tensor or layer is another."""
+    model = copy.deepcopy(model)
+    owner = rng.choice([model, model.model[-1], *model.modules()])
+    table = rng.choice([one for one in (vars(owner), owner._modules, owner._parameters, owner._buffers) if one])
+    name = rng.choice([name for name in table if not name.startswith("_")] or ["extra"])
+    if table is owner._modules:
+        table[name] = rng.choice([nn.Identity(), nn.Conv2d(2, 3, 1), nn.Sequential(), copy.deepcopy(model.model[0])])
+    elif table is vars(owner):
+        table[name] = other_value(rng)
+    elif isinstance(table[name], torch.Tensor):
+        table[name].data = rng.choice([table[name].data * math.nan, torch.ones(2, 2), table[name].data.half()])
+    return model
+
+
+def changed_bytes(content: bytes, rng: random.Random) -> bytes:
+    """The bytes with flipped bits, or cut."""
+    mutated = bytearray(content)
+    if rng.randrange(3) == 0:
+        return bytes(mutated[: rng.randrange(len(mutated))])
+    for _ in range(rng.choice([1, 1, 4, 100])):
+        mutated[rng.randrange(len(mutated))] ^= 1 << rng.randrange(8)
+    return bytes(mutated)
+
+
+def write(content: Any, path: Path) -> None:
+    if path.suffix == ".pt":
+        torch.save(content, path)
+    else:
+        path.write_text(yaml.safe_dump(content))
+
+
+NAMES = ["float.pt", "quantized.pt", "recipe.yaml", "data.yaml"]
+
+
+def mutations(name: str, good: dict[str, Path], data: Path, path: Path, count: int) -> Iterator[None]:
+    """Write a file as it should be, then `count` mutations of it, a third of them in its bytes."""
+    rng = random.Random(14)
+    content = {
+        "float.pt": lambda: {"model": upstream.read_checkpoint(good["float"])["model"].float()},
+        "quantized.pt": lambda: torch.load(good["quantized"], weights_only=True),
+        "recipe.yaml": lambda: Recipe().to_dict() | {"float": ["model.3"]},
+        "data.yaml": lambda: yaml.safe_load(data.read_text()),
+    }[name]()
+    write(content, path)
+    yield
+    whole = path.read_bytes()
+    for index in range(count):
+        if index % 3 == 0:
+            path.write_bytes(changed_bytes(whole, rng))
+        elif name == "float.pt":
+            write({"model": changed_network(content["model"], rng)}, path)
+        else:
+            write(changed(content, rng), path)
+        yield
+
+
+@pytest.fixture
+def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ran(BaseException):
+        """No handler of errors takes it for one."""
+
+    def forbidden(*words: Any, **_: Any) -> None:
+        raise Ran(words)
+
+    platform.processor()  # which asks a program, once
+    for target in ("os.system", "os.popen", "subprocess.Popen", "socket.socket"):
+        monkeypatch.setattr(target, forbidden)
+
+
+@pytest.mark.usefixtures("nothing_runs")
+@pytest.mark.parametrize("name", NAMES)
+def test_mutations_give_only_our_errors(name, good, demo_data, tmp_path):
+    network = upstream.fuse(upstream.load_float(good["float"]).model)
+    read: Callable[[Path], object] = {
+        "float.pt": upstream.load_float,
+        "quantized.pt": checkpoint.load_quantized,
+        "recipe.yaml": lambda path: placement.plan(network, Recipe.from_file(path)),
+        "data.yaml": lambda path: load_data(path).paths("val"),
+    }[name]
+    path, lines = tmp_path / name, []
+    made = mutations(name, good, demo_data, path, COUNT // 2 if name.endswith(".pt") else COUNT)
+    next(made)
+    read(path)
+    for _ in made:
+        try:
+            read(path)
+        except InputError as error:
+            lines.append(str(error))
+    assert len(lines) > COUNT // 8, "the mutations are felt"
+    assert not [line for line in lines if "\n" in line or len(line) > 2000]
+    assert [one.name for one in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.usefixtures("nothing_runs", "blank_plots")
+@pytest.mark.parametrize("name", NAMES)
+def test_programs_end_mutations_with_0_1_or_2_and_without_a_traceback(name, good, demo_data, tmp_path, capsys):
+    path, data = tmp_path / name, write_small_set(tmp_path / "set", demo_data, train=2, val=2)
+    option = {"recipe.yaml": "--recipe", "data.yaml": "--data"}.get(name, "--weights")
+    files = {"--weights": good["float"], "--data": data, option: path, "--project": tmp_path / "runs"}
+    quick = ("--imgsz", "64", "--batch-size", "2", "--workers", "0", "--device", "cpu")
+    command = ("quantize", "--ptq-only", "--calib-images", "2") if name == "recipe.yaml" else ("eval",)
+    codes = []
+    for _ in mutations(name, good, data, path, 8):
+        codes.append(qat.main([*command, *quick, *(str(word) for pair in files.items() for word in pair)]))
+        out, err = capsys.readouterr()
+        assert "Traceback" not in out + err
+        assert err.count("\n") <= 1 or codes[-1] == 0
+    assert codes[0] == 0
+    assert set(codes) <= {0, 1, 2}
+    assert codes.count(2) > 2
