@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Write a model repository for NVIDIA Triton Inference Server from an ONNX file or a TensorRT engine.
+"""Write a model repository for NVIDIA Triton Inference Server from an ONNX file or a TensorRT engine, or check one.
 
     python scripts/make_triton.py yolov9-c-int8.engine --output model_repository
     python scripts/make_triton.py yolov9-c-int8.onnx --output model_repository
     python scripts/make_triton.py yolov9-c-int8.onnx --platform tensorrt_plan --batch-size 1 8 16    # built later
+    python scripts/make_triton.py --check model_repository
 
 A file of raw predictions gets an ensemble with NMS behind it. docs/triton.md says what is written.
 """
@@ -18,18 +19,26 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 from functools import partial
 
 from utils.cli import run_program
+from utils.core.errors import InputError
 from utils.jobs.open import need
 from utils.serving.options import ServingOptions
 
 
 def main(options: ServingOptions) -> None:
-    """Write."""
-    if options.file.suffix.lower() == ".onnx":
+    """Write, or check."""
+    if (options.file is None) == (options.check is None):
+        raise InputError("give an ONNX file or an engine to serve, or --check a model repository")
+    if options.check is not None:
+        options.reject_others(["check", "file"], "with --check, which writes nothing")
+    elif options.file is not None and options.file.suffix.lower() == ".onnx":
         options.reject_unused(["onnx"], "with an ONNX file; it says what an engine was built from")
     need("tritonclient", "grpc")
-    from utils.jobs import model_repository
+    from utils.jobs import check_repository, model_repository
 
-    model_repository.make(options)
+    if options.check is not None:
+        check_repository.check(options.check)
+    else:
+        model_repository.make(options)
 
 
 run = partial(run_program, "make_triton.py", (ServingOptions, main), about=__doc__)

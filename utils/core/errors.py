@@ -57,7 +57,6 @@ REMOVED: dict[str, str] = {
     "finetune.weight_ranges": "leave it out; the range of a weight's channel is its largest magnitude",
     "finetune.features": "leave it out; the task loss alone was as good",
     "finetune.patience": "use finetune.epochs alone; the best epoch is kept, whatever follows it",
-    "make_triton.py --check": "start the server, which checks a repository when it loads it",
     "--teacher": "leave it out; the network's own float weights were the better teacher",
     "--measure": "use perf_analyzer (docs/triton.md of the overlay)",
     "--concurrency": "use perf_analyzer (docs/triton.md of the overlay)",

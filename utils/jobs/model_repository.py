@@ -4,7 +4,7 @@ REPOSITORY/NAME/config.pbtxt
 REPOSITORY/NAME/labels.txt       names of the classes
 REPOSITORY/NAME/1/model.onnx     or model.plan, or `nms_model.py` as model.py; of an ensemble the folder is empty
 
-Each model is written whole or not at all. A server checks a repository when it loads it.
+Each model is written whole or not at all.
 """
 
 from __future__ import annotations

@@ -31,7 +31,8 @@ Detections = Annotated[int, Field(ge=1, le=30_000)]
 class ServingOptions(Options):
     """What is served, and how; None where the file decides."""
 
-    file: Path = option(..., ".onnx, .engine or .plan", positional=True, metavar="FILE")
+    file: Path | None = option(None, ".onnx, .engine or .plan", positional=True, nargs="?", metavar="FILE")
+    check: Path | None = option(None, "check a model repository instead of writing one", metavar="FOLDER")
     output: Path = option(
         Path("model_repository"), "the model repository; models are added to one that is there", metavar="FOLDER"
     )
@@ -73,7 +74,8 @@ class ServingOptions(Options):
         """
         if self.name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
             raise InputError(f"--name is {self.name!r:.60}; expected letters, digits, '.', '_' and '-'")
-        return self.name or re.sub(r"[^A-Za-z0-9._-]", "_", self.file.stem).lstrip("._-") or "model"
+        stem = self.file.stem if self.file else ""
+        return self.name or re.sub(r"[^A-Za-z0-9._-]", "_", stem).lstrip("._-") or "model"
 
 
 class TritonClientOptions(RunFolderOptions):

@@ -53,7 +53,7 @@ CASES = [  # program, arguments, what the line names
       for flag in ("--data a.yaml", "--samples 3", "--imgsz 640", "--conf-thres 0.1", "--device cpu")),
     *((M, f"--environment {flag}", flag.split()[0])
       for flag in ("--title a", "--imgsz 640", "--device 0", "--output out")),
-    (S, "a --check", "--check was removed"),
+    *((S, f"--check a {flag}", flag.split()[0]) for flag in ("--name a", "--output b", "--no-nms")),
     (S, "boxes.onnx --onnx b.onnx", "--onnx"),
     # options that contradict each other or the file
     (V, f"--engine-file a.onnx {EVAL} --imgsz 64 96 128", "--imgsz"),
@@ -99,7 +99,8 @@ CASES = [  # program, arguments, what the line names
     (T, "int8.onnx --baseline none.onnx", "none.onnx"),
     (M, "", "--environment"),
     (M, "runs/exp/weights", "runs/exp/weights/report.json does not exist"),
-    (S, "", "FILE"),
+    (S, "", "--check"),
+    (S, "--check none", "none"),
     (S, "boxes.onnx --output boxes.onnx", "boxes.onnx"),
     (C, "m --source none.png", "none.png"),
     # what cannot be written is said before anything is read; nothing is made on the way
