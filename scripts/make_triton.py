@@ -36,7 +36,7 @@ def main(options: ServingOptions) -> None:
     from utils.jobs import check_repository, model_repository
 
     if options.check is not None:
-        check_repository.check(options.check)
+        check_repository.check_repository(options.check)
     else:
         model_repository.make(options)
 

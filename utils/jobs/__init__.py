@@ -9,5 +9,6 @@ evaluate.py           AP of a checkpoint                  visualize.py        de
 export.py             checkpoint → checked ONNX files     compare_outputs.py  ONNX Runtime beside PyTorch
 compare_tensors.py    the same between quantizers         check_engine.py     TensorRT beside ONNX Runtime
 evaluate_file.py      AP of a file, and its report row    benchmark.py        engines, .pt and .onnx, timed
-sensitivity/          which parts hurt in INT8            model_repository.py Triton's, from a file, checked
+sensitivity/          which parts hurt in INT8            model_repository.py Triton's, from a file
+check_repository.py   would Triton load it
 """

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 PLATFORMS = {"tensorrt": PLAN, "onnxruntime": ONNX}  # by backend; a configuration has one of both
 
 
-def check(repository: Path) -> None:
+def check_repository(repository: Path) -> None:
     """Check all models of a repository, and log what each takes and gives.
 
     Raises:
