@@ -27,7 +27,9 @@ class ReparameterizationOptions(DeviceOptions):
     """Convert a trained YOLOv9 (t, s, m, c, e, c-dseg) to the GELAN network that is deployed."""
 
     weights: str = option(..., "checkpoint of upstream's train_dual.py or segment/train_dual.py (.pt)", metavar="FILE")
-    model: Literal["t", "s", "m", "c", "e", "c-dseg"] | None = option(None, "variant (default: found from the weights)")
+    model: Literal["t", "s", "m", "c", "e", "c-dseg"] | None = option(
+        None, "variant; not needed (default: found from the weights)"
+    )
     cfg: str | None = option(
         None, "the deployed YAML, such as models/detect/gelan-c.yaml, to check (default: found from the weights)",
         metavar="FILE",
@@ -59,25 +61,23 @@ def convert_checkpoint(options: ReparameterizationOptions) -> None:
             print(f"{weights} ends in {head}, without an auxiliary branch: there is nothing to convert")
             return
     training = upstream.load_training(weights)
-    variant = reparam.choose_variant(training.model, options.model, weights)
     if options.classes_num is not None and options.classes_num != training.nc:
         raise InputError(
             f"--classes_num {options.classes_num} was given, and {weights} has {plural(training.nc, 'class')}"
         )
     if options.cfg:
-        expected = reparam.deploy_description(training.yaml, variant, training.nc)
-        reparam.check_same_network(upstream.read_description(options.cfg), expected, options.cfg, variant.own)
-    deployed = reparam.convert(training, variant)
+        expected = reparam.deploy_description(training.yaml, training.nc)
+        reparam.check_same_network(upstream.read_description(options.cfg), expected, options.cfg)
+    deployed = reparam.convert(training)
     difference = reparam.largest_difference(training.model, deployed.model, device)
     before, after = (sum(p.numel() for p in one.model.parameters()) / 1e6 for one in (training, deployed))
-    when = ", before its values were rounded to FP16" if reparam.is_rounded_by_half(deployed.model, weights) else ""
     replaces = "replaces a file of that name: " if target.exists() else ""
     reparam.save_converted(target, deployed)
     print(
-        f"{target}: {replaces}GELAN-{variant.name}, {plural(deployed.nc, 'class')}, "
+        f"{target}: {replaces}GELAN, {plural(deployed.nc, 'class')}, "
         f"{after:.2f} M parameters (of {before:.2f} M), FP16, "
         f"{target.stat().st_size / 1e6:.1f} MB; "
-        f"largest difference from the training network's output: {difference:g}{when}"
+        f"largest difference from the training network's output: {difference:g}"
     )
     if not options.if_needed:  # of quickstart.sh, which goes on by itself
         print(f"next: {shlex.join(['python', 'qat.py', 'quantize', '--weights', str(target)])}")

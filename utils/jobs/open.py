@@ -136,7 +136,7 @@ def load_network(weights: str | Path, device: torch.device) -> Network:
     source = upstream.load_float(weights, auxiliary=True)
     head = _head(source.model)
     if head == TRAINING_HEAD:
-        source = reparam.convert(source, reparam.derive(source.yaml))
+        source = reparam.convert(source)
     model = upstream.call_fused(upstream.fuse(source.model)).to(device)
     return Network(model, source.names, source.stride, head, None, "float", task_of_head(model.model[-1]),
                    source.imgsz, source.data)  # fmt: skip
