@@ -22,7 +22,7 @@ from utils.core.files import check_files, refuse_overwrite
 from utils.core.options import (
     BatchSize,
     CheckImages,
-    InputOptions,
+    DeviceOptions,
     InputSize,
     NmsOptions,
     height_width,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from utils.onnx_graph.export import ExportResult
 
 
-class DeepStreamOptions(NmsOptions, InputOptions):
+class DeepStreamOptions(NmsOptions, DeviceOptions):
     """Export a YOLOv9 checkpoint, quantized or float, to ONNX for DeepStream, with labels and configuration."""
 
     weights: str = option(
@@ -55,7 +55,7 @@ class DeepStreamOptions(NmsOptions, InputOptions):
     batch: BatchSize | None = option(None, "images a batch (default: 1)", "--batch", "--batch-size", metavar="N")
     end2end: bool = option(
         False, "NMS in the file: num_dets, det_boxes, det_scores, det_classes and det_masks, for the parsers of "
-        "nvdsinfer_yolo; with --dynamic Gst-nvinferserver's configuration, too"
+        "nvdsinfer_yolo"
     )  # fmt: skip
     check: CheckImages = option(
         4, "compare with PyTorch on N images in ONNX Runtime (default: 4; 0: do not)", metavar="N"
@@ -79,16 +79,15 @@ def export_deepstream(options: DeepStreamOptions) -> None:
         )
     check_files(weights=options.weights)
     need("torch", "onnx", *["onnxruntime"] * (options.check > 0), *["onnxslim"] * options.simplify)
-    from utils.core.input_spec import InputSpec, channels_of
+    from utils.core.input_spec import channels_of
     from utils.jobs.export import export_checkpoint
     from utils.onnx_graph import deepstream, output_formats
     from utils.onnx_graph.export import ExportConfig
-    from utils.serving.options import ServingOptions
 
     batch = options.batch or 1
     config = ExportConfig(
         imgsz=height_width(options.imgsz), batch_size=batch, dynamic="batch" if options.dynamic else "none",
-        simplify=options.simplify, typing="auto", opset=options.opset, input=InputSpec(options.input),
+        simplify=options.simplify, typing="auto", opset=options.opset,
     )  # fmt: skip
     nms = output_formats.NmsSettings(**options.nms_settings())
     beside = Path(options.output or options.weights)  # the file gets a name of its own in that folder
@@ -107,12 +106,12 @@ def export_deepstream(options: DeepStreamOptions) -> None:
         channels = channels_of(network.model)
         engine = options.engine or (path.with_suffix(".engine").name if typing else "")
         masks = bool(network.task.prototypes)
-        texts = deepstream.configs(
+        text = deepstream.config_text(
             path, config.imgsz, batch, len(network.names), typing=typing, dynamic=options.dynamic, engine=engine,
-            nms=nms if masks or options.end2end else None, masks=masks, takes_bytes=options.input == "uint8",
-            model=ServingOptions(file=path).model_name if options.end2end else "", channels=channels,
+            nms=nms if masks or options.end2end else None, masks=masks, end2end=options.end2end,
+            channels=channels,
         )  # fmt: skip
-        yield from map(str, deepstream.write(path, deepstream.label_lines(network.names), texts))
+        yield from map(str, deepstream.write(path, deepstream.label_lines(network.names), text))
         where, todo = "next", "a pipeline, such as those of docs/deepstream.md of the overlay"
         if engine:
             where = "next, on the machine with the GPU"

@@ -5,7 +5,6 @@ ONNX Runtime runs them, TensorRT-RTX builds them. References: the file that take
 
 from __future__ import annotations
 
-import configparser
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,6 @@ from forms import FLAGS, SIDE, Program, images, lively
 from random_networks import TINY, random_network, save_float, save_quantized, tiny_with
 
 import export_qat
-import export_yoloV9
 import val_trt
 from models.quantize import checkpoint, placement
 from models.quantize.calibration import calibrate
@@ -137,24 +135,6 @@ def test_source_draws_with_each_form(weights, demo_data: Path, tmp_path: Path, p
         assert program(lambda argv: val_trt.main(argv), *words)[0] == 0
         drawn.append((tmp_path / form / image.name).read_bytes())
     assert drawn[0] == drawn[1]
-
-
-@pytest.mark.parametrize("kind", ["float", "quantized", "masks", "grey"])
-def test_deepstream_takes_bytes(kind, weights, tmp_path, program: Program):
-    """The rows are the same; nvinfer is told that another plugin gives it the images."""
-    pixels, rows = (images(1) * 255).round().byte(), []
-    for words in ([], ["--input", "uint8"]):
-        folder = tmp_path / "-".join(["net", *words])
-        nms = ["--nms", "onnx"] if kind == "masks" else []
-        arguments = ["--weights", weights[kind], "--size", SIDE, "--output", folder / "net.onnx", *nms, *words]
-        code, _, err = program(export_yoloV9.main, *arguments, "--device", "cpu")
-        assert (code, err) == (0, [])
-        rows.append(results(folder / "net.onnx", pixels)["output"])
-        config = configparser.ConfigParser(comment_prefixes="#", interpolation=None)
-        config.read_string((folder / "config_infer_primary_yoloV9.txt").read_text())
-        assert config["property"].get("input-tensor-from-meta") == ("1" if words else None)
-        assert config["property"]["infer-dims"] == f"{1 if kind == 'grey' else 3};{SIDE};{SIDE}"
-    np.testing.assert_allclose(rows[1], rows[0], atol=2e-3)
 
 
 # --- TensorRT-RTX -----------------------------------------------------------------------------------------------------

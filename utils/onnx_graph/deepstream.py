@@ -1,12 +1,11 @@
-"""The files that DeepStream wants beside a network: class names, nvinfer's configuration and nvinferserver's.
+"""The files that DeepStream wants beside a network: class names, and nvinfer's configuration.
 
 nvinfer's configuration assumes the parser of DeepStream-Yolo since its version for DeepStream 7.1 or, of a segmentation
 network, of DeepStream-Yolo-Seg (https://github.com/marcoslucianops), whose rows are x1, y1, x2, y2, score, class and
 perhaps a mask. Those of an end-to-end file assume https://github.com/levipereira/nvdsinfer_yolo. nvinfer's names an
 engine that trtexec has built: nvinfer would build a quantized network in FP16. Of a float network nvinfer may build
 one, by DeepStream-Yolo's builder or its own.
-Keys: https://docs.nvidia.com/metropolis/deepstream/dev-guide/text/DS_plugin_gst-nvinfer.html, and nvinferserver's in
-https://github.com/NVIDIA/DeepStream/tree/main/includes (nvdsinferserver_*.proto).
+Keys: https://docs.nvidia.com/metropolis/deepstream/dev-guide/text/DS_plugin_gst-nvinfer.html.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from __future__ import annotations
 import itertools
 import logging
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from utils.core.errors import InputError
@@ -26,7 +25,7 @@ from utils.onnx_graph.output_formats import NmsSettings
 
 logger = logging.getLogger(__name__)
 
-LABELS, CONFIG, SERVER = "labels.txt", "config_infer_primary_yoloV9.txt", "config_inferserver_primary_yoloV9.txt"
+LABELS, CONFIG = "labels.txt", "config_infer_primary_yoloV9.txt"
 SCALE = repr(1 / 255)
 INT8, FP16 = 1, 2  # of nvinfer's network-mode
 TRTEXEC_FLAGS = {  # by typing; '' for a float network
@@ -52,15 +51,13 @@ PARSERS = {  # by whether the file is end-to-end, and whether it has masks: whos
     (True, False): ("nvdsinfer_yolo", "NvDsInferYoloNMS", INSTALLED),
     (True, True): ("nvdsinfer_yolo", "NvDsInferYoloMask", INSTALLED),
 }
-ASSUMED = """\
+TEMPLATE = """\
 # {onnx} in DeepStream. Written by export_yoloV9.py; what it assumes:
 #   the parser of {parser}, compiled to the library named below
-#   images letterboxed in the middle, as in training, {colors}, {values}
-{nms_note}"""
-TEMPLATE = """\
-[property]
+#   images letterboxed in the middle, as in training, {colors}, scaled to 0..1
+{nms_note}[property]
 gpu-id=0
-{bytes_note}net-scale-factor={scale}
+net-scale-factor={scale}
 model-color-format={color_format}
 {network}model-engine-file={engine}
 labelfile-path={labels}
@@ -87,60 +84,6 @@ custom-lib-path={library}
 topk={topk}
 """
 MASKS = "output-instance-mask=1\nsegmentation-threshold=0.5\nparse-bbox-instance-mask-"
-SERVED = """\
-#   the model {model} in the folder model_repository beside this file, which this writes, run in the same folder:
-#     python /path/to/yolov9/scripts/make_triton.py {file} --platform tensorrt_plan
-infer_config {{
-  unique_id: 1
-  max_batch_size: {batch}  {batch_note}
-  backend {{ triton {{
-    model_name: "{model}"
-    version: -1
-    model_repo {{ root: "model_repository" strict_model_config: true }}
-  }} }}
-  preprocess {{
-    network_format: IMAGE_FORMAT_{colors}
-    tensor_order: TENSOR_ORDER_LINEAR
-    tensor_name: "{images}"
-    maintain_aspect_ratio: 1
-    symmetric_padding: 1
-    normalize {{ scale_factor: {scale} }}
-  }}
-  postprocess {{
-    labelfile_path: "{labels}"
-    detection {{
-      num_detected_classes: {classes}
-      custom_parse_bbox_func: "{function}"
-      simple_cluster {{ threshold: {confidence} }}
-    }}
-  }}
-  custom_lib {{ path: "{library}" }}
-}}
-input_control {{ process_mode: PROCESS_MODE_FULL_FRAME }}
-"""
-BYTES = """\
-# The file takes the bytes of images (UINT8).
-# nvinfer's own pre-processing makes floats, so Gst-nvdspreprocess stands in front of it, with a library of yours that
-# prepares bytes (NVIDIA's writes floats, past the end of a buffer of bytes), and with these entries in the property
-# group of its configuration:
-#   processing-width={width}
-#   processing-height={height}
-#   scaling-filter=1
-#   scaling-pool-memory-type=0
-#   custom-lib-path=/path/to/your/library.so
-#   custom-tensor-preparation-function=YourTensorPreparation
-#   network-input-shape={batch};{channels};{height};{width}
-#   network-input-order=0
-#   network-color-format={color_format}
-#   tensor-data-type=1
-#   tensor-name=images
-#   maintain-aspect-ratio=1
-#   symmetric-padding=1
-# and with this one in its user-configs:
-#   pixel-normalization-factor=1
-# What nvinfer is told below of scale, colors, aspect ratio and padding has no effect on these tensors.
-input-tensor-from-meta=1
-"""
 
 
 def label_lines(names: Mapping[int, str]) -> str:
@@ -158,7 +101,7 @@ def label_lines(names: Mapping[int, str]) -> str:
 def trtexec_command(
     onnx: str, engine: str, size: tuple[int, int], *, typing: str, dynamic: bool, channels: int = 3
 ) -> str:  # fmt: skip
-    """The command that builds the engine which the configuration names; for the arguments see `configs`."""
+    """The command that builds the engine which the configuration names; for the arguments see `config_text`."""
     height, width = size
     shapes = zip(("min", "opt", "max"), DEFAULT_BATCH, strict=True) if dynamic else ()
     profile = [f"--{end}Shapes={IMAGES}:{batch}x{channels}x{height}x{width}" for end, batch in shapes]
@@ -166,15 +109,14 @@ def trtexec_command(
     return shlex.join(["trtexec", f"--onnx={onnx}", *flags, *profile, f"--saveEngine={engine}"])
 
 
-def configs(
-    onnx: str | Path, size: tuple[int, int], batch: int, classes: int, *, typing: str, dynamic: bool,
-    engine: str = "", nms: NmsSettings | None = None, masks: bool = False, model: str = "", takes_bytes: bool = False,
-    channels: int = 3,
-) -> list[str]:  # fmt: skip
-    """Write nvinfer's configuration for a file, and nvinferserver's for an end-to-end file of a dynamic batch.
+def config_text(
+    onnx: str | Path, size: tuple[int, int], batch: int, classes: int, *, typing: str, dynamic: bool, engine: str = "",
+    nms: NmsSettings | None = None, masks: bool = False, end2end: bool = False, channels: int = 3,
+) -> str:  # fmt: skip
+    """Nvinfer's configuration for a file.
 
     Args:
-        onnx: the file; the configurations are to lie beside it.
+        onnx: the file; the configuration is to lie beside it.
         size: height and width of the input, pixels.
         batch: images a batch.
         typing: weak or strong, of a quantized network; '' for a float one.
@@ -182,8 +124,7 @@ def configs(
         engine: built by trtexec, which the configuration names; '': nvinfer builds one, of a float network.
         nms: in the file; None where nvinfer does it.
         masks: whether the file has masks.
-        model: of an end-to-end file its name in a Triton model repository; '' for another file.
-        takes_bytes: whether the file takes bytes, which another plugin than nvinfer then has to give.
+        end2end: whether the file gives num_dets, det_boxes, det_scores and det_classes.
         channels: 3, or 1 of a network that takes grey images.
     """
     name = Path(onnx).name
@@ -202,32 +143,23 @@ def configs(
         overlap = "" if nms.kind == "none" else f", overlap {nms.iou_thres:g}"
         nms_note = f"#   {kinds[nms.kind]} is in the ONNX file: confidence {nms.conf_thres:g}{overlap}, "
         nms_note += f"{plural(nms.topk, 'detection')}\n"
-    parser, function, library = PARSERS[bool(model), masks]
+    parser, function, library = PARSERS[end2end, masks]
     any_batch = f"# {DEFAULT_BATCH[0]} to {DEFAULT_BATCH[-1]}: the number of streams is a good one"
-    shape = {"batch": batch, "channels": channels, "height": size[0], "width": size[1]}
-    shape["color_format"] = 2 if channels == 1 else 0  # nvinfer's numbers for grey and for RGB
-    values = {
-        **shape, "colors": "GRAY" if channels == 1 else "RGB", "onnx": name,
-        "parser": parser, "function": function, "library": library, "labels": LABELS, "network": network,
-        "engine": engine, "classes": classes, "scale": SCALE,
-        "batch_note": any_batch if dynamic else "# fixed in the ONNX file", "nms_note": nms_note,
-        "mode": INT8 if typing else FP16, "mode_note": QUANTIZED if typing else FLOAT, "kind": 3 if masks else 0,
-        "masks": MASKS if masks else "parse-bbox-", "cluster": 2 if nms is None else 4,
-        "overlap": f"nms-iou-threshold={DISPLAY_IOU}\n" if nms is None else "",
-        "confidence": DISPLAY_CONF if nms is None else nms.conf_thres, "topk": 300 if nms is None else nms.topk,
-        "values": "bytes in 0..255" if takes_bytes else "scaled to 0..1",
-        "bytes_note": BYTES.format(**shape) if takes_bytes else "",
-    }  # fmt: skip
-    texts = [(ASSUMED + TEMPLATE).format(**values)]
-    if model and dynamic:  # nvinferserver knows no masks of instances, and makes bytes by itself
-        values |= {"function": PARSERS[True, False][1], "scale": 1.0 if takes_bytes else SCALE}
-        texts.append((ASSUMED + SERVED).format(**values, model=model, images=IMAGES, file=shlex.quote(name)))
-    return texts
+    return TEMPLATE.format(
+        batch=batch, channels=channels, height=size[0], width=size[1], onnx=name, engine=engine, network=network,
+        color_format=2 if channels == 1 else 0, colors="GRAY" if channels == 1 else "RGB",  # by nvinfer's numbers
+        parser=parser, function=function, library=library, labels=LABELS, classes=classes, scale=SCALE,
+        batch_note=any_batch if dynamic else "# fixed in the ONNX file", nms_note=nms_note,
+        mode=INT8 if typing else FP16, mode_note=QUANTIZED if typing else FLOAT, kind=3 if masks else 0,
+        masks=MASKS if masks else "parse-bbox-", cluster=2 if nms is None else 4,
+        overlap=f"nms-iou-threshold={DISPLAY_IOU}\n" if nms is None else "",
+        confidence=DISPLAY_CONF if nms is None else nms.conf_thres, topk=300 if nms is None else nms.topk,
+    )  # fmt: skip
 
 
 def paths(onnx: Path) -> list[Path]:
-    """Where the labels and the configurations of an exported file lie."""
-    return [onnx.with_name(name) for name in (LABELS, CONFIG, SERVER)]
+    """Where the labels and the configuration of an exported file lie."""
+    return [onnx.with_name(name) for name in (LABELS, CONFIG)]
 
 
 def check_name(name: str, flag: str = "--output") -> None:
@@ -236,14 +168,13 @@ def check_name(name: str, flag: str = "--output") -> None:
         raise InputError(f"{name!r} cannot be written on a line of {CONFIG}; choose another {flag}")
 
 
-def write(onnx: Path, labels: str, texts: Sequence[str]) -> list[Path]:
-    """Write labels and configurations; what was there and differs is kept as NAME.bak1, NAME.bak2, ..."""
-    written = paths(onnx)[: 1 + len(texts)]
-    for path, text in zip(written, (labels, *texts), strict=True):
+def write(onnx: Path, labels: str, config: str) -> list[Path]:
+    """Write labels and configuration; what was there and differs is kept as NAME.bak1, NAME.bak2, ..."""
+    for path, text in zip(paths(onnx), (labels, config), strict=True):
         if path.is_file() and path.read_bytes() != text.encode():
             number = next(n for n in itertools.count(1) if not path.with_name(f"{path.name}.bak{n}").exists())
             backup = path.with_name(f"{path.name}.bak{number}")
             path.replace(backup)
             logger.info("%s: the file that was there is %s now", path, backup)
         write_text(path, text)
-    return written
+    return paths(onnx)

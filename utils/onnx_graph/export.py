@@ -10,6 +10,7 @@ their coefficients are further rows, and `output1` `[B, coefficients, h, w]` has
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import json
 import logging
@@ -19,6 +20,7 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
+from unittest.mock import patch
 
 import onnx
 import torch
@@ -172,58 +174,50 @@ def export_forms(
             f"--imgsz {config.imgsz[0]} {config.imgsz[1]}: both must be multiples of {stride}, the network's stride"
         )
     graph = run_passes(trace(model, config), config)
-    quantizers = provenance_of(graph) if quantized else None
+    quantizers = provenance_of(graph) if quantized else {}
     graph = without_provenance(graph)
     named = {FLOAT_MODULES: json.dumps(list(plan.float_convolutions))} if quantized else {}
     entries = {
         **properties, **named, "imgsz": json.dumps(list(config.imgsz)), "batch": str(config.batch_size),
         "dynamic": config.dynamic, "typing": config.typing, "opset": str(config.opset),
     }  # fmt: skip
-    wanted = replace(config.input, channels=channels_of(model))
-    return [_write(graph, form, path, entries, quantizers, wanted) for path, form in files.items()]
+    images = replace(config.input, channels=channels_of(model))
+    results = []
+    for path, form in files.items():
+        written = take_bytes(form.attach(set_metadata(graph, entries)), images)  # what is attached depends on typing
+        written = set_metadata(written, {"form": form.name, **images.metadata()})
+        try:
+            onnx.checker.check_model(written, full_check=True)
+            written = onnx.shape_inference.infer_shapes(written, check_type=True, strict_mode=True, data_prop=True)
+        except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+            reason = str(error).splitlines()[0]
+            raise QatError(f"the exported graph is not valid ONNX, please report this: {reason}") from error
+        report = verify(written) if quantized else None
+        with atomic_path(path) as temporary:
+            onnx.save(written, temporary)
+        inputs, outputs = (_shapes(values) for values in (written.graph.input, written.graph.output))
+        results.append(ExportResult(path, path.stat().st_size, opset_of(written), inputs, outputs, report, quantizers))
+    return results
 
 
-def _write(
-    graph: ModelProto,
-    form: OutputFormat,
-    path: Path,
-    properties: Mapping[str, str],
-    quantizers: Mapping[str, Provenance] | None,
-    wanted: InputSpec,
-) -> ExportResult:
-    graph = form.attach(set_metadata(graph, properties))  # what is attached depends on the typing
-    graph = take_bytes(graph, wanted)
-    graph = set_metadata(graph, {"form": form.name, **wanted.metadata()})
-    try:
-        onnx.checker.check_model(graph, full_check=True)
-        graph = onnx.shape_inference.infer_shapes(graph, check_type=True, strict_mode=True, data_prop=True)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        reason = str(error).splitlines()[0]
-        raise QatError(f"the exported graph is not valid ONNX, please report this: {reason}") from error
-    report = None if quantizers is None else verify(graph)
-    with atomic_path(path) as temporary:
-        onnx.save(graph, temporary)
-    return ExportResult(
-        path=path,
-        size_bytes=path.stat().st_size,
-        opset=opset_of(graph),
-        inputs=_shapes(graph.graph.input),
-        outputs=_shapes(graph.graph.output),
-        report=report,
-        quantizers=quantizers or {},
-    )
+def trace(model: Any, config: ExportConfig) -> ModelProto:
+    """The graph of a copy of the network, as torch writes it.
 
-
-def trace(model: nn.Module, config: ExportConfig) -> ModelProto:
-    """The network's graph as torch writes it.
+    Its head returns predictions only, and no operations are merged: `number_quantizers` counts each call of a
+    quantizer, and `merge_quantizers` merges afterwards. Torch's exporter has no option for that.
 
     Raises:
         QatError: torch cannot export the network.
     """
+    model = copy.deepcopy(model).eval()
+    head: Any = model.model[-1]
+    head.export, head.inplace, head.dynamic = True, config.inplace, config.dynamic == "all"
+    head.shape = None  # forget cached anchors
     device = next(model.parameters()).device
     images = torch.zeros(config.batch_size, channels_of(model), *config.imgsz, device=device)
     buffer = io.BytesIO()
-    with _exportable(model, config), torch.no_grad(), _quiet(), _unmerged():
+    common_subexpressions = patch.object(torch._C, "_jit_pass_cse", lambda _graph: False)  # nothing was changed
+    with torch.no_grad(), _quiet(), common_subexpressions:
         results = predicted(model(images))  # the head computes its anchors for this size: constants in the trace
         names = [IMAGES, DETECT.prediction, SEGMENT.prototypes][: 1 + len(results)]
         axes = {name: axes for name, axes in AXES[config.dynamic].items() if name in names}
@@ -250,24 +244,6 @@ def trace(model: nn.Module, config: ExportConfig) -> ModelProto:
 
 
 @contextlib.contextmanager
-def _exportable(model: Any, config: ExportConfig) -> Iterator[None]:
-    """Evaluation mode, and the head returns predictions only; everything is put back afterwards."""
-    head = model.model[-1]
-    modes = [(module, module.training) for module in model.modules()]
-    attributes = dict(head.__dict__)
-    try:
-        model.eval()
-        head.export, head.inplace, head.dynamic = True, config.inplace, config.dynamic == "all"
-        head.shape = None  # forget cached anchors
-        yield
-    finally:
-        head.__dict__.clear()
-        head.__dict__.update(attributes)
-        for module, training in modes:
-            module.training = training
-
-
-@contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Hide what only the exporter's authors can act on: tracing notes, its own deprecation, its log."""
     with log_level("torch.onnx", logging.ERROR), warnings.catch_warnings():
@@ -275,24 +251,6 @@ def _quiet() -> Iterator[None]:
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.filterwarnings("ignore", module=r"torch\.onnx")
         yield
-
-
-@contextlib.contextmanager
-def _unmerged() -> Iterator[None]:
-    """Keep the exporter from merging operations that compute the same: the graph has each call of a quantizer.
-
-    `number_quantizers` counts on that, and `merge_quantizers` merges afterwards. The exporter has no option for it.
-    """
-    name = "_jit_pass_cse"  # common subexpression elimination
-    merge = getattr(torch._C, name, None)
-    if merge is None:  # private to torch: a version without it may do without
-        yield
-        return
-    setattr(torch._C, name, lambda _graph: False)  # nothing was changed
-    try:
-        yield
-    finally:
-        setattr(torch._C, name, merge)
 
 
 def _shapes(values: Any) -> dict[str, tuple[int | str, ...]]:

@@ -37,7 +37,6 @@ from utils.core.tasks import DETECT, DISPLAY_CONF, DISPLAY_IOU, SEGMENT, Layout
 from utils.onnx_graph.view import GraphAppender, pure
 
 PLUGIN, PLUGIN_DOMAIN = "EfficientNMS_TRT", "TRT"
-MOST_DETECTIONS = 3840  # of TensorRT's TopK
 Nms = Literal["efficient", "onnx", "none"]
 SCALE = 0.25  # cells of the prototypes' grid in a pixel of the input: of upstream's heads, and of yolov9-qat's pooler
 RESOLUTION = 160  # rows and columns of a mask in its box's frame, unless something else is asked for
@@ -61,13 +60,6 @@ class NmsSettings:
     iou_thres: float = DISPLAY_IOU
     conf_thres: float = DISPLAY_CONF
     agnostic: bool = False
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.topk <= MOST_DETECTIONS:
-            raise InputError(f"--topk-all is {self.topk}; expected 1 to {MOST_DETECTIONS}")
-        for name in ("iou_thres", "conf_thres"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise InputError(f"--{name.replace('_', '-')} is {getattr(self, name)}; expected 0 to 1")
 
 
 @dataclass(frozen=True)
@@ -165,7 +157,7 @@ def attach_deepstream(model: ModelProto, settings: NmsSettings | None = None) ->
         tail.outputs([_output("output", TensorProto.FLOAT, raw.batch, settings.topk, 6 + height * width)])
         return
     boxes, scores, _ = _parts(tail, raw.layout)
-    best, label = _best_class(tail, scores)
+    best, label = tail.add("TopK", scores, tail.value([1]), outputs=("", ""), axis=1)  # [B, 1, anchors]
     (label,) = tail.add("Cast", label, to=TensorProto.FLOAT)
     columns = [tail.add("Transpose", name, perm=[0, 2, 1])[0] for name in (best, label)]
     tail.add("Concat", boxes, *columns, outputs=["output"], axis=2)
@@ -220,22 +212,15 @@ class _Raw:
 
     @classmethod
     def of(cls, model: ModelProto) -> _Raw:
-        """Raises `InputError` if a cell of the prototypes has not four pixels of the input in each direction."""
-        images, *values = (
-            [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
-            for value in (model.graph.input[0], *model.graph.output)
-        )
-        shapes = dict(zip((value.name for value in model.graph.output), values, strict=True))
+        """Of a plain graph."""
+        shapes = {
+            value.name: [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
+            for value in model.graph.output
+        }
         batch, rows, anchors = shapes[DETECT.prediction]
         if SEGMENT.prototypes not in shapes:
             return cls(batch, Layout.of_rows(int(rows)), anchors)
         _, nm, height, width = shapes[SEGMENT.prototypes]
-        for pixels, cells in zip(images[2:], (height, width), strict=True):
-            if isinstance(pixels, int) and isinstance(cells, int) and cells != pixels * SCALE:
-                raise InputError(
-                    f"the prototypes are {height}x{width} for an input of {images[2]}x{images[3]}; masks are cut out "
-                    "of prototypes with a cell for 4 pixels in each direction, as upstream's heads have them"
-                )
         return cls(batch, Layout.of_rows(int(rows), int(nm)), anchors, (height, width))
 
 
@@ -252,12 +237,6 @@ def _parts(tail: GraphAppender, layout: Layout) -> tuple[str, str, str]:
     corners = [tail.add(kind, middle, half)[0] for kind in ("Sub", "Add")]
     (joined,) = tail.add("Concat", *corners, axis=1)
     return tail.add("Transpose", joined, perm=[0, 2, 1])[0], scores, more[0] if more else ""
-
-
-def _best_class(tail: GraphAppender, scores: str) -> tuple[str, str]:
-    """Highest score of each anchor and its class, `[B, 1, anchors]`."""
-    best, label = tail.add("TopK", scores, tail.value([1]), outputs=("", ""), axis=1)
-    return best, label
 
 
 def _plugin(model: ModelProto, tail: GraphAppender, boxes: str, scores: str, settings: NmsSettings) -> None:
@@ -281,7 +260,8 @@ def _standard(
     """
     label = ""
     if settings.agnostic:
-        (scores, label), classes = _best_class(tail, scores), 1
+        scores, label = tail.add("TopK", scores, tail.value([1]), outputs=("", ""), axis=1)
+        classes = 1
     zero = tail.value(0.0, np.float32)
     if settings.kind == "none":
         threshold = tail.value(settings.conf_thres, np.float32)

@@ -26,15 +26,6 @@ INT8_VECTOR = 32  # channels that an INT8 kernel reads at once
 
 
 @dataclass(frozen=True)
-class Scale:
-    """Parameters of a quantizer, comparable: scale as bytes, zero point as bytes, axis (None: one scale a tensor)."""
-
-    scale: bytes
-    zero_point: bytes
-    axis: int | None
-
-
-@dataclass(frozen=True)
 class QdqGraph:
     """A graph and the questions that rules ask about it. Tensor arguments are names.
 
@@ -73,18 +64,6 @@ class QdqGraph:
     def activations(self) -> list[NodeProto]:
         """QuantizeLinear nodes of tensors that are computed (not weights)."""
         return [node for node in self.nodes(QUANTIZE) if not self.view.is_constant(node.input[0])]
-
-    def scale(self, node: NodeProto, factor: int = 1) -> Scale:
-        """Parameters of a QuantizeLinear or DequantizeLinear, with so many times its scale."""
-        scale = self.view.array(node.input[1])
-        if scale is not None and factor != 1:
-            scale = scale * scale.dtype.type(factor)
-        zero = self.view.array(node.input[2]) if len(node.input) > 2 else None
-        return Scale(
-            node.input[1].encode() if scale is None else scale.tobytes(),
-            b"" if zero is None else zero.astype(np.int32).tobytes(),
-            None if scale is not None and scale.size == 1 else attribute(node, "axis", 1),
-        )
 
     def dequantizer(self, tensor: str) -> NodeProto | None:
         """The DequantizeLinear that writes a tensor, None if something else does."""
@@ -241,17 +220,23 @@ def own_quantizers(node: NodeProto, view: GraphView) -> tuple[NodeProto, NodePro
     return (quantizer, dequantizer) if alone and known else None
 
 
-def quantizer_parameters(node: NodeProto, view: GraphView) -> tuple[object, ...]:
-    """Scale, zero point and axis of a quantizer, comparable: by value where they are constant, else by name."""
-    found = [comparable(name, view) for name in node.input[1:]]
+def quantizer_parameters(node: NodeProto, view: GraphView, factor: int = 1) -> tuple[object, ...]:
+    """Scale (so many times), zero point and axis, comparable: by value where they are constant, else by name."""
     scale = view.array(node.input[1])
+    found = [comparable(name, view) for name in node.input[1:]]
+    if scale is not None and factor != 1:
+        found[0] = _value(scale * scale.dtype.type(factor))
     return (*found, None if scale is not None and scale.ndim == 0 else attribute(node, "axis", 1))
 
 
 def comparable(name: str, view: GraphView) -> object:
     """A tensor by its value where that is constant, else by its name."""
     value = view.array(name)
-    return name if value is None else (str(value.dtype), value.shape, value.tobytes())
+    return name if value is None else _value(value)
+
+
+def _value(array: np.ndarray) -> tuple[object, ...]:
+    return str(array.dtype), array.shape, array.tobytes()
 
 
 def along_axis(node: NodeProto, weight: np.ndarray, scale: np.ndarray) -> np.ndarray:

@@ -23,7 +23,7 @@ from onnx import ModelProto, NodeProto
 
 from utils.core.errors import InputError
 from utils.core.text import aligned, columns, plural
-from utils.onnx_graph.qdq_view import FLOAT_MODULES, POOLS, WEIGHTED, QdqGraph
+from utils.onnx_graph.qdq_view import FLOAT_MODULES, POOLS, WEIGHTED, QdqGraph, comparable, quantizer_parameters
 from utils.onnx_graph.view import DEQUANTIZE, QUANTIZE, attribute, input_spec, metadata_of
 
 SHOWN = 20  # findings that a table lists; more are counted
@@ -59,14 +59,11 @@ class GraphReport:
 
     def summary(self) -> str:
         """One line: what is quantized, and whether all properties hold."""
-        counts = self.counts
-        count = len(self.findings)
-        broken = f"{count} breach{'es' if count > 1 else ''}"
-        verdict = f"all {len(self.checked)} properties hold" if self.ok else broken
+        counts, count = self.counts, len(self.findings)
+        verdict = f"{count} breach{'es' * (count > 1)}" if count else f"all {len(self.checked)} properties hold"
         left = f", {counts['float_convolutions']} left in float" if counts["float_convolutions"] else ""
-        return (
-            f"{counts['quantizers']} QuantizeLinear, {plural(counts['convolutions'], 'convolution')}{left}: {verdict}"
-        )
+        convolutions = plural(counts["convolutions"], "convolution")
+        return f"{counts['quantizers']} QuantizeLinear, {convolutions}{left}: {verdict}"
 
 
 def verify(model: ModelProto) -> GraphReport:
@@ -84,7 +81,6 @@ def verify(model: ModelProto) -> GraphReport:
         ) from error
     input_spec(model)  # refuses the INT8 images of 1.0
     graph = QdqGraph(model, floats, properties.get("typing", ""))
-    quantizers = len(graph.nodes(QUANTIZE))
     if not graph.nodes(DEQUANTIZE):
         raise InputError("there is nothing to verify: the network is float, without QuantizeLinear or DequantizeLinear")
     findings, checked = [], {}
@@ -93,7 +89,7 @@ def verify(model: ModelProto) -> GraphReport:
         checked[name] = len(entries)
         findings += [Finding(name, node, message) for node, message in entries if message]
     counts = {
-        "quantizers": quantizers,
+        "quantizers": len(graph.nodes(QUANTIZE)),
         "dequantizers": len(graph.nodes(DEQUANTIZE)),
         "convolutions": len(graph.convolutions),
         "float_convolutions": sum(graph.is_float(node) for node in graph.convolutions),
@@ -104,15 +100,8 @@ def verify(model: ModelProto) -> GraphReport:
 def table(report: GraphReport) -> str:
     """The report as text: one line a property, then the breaches."""
     breaches = Counter(finding.rule for finding in report.findings)
-    rows = [
-        (
-            name,
-            str(report.checked.get(name, 0)),
-            str(breaches[name]),
-            (check.__doc__ or "").partition("\n")[0].rstrip("."),
-        )
-        for name, check in PROPERTIES.items()
-    ]
+    why = {name: (check.__doc__ or "").partition("\n")[0].rstrip(".") for name, check in PROPERTIES.items()}
+    rows = [(name, str(report.checked.get(name, 0)), str(breaches[name]), why[name]) for name in PROPERTIES]
     lines = aligned(columns(("property", "checked", "breaches", "why"), left=("property", "why")), rows)
     for finding in report.findings[:SHOWN]:
         lines.append(f"{finding.rule}: {finding.node}: {finding.message}")
@@ -165,17 +154,13 @@ def granularity(graph: QdqGraph) -> Check:
         scale = graph.view.array(node.input[1])
         if scale is None or weight is None:
             continue
-        if scale.size != weight.shape[axis] or (scale.size > 1 and attribute(node, "axis", 1) != axis):
-            yield (
-                node.name,
-                f"{plural(scale.size, 'scale')} on axis {attribute(node, 'axis', 1)} for weight {list(weight.shape)}",
-            )
-        else:
-            yield node.name, None
+        on, count = attribute(node, "axis", 1), plural(scale.size, "scale")
+        wrong = scale.size != weight.shape[axis] or (scale.size > 1 and on != axis)
+        yield node.name, f"{count} on axis {on} for weight {list(weight.shape)}" if wrong else None
     for node in graph.activations:
         scale = graph.view.array(node.input[1])
         several = scale is not None and scale.size > 1
-        yield node.name, f"{plural(scale.size, 'scale')} for an activation" if several and scale is not None else None
+        yield node.name, "it has several scales, and is an activation's" if several else None
 
 
 def pairs(graph: QdqGraph) -> Check:
@@ -187,10 +172,10 @@ def pairs(graph: QdqGraph) -> Check:
     for node in graph.nodes(QUANTIZE):
         consumers = graph.view.consumers(node.output[0])
         strangers = [consumer for consumer in consumers if consumer.op_type != DEQUANTIZE]
-        factors = graph.factors(node)
+        factors, own = graph.factors(node), quantizer_parameters(node, graph.view)
         if strangers:
             yield node.name, f"{strangers[0].op_type} {strangers[0].name} reads its integers"
-        elif any(graph.scale(node) not in [graph.scale(one, factor) for factor in factors] for one in consumers):
+        elif any(own not in [quantizer_parameters(one, graph.view, by) for by in factors] for one in consumers):
             yield node.name, "its DequantizeLinear has another scale"
         else:
             yield node.name, None
@@ -276,9 +261,9 @@ def _same_scale(graph: QdqGraph, node: NodeProto) -> Check:
         yield node.name, f"its input {floating} is not quantized, its result is"
     elif leaving and len(before) == len(inputs):
         yield node.name, f"its input is quantized, its result {leaving[0]} is not"
-    elif after and len(found := {graph.scale(item).scale for item in (*before, *after)}) > 1:
-        kinds = {2: np.float16, 4: np.float32}  # by the bytes of one number
-        numbers = sorted(float(np.frombuffer(s, kinds[len(s)])[0]) for s in found if len(s) in kinds)
+    elif after and len(found := {comparable(item.input[1], graph.view): item for item in (*before, *after)}) > 1:
+        known = (graph.view.array(item.input[1]) for item in found.values())
+        numbers = sorted(float(scale.flat[0]) for scale in known if scale is not None)
         yield node.name, f"{plural(len(found), 'scale')} meet: {', '.join(f'{number:.4g}' for number in numbers[:4])}"
     else:
         yield node.name, None

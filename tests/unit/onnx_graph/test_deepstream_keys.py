@@ -9,34 +9,26 @@ import shlex
 import nvinfer_keys
 import pytest
 from documentation import FENCE, ROOT, SPAN
-from google.protobuf import text_format
 
 from utils.onnx_graph import deepstream
 from utils.onnx_graph.output_formats import NmsSettings
 
 PAGE = (ROOT / "docs/deepstream.md").read_text(encoding="utf-8")
 TYPINGS, EITHER = ("", "weak", "strong"), (False, True)
-FORMS = [*itertools.product(TYPINGS, EITHER, (None, NmsSettings("onnx", 50)), EITHER, ("", "net"))]
+FORMS = [*itertools.product(TYPINGS, EITHER, (None, NmsSettings("onnx", 50)), EITHER)]
 
 
-def configs(
-    typing="weak", dynamic=True, nms=None, takes_bytes=False, model="", engine="", masks=None, **more
-) -> list[str]:
-    return deepstream.configs(
-        "some/net.onnx", (64, 96), 3, 5, typing=typing, dynamic=dynamic, nms=nms, takes_bytes=takes_bytes, model=model,
+def config(typing="weak", dynamic=True, nms=None, end2end=False, engine="", masks=None, **more) -> str:
+    return deepstream.config_text(
+        "some/net.onnx", (64, 96), 3, 5, typing=typing, dynamic=dynamic, nms=nms, end2end=end2end,
         engine=engine or "net.engine" * bool(typing), masks=nms is not None if masks is None else masks, **more,
     )  # fmt: skip
 
 
-def config(*words, **options) -> str:
-    return configs(*words, **options)[0]
-
-
-@pytest.mark.parametrize(("typing", "dynamic", "nms", "takes_bytes", "model"), FORMS)
-def test_deepstream_reads_and_takes_all_of_it(typing, dynamic, nms, takes_bytes, model):
-    text, *server = configs(typing, dynamic, nms, takes_bytes, model)
+@pytest.mark.parametrize(("typing", "dynamic", "nms", "end2end"), FORMS)
+def test_deepstream_reads_and_takes_all_of_it(typing, dynamic, nms, end2end):
+    text = config(typing, dynamic, nms, end2end)
     assert nvinfer_keys.complaints(text) == []
-    assert len(list(map(nvinfer_keys.read_server, server))) == bool(model and dynamic)
     assert len(nvinfer_keys.entries(text)["property"]) >= 18
     assert set(nvinfer_keys.entries(text)) == {"property", "class-attrs-all"}
 
@@ -78,37 +70,20 @@ def test_the_command_builds_the_engine_that_the_configuration_names(typing, flag
 
 @pytest.mark.parametrize("masks", EITHER)
 def test_a_file_with_nms_inside_has_the_parsers_of_nvdsinfer_yolo(masks):
-    """nvinferserver makes bytes by itself."""
-    text, server = configs(nms=NmsSettings("onnx", 50, 0.6, 0.3), masks=masks, model="net", takes_bytes=masks)
+    text = config(nms=NmsSettings("onnx", 50, 0.6, 0.3), masks=masks, end2end=True)
     values, attributes = nvinfer_keys.entries(text).values()
     key, function = ("bbox-instance-mask", "NvDsInferYoloMask") if masks else ("bbox", "NvDsInferYoloNMS")
     assert values[f"parse-{key}-func-name"] == function
     assert (values["network-type"], values["cluster-mode"]) == ("3" if masks else "0", "4")
     assert attributes == {"pre-cluster-threshold": "0.3", "topk": "50"}
-    found = nvinfer_keys.read_server(server)
-    assert float(found["scale_factor"]) == pytest.approx(1 if masks else 1 / 255)
-    assert {
-        "model_name": '"net"', "max_batch_size": "3", "num_detected_classes": "5", "threshold": "0.3",
-        "custom_parse_bbox_func": '"NvDsInferYoloNMS"', "path": f'"{values["custom-lib-path"]}"',
-        "labelfile_path": f'"{values["labelfile-path"]}"', "tensor_name": '"images"', "symmetric_padding": "1",
-    }.items() <= found.items()  # fmt: skip
-    for old, new in (("symmetric_padding", "symmetric-padding"), ("_LINEAR", "_NCHW"), ("threshold:", "threshold: a")):
-        with pytest.raises(text_format.ParseError):
-            nvinfer_keys.read_server(server.replace(old, new))
 
 
-@pytest.mark.parametrize(("nms", "channels"), [(None, 3), (NmsSettings("onnx", 50), 3), (NmsSettings("onnx"), 1)])
-def test_what_stands_in_front_of_a_file_for_bytes_has_all_that_it_needs(nms, channels):
-    text, server = configs(nms=nms, takes_bytes=True, channels=channels, model="net")
-    listed = dict(re.findall(r"^#   ([\w-]+)=(\S+)$", text, re.MULTILINE))
-    assert listed.pop("pixel-normalization-factor") == "1"  # of another group, which has the library's own keys
-    assert nvinfer_keys.complaints_about_preprocessing(listed) == []
-    assert (listed["tensor-data-type"], listed["network-input-shape"]) == ("1", f"3;{channels};64;96")
-    assert (listed["processing-height"], listed["processing-width"]) == ("64", "96")
-    values, (number, word) = nvinfer_keys.entries(text)["property"], {3: ("0", "RGB"), 1: ("2", "GRAY")}[channels]
-    assert values["model-color-format"] == listed["network-color-format"] == number
-    assert nvinfer_keys.read_server(server)["network_format"] == f"IMAGE_FORMAT_{word}"
-    assert values["infer-dims"] == f"{channels};64;96"
+@pytest.mark.parametrize(("channels", "number", "word"), [(3, "0", "RGB"), (1, "2", "GRAY")])
+def test_a_network_that_takes_grey_images_gets_them(channels, number, word):
+    text = config(channels=channels)
+    values = nvinfer_keys.entries(text)["property"]
+    assert (values["model-color-format"], values["infer-dims"]) == (number, f"{channels};64;96")
+    assert f"as in training, {word}, scaled" in text
     assert f"--optShapes=images:8x{channels}x64x96" in text
 
 
@@ -133,7 +108,7 @@ def test_the_checker_finds(old, new, complaint):
 def test_keys_that_the_page_names_are_there():
     spans = SPAN.findall(FENCE.sub("", PAGE))
     named = {key for span in spans for key in re.findall(r"^([a-z0-9]+(?:-[a-z0-9]+)+)(?:=.*)?$", span)}
-    known = {*nvinfer_keys.PROPERTY, *nvinfer_keys.CLASS_ATTRS, *nvinfer_keys.PREPROCESS}
-    assert named <= known | {"display-mask", "plugin-type"}  # two of deepstream-app
+    known = {*nvinfer_keys.PROPERTY, *nvinfer_keys.CLASS_ATTRS}
+    assert named <= known | {"display-mask"}  # of deepstream-app
     assert {"onnx-file", "model-engine-file", "int8-calib-file", "strongly-typed"} <= named
-    assert {deepstream.CONFIG, deepstream.SERVER} <= {*SPAN.findall(PAGE)}
+    assert deepstream.CONFIG in SPAN.findall(PAGE)

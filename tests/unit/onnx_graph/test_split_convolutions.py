@@ -11,7 +11,7 @@ from int8_network import Network, nodes, one_scale_for_all_weights, run
 from onnx import ModelProto, helper, numpy_helper
 
 from utils.onnx_graph.passes.align_channels import align_channels
-from utils.onnx_graph.passes.depthwise import separate_first
+from utils.onnx_graph.passes.int8_kernels import separate_first
 from utils.onnx_graph.passes.separate_parts import separate_parts
 from utils.onnx_graph.qdq_view import number_quantizers, provenance_of, without_provenance
 from utils.onnx_graph.verify import verify

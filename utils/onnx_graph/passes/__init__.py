@@ -16,11 +16,15 @@ from onnx import ModelProto
 
 from utils.onnx_graph.passes.align_channels import align_channels
 from utils.onnx_graph.passes.decode_boxes import decode_boxes, separate_predictions
-from utils.onnx_graph.passes.dense_groups import dense_groups
-from utils.onnx_graph.passes.depthwise import convolve_pools, separate_first
 from utils.onnx_graph.passes.fold_constants import fold_constants, remove_identities
-from utils.onnx_graph.passes.merge_quantizers import merge_quantizers
-from utils.onnx_graph.passes.quantizers import name_quantizers, round_weights, share_scales, store_int8_weights
+from utils.onnx_graph.passes.int8_kernels import convolve_pools, dense_groups, separate_first
+from utils.onnx_graph.passes.quantizers import (
+    merge_quantizers,
+    name_quantizers,
+    round_weights,
+    share_scales,
+    store_int8_weights,
+)
 from utils.onnx_graph.passes.separate_parts import separate_parts
 from utils.onnx_graph.passes.simplify import simplify
 from utils.onnx_graph.passes.to_half import to_half

@@ -8,13 +8,14 @@ that read them have zero weights there: the results are the same.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 
 import numpy as np
 from onnx import ModelProto, NodeProto, numpy_helper
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 from utils.onnx_graph.qdq_view import INT8_VECTOR, PIECES, ChannelLayout, annotate, own_quantizers
 from utils.onnx_graph.view import (
@@ -30,7 +31,6 @@ from utils.onnx_graph.view import (
 # Each result channel comes from the same channel of the input, whatever the others hold.
 CHANNELWISE = PIECES | {QUANTIZE, DEQUANTIZE, "AveragePool", "Identity", "MaxPool", "Resize"}
 GROWTH = 2  # a part becomes so many times as wide, at most; wider ones were not measured
-Part = tuple[str, int]  # a tensor and the first of some of its channels
 
 
 @dataclass(frozen=True)
@@ -75,23 +75,22 @@ class _Graph:
 
     def layouts(self) -> dict[str, ChannelLayout]:
         """Find the layouts of the tensors that become wider, by name."""
-        cuts = self._cuts()
-        parts = {name: list(zip(sorted(found), sorted(found)[1:], strict=False)) for name, found in cuts.items()}
-        roots = self._classes(cuts)
-        fixed = {roots[name, start] for name in self.fixed if name in parts for start, _ in parts[name]}
+        parts = self._parts()
+        of_part = {name: [same for _, same in found] for name, found in parts.items()}
+        fixed = {same for name in self.fixed for same in of_part.get(name, ())}
         int8 = {node.output[0] for node in self.view.nodes if node.op_type == QUANTIZE}
-        quantized = {roots[name, start] for name in int8 if name in parts for start, _ in parts[name]}
+        quantized = {same for name in int8 for same in of_part.get(name, ())}
         wider = {
-            roots[name, start]
-            for name, found in parts.items()
-            for start, end in found[:-1]  # nothing follows the last
-            if end - start < _whole(end - start) <= GROWTH * (end - start)
+            same
+            for found in parts.values()
+            for count, same in found[:-1]  # nothing follows the last
+            if count < _whole(count) <= GROWTH * count
         }
         wider = (wider & quantized) - fixed
         return {
-            name: _layout([(end - start, roots[name, start] in wider) for start, end in found])
+            name: _layout([(count, same in wider) for count, same in found])
             for name, found in parts.items()
-            if any(roots[name, start] in wider for start, _ in found)
+            if any(same in wider for _, same in found)
         }
 
     def _links_of(self, node: NodeProto) -> list[_Link] | None:
@@ -138,46 +137,33 @@ class _Graph:
     def _count(self, name: str) -> int:
         return self.channels.get(name, 0)
 
-    def _cuts(self) -> dict[str, set[int]]:
-        """Where parts begin, with both ends, for every tensor that a link names."""
-        cuts: dict[str, set[int]] = defaultdict(set)
-        by_tensor: dict[str, list[_Link]] = defaultdict(list)
+    def _parts(self) -> dict[str, list[tuple[int, int]]]:
+        """The parts of each tensor that a link names, in order: channels, and a number that parts of the same share.
+
+        All channels of all tensors are numbered. Of two linked tensors one has a border wherever the other has.
+        """
+        if not self.links:
+            return {}
+        names = list(dict.fromkeys(name for link in self.links for name in (link.one, link.other)))
+        ends = np.cumsum([0, *map(self._count, names)])
+        starts, total = dict(zip(names, ends.tolist(), strict=False)), int(ends[-1])
+        first: np.ndarray = np.zeros(total + 1, bool)  # channels that a part begins with
+        first[ends], pairs = True, []
         for link in self.links:
-            by_tensor[link.one].append(link)
-            by_tensor[link.other].append(link)
-            for name in (link.one, link.other):
-                cuts[name] |= {0, self._count(name)}
-            cuts[link.one] |= {link.start, link.start + link.count}
-            cuts[link.other] |= {link.other_start, link.other_start + link.count}
-        waiting = list(cuts)
-        while waiting:
-            for link in by_tensor[waiting.pop()]:
-                shift = link.other_start - link.start
-                ours = {cut for cut in cuts[link.one] if link.start <= cut <= link.start + link.count}
-                theirs = {cut - shift for cut in cuts[link.other] if 0 <= cut - link.other_start <= link.count}
-                if theirs - ours:
-                    cuts[link.one] |= theirs
-                    waiting.append(link.one)
-                if ours - theirs:
-                    cuts[link.other] |= {cut + shift for cut in ours}
-                    waiting.append(link.other)
-        return cuts
-
-    def _classes(self, cuts: Mapping[str, set[int]]) -> dict[Part, Part]:
-        """Each part → a representative of all parts that hold the same channels."""
-        parents: dict[Part, Part] = {(name, cut): (name, cut) for name, found in cuts.items() for cut in found}
-
-        def root(part: Part) -> Part:
-            while parents[part] != part:
-                parents[part] = parents[parents[part]]
-                part = parents[part]
-            return part
-
-        for link in self.links:
-            for cut in cuts[link.one]:
-                if link.start <= cut < link.start + link.count:
-                    parents[root((link.one, cut))] = root((link.other, cut - link.start + link.other_start))
-        return {part: root(part) for part in parents}
+            sides = (starts[link.one] + link.start, starts[link.other] + link.other_start)
+            pairs.append([np.arange(side, side + link.count) for side in sides])
+            for side in sides:
+                first[[side, side + link.count]] = True
+        rows, columns = (np.concatenate(side) for side in zip(*pairs, strict=True))
+        graph = coo_array((np.ones(len(rows)), (rows, columns)), (total, total))
+        _, same = connected_components(graph, directed=False)
+        first = np.isin(same, same[first[:-1]])  # also where a part begins that is linked to another
+        found = {}
+        for name, start in starts.items():
+            places = np.flatnonzero(first[start : start + self._count(name)])
+            counts = np.diff([*places, self._count(name)])
+            found[name] = list(zip(counts.tolist(), same[start + places].tolist(), strict=True))
+        return found
 
 
 def _whole(count: int) -> int:

@@ -8,8 +8,6 @@ point and stride follow. Nothing is transposed, and no shape is computed. Boxes 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
@@ -21,25 +19,10 @@ BOX_OF_SIDES = np.array([[-0.5, 0, 0.5, 0], [0, -0.5, 0, 0.5], [1, 0, 1, 0], [0,
 SIDES_INWARD = [0, 2, 1, 3]  # upstream's transposition: bins in front of sides
 
 
-@dataclass(frozen=True)
-class _Decoding:
-    """Where a graph decodes boxes.
-
-    Attributes:
-        source: name of the distributions, `[B, 4 * bins, anchors]`.
-        scope: of the names of new nodes: that of DFL's convolution.
-        bins: the values whose mean a distance is, float32 `[bins]`.
-        anchors: name of the anchors' points in cells, `[1, 2, anchors]`.
-        strides: name of the pixels of a cell, `[1, anchors]`.
-        boxes: the node whose result is cx, cy, w, h in pixels, `[B, 4, anchors]`.
-    """
-
-    source: str
-    scope: str
-    bins: np.ndarray
-    anchors: str
-    strides: str
-    boxes: NodeProto
+# Where a graph decodes boxes: name of the distributions `[B, 4 * bins, anchors]`; scope of DFL's convolution; values
+# whose mean a distance is, float32 `[bins]`; names of the anchors' points in cells `[1, 2, anchors]` and of the pixels
+# of a cell `[1, anchors]`; the node that gives cx, cy, w, h in pixels.
+Decoding = tuple[str, str, np.ndarray, str, str, NodeProto]
 
 
 @pure
@@ -49,29 +32,30 @@ def decode_boxes(model: ModelProto) -> None:
     found = next((one for node in view.nodes if node.op_type == "Softmax" and (one := _decoding(node, view))), None)
     if found is None:
         return
-    position, before = view.nodes.index(found.boxes), len(view.nodes)
-    tail, bins = GraphAppender(model, found.scope), len(found.bins)
-    weight = np.kron(BOX_OF_SIDES, found.bins).reshape(4, 4 * bins, 1, 1)
+    source, scope, values, anchors, strides, boxes = found
+    position, before = view.nodes.index(boxes), len(view.nodes)
+    tail, bins = GraphAppender(model, scope), len(values)
+    weight = np.kron(BOX_OF_SIDES, values).reshape(4, 4 * bins, 1, 1)
     # in a shape 0 is the size that was there, and -1 what is left: nothing has to be known of batch and anchors
-    (x,) = tail.add("Reshape", found.source, tail.value([-1, bins, 0, 1]))
+    (x,) = tail.add("Reshape", source, tail.value([-1, bins, 0, 1]))
     (x,) = tail.add("Softmax", x, axis=1)
     (x,) = tail.add("Reshape", x, tail.value([-1, 4 * bins, 0, 1]))
     (x,) = tail.add("Conv", x, tail.value(weight, np.float32), kernel_shape=[1, 1])
     (x,) = tail.add("Reshape", x, tail.value([0, 4, -1]))
-    known = view.array(found.anchors)
+    known = view.array(anchors)
     if known is not None:  # the anchors' points, and zeros for width and height: [1, 4, anchors]
         points = tail.value(np.concatenate([known, np.zeros_like(known)], -2), np.float32)
     else:
-        (zeros,) = tail.add("Mul", found.anchors, tail.value(0.0, np.float32))
-        (points,) = tail.add("Concat", found.anchors, zeros, axis=-2)
+        (zeros,) = tail.add("Mul", anchors, tail.value(0.0, np.float32))
+        (points,) = tail.add("Concat", anchors, zeros, axis=-2)
     (x,) = tail.add("Add", x, points)
-    tail.add("Mul", x, found.strides, outputs=list(found.boxes.output))
+    tail.add("Mul", x, strides, outputs=list(boxes.output))
     nodes = list(model.graph.node)
     set_nodes(model, [*nodes[:position], *nodes[before:], *nodes[position + 1 : before]])
     drop_unused(model)
 
 
-def _decoding(softmax: NodeProto, view: GraphView) -> _Decoding | None:
+def _decoding(softmax: NodeProto, view: GraphView) -> Decoding | None:
     """What a softmax decodes; None if it is not upstream's."""
     transpose = view.producer(softmax.input[0])
     if transpose is None or not _is(transpose, "Transpose", perm=SIDES_INWARD) or not _is(softmax, "Softmax", axis=1):
@@ -87,7 +71,7 @@ def _decoding(softmax: NodeProto, view: GraphView) -> _Decoding | None:
     sizes = view.array(split.input[1]) if len(split.input) > 1 else None
     ends = _ends(view, *split.output) if sizes is not None and sizes.tolist() == [2, 2] else None
     scope = mean.name.rpartition("/")[0].strip("/")
-    return None if ends is None else _Decoding(reshape.input[0], scope, bins.ravel(), *ends)
+    return None if ends is None else (reshape.input[0], scope, bins.ravel(), *ends)
 
 
 def _ends(view: GraphView, near: str, far: str) -> tuple[str, str, NodeProto] | None:

@@ -16,17 +16,9 @@ from itertools import pairwise
 import numpy as np
 from onnx import ModelProto, NodeProto, numpy_helper
 
-from utils.onnx_graph.passes.merge_quantizers import merge_quantizers
+from utils.onnx_graph.passes.quantizers import merge_quantizers
 from utils.onnx_graph.qdq_view import QdqGraph, annotate, own_quantizers
-from utils.onnx_graph.view import (
-    QDQ,
-    GraphView,
-    attribute,
-    channel_bounds,
-    drop_unused,
-    rename_inputs,
-    set_nodes,
-)
+from utils.onnx_graph.view import QDQ, GraphView, attribute, channel_bounds, drop_unused, rename_inputs, set_nodes
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Convolutions of 3x3 on single channels, for which TensorRT has fast INT8 kernels, in place of what has none.
+"""Convolutions for which TensorRT has fast INT8 kernels, in place of what has none: those of 3x3 on single channels.
 
 Average pools of 2x2 become such convolutions.
 
@@ -18,13 +18,55 @@ import numpy as np
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from utils.onnx_graph.passes.separate_parts import Cut, compute_parts, numbered, quantized_convolution, replace_nodes
-from utils.onnx_graph.qdq_view import INT8_VECTOR, QdqGraph, annotate
-from utils.onnx_graph.view import DEQUANTIZE, QDQ, QUANTIZE, attribute, channel_counts, drop_unused, pure, set_nodes
+from utils.onnx_graph.qdq_view import INT8_VECTOR, QdqGraph, annotate, weight_quantizers
+from utils.onnx_graph.view import (
+    DEQUANTIZE,
+    QDQ,
+    QUANTIZE,
+    GraphView,
+    attribute,
+    channel_counts,
+    drop_unused,
+    pure,
+    set_nodes,
+)
 
+FEW_GROUPS = 8  # a dense convolution multiplies so many times as much, at most
 ONE = np.array([[0, 0, 0], [0, 1, 0], [0, 0, 0]], np.float32)
 MEAN_OF_FOUR = {  # attributes of the average pools that upstream's ADown and AConv have
     "kernel_shape": [2, 2], "strides": [1, 1], "pads": [0, 0, 0, 0], "dilations": [1, 1], "auto_pad": b"NOTSET",
 }  # fmt: skip
+
+
+@pure
+def dense_groups(model: ModelProto) -> None:
+    """Write quantized convolutions of few, narrow groups as dense ones: block-diagonal weights, the same results.
+
+    Narrower groups run in float between conversions; the head of YOLOv9 has them (4 of 16 channels). A scale an output
+    channel stays what it was, since zeros do not change a maximum. Depthwise convolutions have kernels of their own.
+    """
+    view = GraphView(model)
+    weights: dict[str, np.ndarray] = {}
+    for node in model.graph.node:
+        groups = attribute(node, "group", 1) if node.op_type == "Conv" else 1
+        quantizer = weight_quantizers(node, view)[0] if groups > 1 else None
+        weight = view.array(quantizer.input[0]) if quantizer is not None else None
+        if quantizer is None or weight is None or not 1 < weight.shape[1] < INT8_VECTOR or groups > FEW_GROUPS:
+            continue
+        rows, columns = len(weight) // groups, weight.shape[1]
+        dense = np.zeros((len(weight), columns * groups, *weight.shape[2:]), weight.dtype)
+        for index in range(groups):
+            block = slice(index * rows, (index + 1) * rows)
+            dense[block, index * columns : (index + 1) * columns] = weight[block]
+        weights[quantizer.input[0]] = dense
+        for item in node.attribute:
+            if item.name == "group":
+                item.i = 1
+    for tensor in model.graph.initializer:
+        if tensor.name in weights:
+            tensor.CopyFrom(numpy_helper.from_array(weights[tensor.name], tensor.name))
+    if weights:
+        del model.graph.value_info[:]  # it holds the old weights' shapes
 
 
 @pure
