@@ -9,23 +9,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import onnx
 import pytest
 import torch
 from qat_runs import SMALL_RUN, half_of_layers, quantize, report_of, write_small_set
 from scipy.stats import spearmanr
 
-import export_qat
 import qat
-import val_trt
 from models.quantize import checkpoint
-from models.quantize.partial_forward import Layerwise
 from models.quantize.recipe import Recipe
 from utils import upstream
 from utils.core.score import Resampled
 from utils.jobs import calibrate
-from utils.jobs.sensitivity import search, units
+from utils.jobs.sensitivity import search
 from utils.jobs.sensitivity.report import AnalysisState
+from utils.jobs.sensitivity.units import Switches
 
 SUMMARY = "summary-sensitive-analysis.json"
 SIDE = "160"
@@ -170,38 +167,6 @@ class TestAPlantedProblem:
         assert "model.21" in summary["recipe"]["units"]
         assert found["PTQ"] > found["float"] - 0.005
 
-    def test_the_recipe_survives_to_onnx(self, mended, requantized, data, tmp_path):
-        units = summary_of(mended)["recipe"]["units"]
-        found = {row["stage"]: row["ap"] for row in report_of(requantized)["rows"]}
-        weights = next((requantized / "weights").glob("ptq_ap_*.pt"))
-        loaded = checkpoint.load_quantized(weights)
-        convolutions = loaded.model.quantization_plan.convolutions
-        assert {path for path, state in convolutions.items() if state != "int8"} == {
-            path for path in convolutions if path.startswith(tuple(f"{unit}." for unit in units))
-        }
-        file = weights.with_name(f"{weights.stem}-int8.onnx")
-        common = ["--data", str(data), "--device", "cpu"]
-        export = ["--weights", str(weights), "--include", "onnx", "--imgsz", SIDE, "--batch-size", "10", *common,
-                  "--typing", "weak"]  # fmt: skip
-        assert export_qat.main(export) == 0
-        assert export_qat.main(["--verify", str(file)]) == 0
-        producers = {output: node for node in onnx.load(file).graph.node for output in node.output}
-        for node in (node for node in producers.values() if node.op_type == "Conv" and "dfl" not in node.name):
-            weight = producers.get(node.input[1])
-            inside = node.name.startswith(tuple(f"/{unit}/" for unit in units))
-            assert (weight is not None and weight.op_type == "DequantizeLinear") != inside, node.name
-        command = ["--engine-file", str(file), "--project", str(tmp_path), "--name", "onnx", *common]
-        assert val_trt.main(command) == 0
-        row = json.loads((tmp_path / "onnx/report.json").read_text())["rows"][0]
-        assert row["ap"] == pytest.approx(found["PTQ"], abs=0.005)
-
-    def test_single_quantizers_point_to_the_scale(self, planted, few, half, tmp_path):
-        words = (*TINY, "--num-image", "2", "--granularity", "quantizer", "--target-drop", "1", *half)
-        assert sensitive(planted, few, tmp_path, *words) == 0
-        rows = summary_of(tmp_path / "exp")["rows"]
-        assert max(rows, key=lambda row: row["score"])["unit"] == PLANTED
-        assert {f"{PLANTED}.conv.weight", f"{READER}.weight", "model.0", "images"} <= {row["unit"] for row in rows}
-
 
 class Killed(BaseException):
     """Ends the program as abruptly as this process allows."""
@@ -233,18 +198,18 @@ class TestResume:
         """A run that was never interrupted, and how many times it ran the network."""
         project = tmp_path_factory.mktemp("whole")
         with pytest.MonkeyPatch.context() as patch:
-            calls = counted(patch, Layerwise, "run")
+            calls = counted(patch, Switches, "predict")
             assert sensitive(demo_weights, few, project, *self.words, *half) == 0
         return project / "exp", len(calls)
 
     def test_a_killed_run_finds_the_same(self, whole, few, half, demo_weights, tmp_path, monkeypatch):
         run, total = whole
         with monkeypatch.context() as patch:
-            # of about 80 runs of the network: 3 batches of 2 + 16 while screening, then AP of the 4 units and more
-            counted(patch, Layerwise, "run", 58)
+            # 3 batches of 2 + 8 runs of the network while screening, then AP of the 4 units and more
+            counted(patch, Switches, "predict", 40)
             with pytest.raises(Killed):
                 sensitive(demo_weights, few, tmp_path, *self.words, *half)
-        again = counted(monkeypatch, Layerwise, "run")
+        again = counted(monkeypatch, Switches, "predict")
         assert qat.main(["sensitive", "--resume", str(tmp_path / "exp")]) == 0
         assert len(again) < total - 10  # what was screened is not screened again
         ours, theirs = summary_of(tmp_path / "exp"), summary_of(run)
@@ -254,7 +219,7 @@ class TestResume:
     def test_a_finished_run_runs_nothing_again(self, whole, monkeypatch, capsys):
         run, _ = whole
         before = (run / "recipe.yaml").read_text()
-        calls = counted(monkeypatch, Layerwise, "run")
+        calls = counted(monkeypatch, Switches, "predict")
         assert qat.main(["sensitive", "--resume", "--project", str(run.parent)]) == 0
         assert calls == []
         assert (run / "recipe.yaml").read_text() == before
@@ -278,40 +243,6 @@ class TestResume:
     def test_another_run_is_refused(self, whole, capsys):
         assert qat.main(["sensitive", "--resume", str(whole[0]), "--granularity", "module"]) == 2
         assert "--granularity is module here and layer" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("blank_plots")
-class TestBudget:
-    def test_no_time_gives_what_is_known_and_can_go_on(self, few, half, demo_weights, tmp_path, capsys):
-        assert sensitive(demo_weights, few, tmp_path, *TINY, *half, "--budget", "0.0001") == 0
-        assert "--budget ended" in capsys.readouterr().out
-        cut = summary_of(tmp_path / "exp")
-        assert all(row["ap"] is None for row in cut["rows"])
-        assert cut["ap"]["float"] is not None
-        assert qat.main(["sensitive", "--resume", str(tmp_path / "exp"), "--budget", "100"]) == 0
-        whole = summary_of(tmp_path / "exp")
-        assert not whole["notes"]
-        assert all(row["score"] is not None for row in whole["rows"])
-
-    def test_what_a_budget_left_out_is_screened_and_confirmed_later(
-        self, few, half, demo_weights, tmp_path, monkeypatch
-    ):
-        words = (*TINY, *HARSH, *half, "--float-budget", "0.4")
-        monkeypatch.setattr(search, "IMAGES_A_UNIT", 2)  # each of the three batches is for a third of the units
-        with monkeypatch.context() as patch:
-            asked: list[float] = []
-            over = lambda _, share=1.0: share < 1 and (asked.append(share) or len(asked) > 1)  # noqa: E731
-            patch.setattr(search.Clock, "over", over)
-            patch.setattr(units.Units, "shared", lambda _: [])  # a recipe of single units, which is not the best
-            assert sensitive(demo_weights, few, tmp_path, *words, "--name", "cut") == 0
-        cut = summary_of(tmp_path / "cut")
-        assert "--budget ended screening early" in cut["notes"][0]
-        assert sensitive(demo_weights, few, tmp_path, *words, "--name", "whole") == 0
-        assert qat.main(["sensitive", "--resume", str(tmp_path / "cut")]) == 0
-        ours, theirs = summary_of(tmp_path / "cut"), summary_of(tmp_path / "whole")
-        assert ours["recipe"]["float"] != cut["recipe"]["float"]  # so that AP of the recipe is another one, too
-        for key in ("rows", "ap", "rank_correlation", "recipe", "notes"):
-            assert ours[key] == theirs[key], key
 
 
 class TestCalibrate:

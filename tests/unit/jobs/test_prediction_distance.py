@@ -8,7 +8,7 @@ import torch
 
 from utils.core.tasks import DETECT, Layout, Prediction, prediction_of
 from utils.jobs.sensitivity import prediction_distance
-from utils.jobs.sensitivity.prediction_distance import distance, weight
+from utils.jobs.sensitivity.prediction_distance import distance
 
 CLASSES, COEFFICIENTS, SIZE = 3, 5, (48, 64)
 
@@ -60,13 +60,6 @@ def test_it_is_that_of_boxes_and_scores_and_what_masks_add(rows):
     expected = float(distance(plain, plain_other, SIZE)) + mask_distance(reference, other)
     assert float(distance(reference, other, SIZE)) == pytest.approx(expected, rel=1e-4)
     assert expected > 0.1
-
-
-def test_coefficients_are_no_scores():
-    """They may be far above one: as scores they would count for everything."""
-    reference = prediction()
-    large = changed(reference, slice(7, 12), 50.0)
-    assert float(weight(large)) == float(weight(reference))
 
 
 def test_only_what_lies_in_the_box_counts_and_prototypes_do(monkeypatch):

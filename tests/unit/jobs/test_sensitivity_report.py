@@ -35,10 +35,10 @@ def make_summary(chosen=("model.1",), recipe_ap=0.688, resampled=None, recipe_re
     """Three units with an AP, one that was only screened, one that was not even that."""
     search = SimpleNamespace(
         screened={
-            "model.0": Screened(25, 0.5, 0.4, 0.1),
-            "model.1": Screened(25, 0.5, 0.2, 0.3),
-            "model.2": Screened(25, 0.5, 0.45, 0.0),
-            "model.3": Screened(25, 0.5, 0.49, 0.0),
+            "model.0": Screened(25, 0.5, 0.4),
+            "model.1": Screened(25, 0.5, 0.2),
+            "model.2": Screened(25, 0.5, 0.45),
+            "model.3": Screened(25, 0.5, 0.49),
         },
         costs={f"model.{i}": {"macs": 0.2, "engine_time": 0.3 if i == 1 else None} for i in range(5)},
         ap={"float": 0.7, "INT8": 0.6, "model.0": 0.62, "model.1": 0.69, "model.2": 0.63} | ap,

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from utils.jobs.sensitivity.search import Search, Selection
 
 STATE_FILE = "state.json"
-STATE_VERSION = 3
+STATE_VERSION = 4
 SCHEMA_VERSION = 1
 SUMMARY_FILE = "summary-sensitive-analysis.json"
 CHART_FILE = "sensitivity.png"
@@ -48,7 +48,7 @@ class AnalysisState:
         command: the command line that started the run.
         amax: activation scale → amax, once calibrated.
         screened: stage → batch → unit → sums over images: their number, their weight, and the distances of the INT8
-            network, of that with the unit in float, and of the float network with the unit in INT8.
+            network, and of that with the unit in float.
         ap: stage → network → AP of all images; stage `recipe` has recipes by what they leave in float.
         ap_resampled: stage → network → that AP on resampled images, as `Resampled.to_text` gives it.
     """
@@ -112,7 +112,7 @@ def summarize_search(
         seen = search.screened.get(name)
         rows.append({
             "unit": name,
-            "score": seen and seen.score, "alone": seen and seen.alone, "images": seen.images if seen else 0,
+            "score": seen and seen.score, "images": seen.images if seen else 0,
             "ap": ap.get(name),
             "gain": ap[name] - ap["INT8"] if name in ap else None,
             "gain_error": difference_error(resampled.get(name), resampled["INT8"]) if name in ap else None,

@@ -1,9 +1,7 @@
 """What does each part of the network cost in INT8? (`qat.py sensitive`): screening → AP of what matters → recipe.
 
-Screening: for every unit (`units.py`), two states of one placed and calibrated network, "all in INT8 but this unit" and
-"nothing in INT8 but this unit", are scored by how far their predictions are from the float network's
-(`prediction_distance.py`).
-Layers before the unit are not run again (`models/quantize/partial_forward.py`), and units take turns (`search.py`).
+Screening: every unit (`units.py`) is scored by how much nearer a placed and calibrated network with this unit in float
+comes to the float network's predictions (`prediction_distance.py`); units take turns (`search.py`).
 Confirming: AP for the units with the highest scores, all on the same images. Then units stay in float, greedily,
 until the loss is small enough (`search.py`), and that recipe is placed, calibrated and evaluated as `qat.py quantize`
 does.
@@ -12,17 +10,16 @@ does.
 from __future__ import annotations
 
 import logging
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from models.quantize import backend, calibration, placement
-from models.quantize.partial_forward import Layerwise
+from models.quantize import calibration, placement
 from models.quantize.recipe import Recipe
 from utils import upstream
+from utils.core.device import disable_tf32
 from utils.core.input_spec import channels_of
 from utils.core.options import height_width
 from utils.core.score import AGREEMENT, Difference, difference_error
@@ -34,8 +31,8 @@ from utils.jobs.options import RECIPE_FILE, SensitiveOptions
 from utils.jobs.run_state import open_run
 from utils.jobs.sensitivity import report
 from utils.jobs.sensitivity.report import AnalysisState
-from utils.jobs.sensitivity.search import FLOAT, INT8, Clock, Passes, Search, Selection
-from utils.jobs.sensitivity.units import Costs, Units
+from utils.jobs.sensitivity.search import FLOAT, INT8, Passes, Search, Selection
+from utils.jobs.sensitivity.units import Costs, Switches, Units
 from utils.reports.page import PAGE_NAME, write_all
 from utils.reports.tables import WRONG, verdict
 
@@ -48,12 +45,11 @@ def run(options: SensitiveOptions) -> dict[str, Any]:
     Raises:
         InputError: something given cannot be used, for which nothing was written; or the run cannot be resumed so.
     """
-    began = time.perf_counter()
     with open_run(options, AnalysisState) as (folder, state, inputs), without_tables():
         if options.resume is not None:
             finished = "the run is finished" if (folder / report.SUMMARY_FILE).is_file() else "it goes on"
             logger.info("resuming %s: %s", folder, finished)
-        options, clock = inputs.options, Clock(inputs.options.budget, began)
+        options = inputs.options
         units = Units(inputs.source.model, inputs.plan, inputs.recipe, options.granularity)
         what = len(units.all), options.granularity, plural(options.num_image, "validation image")
         logger.info("%s → %s: %d units (%s), on up to %s", options.weights, folder, *what)
@@ -62,17 +58,16 @@ def run(options: SensitiveOptions) -> dict[str, Any]:
         shape = (1, channels_of(model), *height_width(inputs.imgsz))
         costs = Costs(model, torch.zeros(shape, device=inputs.device), inputs.profile)
         loader = inputs.validation_loader(options.num_image)
-        with Layerwise(model) as network, torch.inference_mode():
-            every_unit = options.metric == "ap"
-            passes = Passes(network, loader, inputs.device, folder, state, clock, every_unit=every_unit,
-                            unlabelled=options.unlabelled)  # fmt: skip
-            search = Search(options, units, passes, costs)
+        passes = Passes(Switches(model), units.everything, loader, inputs.device, folder, state,
+                        unlabelled=options.unlabelled)  # fmt: skip
+        search = Search(options, units, passes, costs)
+        with disable_tf32(), torch.inference_mode():
             chosen = search.run()
         warn_of_low_ap(search.ap[FLOAT])
         patterns = (pattern for name in chosen.names for pattern in search.units[name].patterns)
         recipe = inputs.recipe.replace(float=tuple(dict.fromkeys((*inputs.recipe.float, *patterns))))
         name, known = ", ".join(sorted(recipe.float)), state.ap.setdefault("recipe", {})
-        if chosen.names and name not in known and not clock.over():
+        if chosen.names and name not in known:
             measure_recipe(recipe, name, inputs, state)
             state.save(folder)
         recipe_ap = known.get(name) if chosen.names else None
@@ -104,11 +99,11 @@ def run(options: SensitiveOptions) -> dict[str, Any]:
 def calibrate_once(model: nn.Module, inputs: Inputs[SensitiveOptions], state: AnalysisState, folder: Path) -> None:
     """Find the ranges as `qat.py quantize` does, or take those that the state has."""
     if state.amax:
-        calibration.set_all_ranges(model, {name: torch.tensor(value) for name, value in state.amax.items()})
+        calibration.set_ranges(model, {name: torch.tensor(value) for name, value in state.amax.items()})
         return
     calibration.calibrate(model, inputs.calibration_images(), inputs.recipe.calibration)
     scales: Any = model.activation_quantizers
-    state.amax = {name: float(backend.get_amax(quantizer)) for name, quantizer in scales.items()}
+    state.amax = {name: float(quantizer.amax) for name, quantizer in scales.items()}
     state.save(folder)
 
 

@@ -2,12 +2,10 @@
 
 layer       a top-level layer (`model.4`), as in the layer list of a model's YAML
 module      a convolution with its activation (`model.4.cv1`): what runs as one kernel
-quantizer   one scale: of the activations that share it (`model.4.cv1`), or of one weight (`model.4.cv1.weight`)
 
-For layers and modules, "in float" is what a recipe's `float: [model.4]` does, read off the same placement: their
-convolutions are not quantized, and neither is a tensor that nothing else reads as INT8. A tensor that others read as
-INT8 stays quantized, for it has one quantizer. A single scale cannot be left out of an engine; a recipe that wants it
-gone keeps all convolutions in float that ask for it, and `patterns` names these.
+"In float" is what a recipe's `float: [model.4]` does, read off the same placement: the unit's convolutions are not
+quantized, and neither is a tensor that nothing else reads as INT8. A tensor that others read as INT8 stays quantized,
+for it has one quantizer.
 """
 
 from __future__ import annotations
@@ -21,10 +19,48 @@ import torch
 from torch import Tensor, nn
 
 from models.quantize import placement, rules
-from models.quantize.partial_forward import State
+from models.quantize.modules import quantized_weights
 from models.quantize.placement import Plan
 from models.quantize.recipe import Recipe
+from utils.core.tasks import Prediction, prediction_of, task_of_head
 from utils.jobs.inputs import Profile
+
+
+@dataclass(frozen=True)
+class State:
+    """Which quantizers are on.
+
+    Attributes:
+        tensors: names of quantized tensors, as in `Plan.tensors`, and `{convolution}.input` of `Plan.fallback`.
+        weights: paths of convolutions whose weights are quantized.
+    """
+
+    tensors: frozenset[str] = frozenset()
+    weights: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, plan: Plan) -> State:
+        """The state in which a network is whose placement is `plan`."""
+        tensors = [tensor.name for tensor in plan.tensors] + [f"{path}.input" for path in plan.fallback]
+        return cls(frozenset(tensors), frozenset(path for path, why in plan.convolutions.items() if why == "int8"))
+
+
+class Switches:
+    """A placed and calibrated network (`placement.apply`), every quantizer of which is a switch of its own."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self._points = placement.points(model)
+        self._weights = {path: quantizer for path, (_, quantizer) in quantized_weights(model).items()}
+        self._task = task_of_head(model.model[-1])
+
+    def predict(self, images: Tensor, state: State) -> Prediction:
+        """What the network predicts in `state` for float images `[B, 3, H, W]` in 0..1."""
+        for name, point in self._points.items():
+            point.on = name in state.tensors
+        for path, quantizer in self._weights.items():
+            quantizer.on = path in state.weights
+        return prediction_of(self._task, self.model(images))
 
 
 @dataclass(frozen=True)
@@ -36,14 +72,12 @@ class Unit:
         convolutions: the convolutions that run in float when a recipe keeps the unit in float, by path.
         patterns: what such a recipe's `float` says.
         in_float: the quantizers that are on while this unit alone is in float.
-        alone: the quantizers that are on while this unit alone is quantized.
     """
 
     name: str
     convolutions: tuple[str, ...]
     patterns: tuple[str, ...]
     in_float: State
-    alone: State
 
 
 class Units:
@@ -55,15 +89,21 @@ class Units:
     """
 
     def __init__(self, model: Any, plan: Plan, recipe: Recipe, granularity: str) -> None:
-        """Find the units; `model` is the fused float network that `plan` was made for, with `recipe`."""
+        """Find the layers or modules of `model`, the fused float network that `plan` was made for, with `recipe`."""
         self._model, self._plan = model, plan
         self._needs = placement.needs(model, recipe)
         self.everything = State.of(plan)
-        self.all = tuple(self._quantizers() if granularity == "quantizer" else self._groups(granularity == "layer"))
+        groups: dict[str, list[str]] = {}
+        for path in self._plan.convolutions:
+            if path in self._needs:
+                name = ".".join(path.split(".")[:2]) if granularity == "layer" else self._operation(path)
+                groups.setdefault(name, []).append(path)
+        self.all = tuple(self._unit(name, tuple(paths), (name,)) for name, paths in groups.items())
 
     def in_float(self, convolutions: Iterable[str]) -> State:
         """The quantizers that are on while these convolutions are in float, as a recipe that names them has it."""
-        return self._quantized(self._needs.keys() - set(convolutions))
+        paths = frozenset(self._needs.keys() - set(convolutions))
+        return State(frozenset().union(*(self._needs[path] for path in paths)), paths)
 
     def shared(self) -> list[Unit]:
         """For each scale that several units read, find all convolutions that read it.
@@ -71,48 +111,22 @@ class Units:
         The scale's quantizer goes only when all of them are in float.
         """
         found: dict[tuple[str, ...], Unit] = {}
-        for name, _, consumers in self._scales():
+        for name in self._plan.scale_names:
+            tensors = frozenset(self._plan.scales.get(name, (name,)))
+            consumers = tuple(path for path, needed in self._needs.items() if needed & tensors)
             if sum(not set(consumers).isdisjoint(unit.convolutions) for unit in self.all) > 1:
-                operations = tuple(map(self._operation, consumers))
-                found.setdefault(consumers, self._group(f"what reads {name}", consumers, operations))
+                patterns = tuple(map(self._operation, consumers))
+                found.setdefault(consumers, self._unit(f"what reads {name}", consumers, patterns))
         return list(found.values())
 
     def union(self, units: Sequence[Unit]) -> Unit:
         """All of these units as one, what they have in common taken once."""
         paths = dict.fromkeys(path for unit in units for path in unit.convolutions)
         patterns = dict.fromkeys(pattern for unit in units for pattern in unit.patterns)
-        return self._group("+".join(unit.name for unit in units), tuple(paths), tuple(patterns))
+        return self._unit("+".join(unit.name for unit in units), tuple(paths), tuple(patterns))
 
-    def _groups(self, by_layer: bool) -> Iterable[Unit]:
-        """Layers, or modules: each a set of convolutions."""
-        groups: dict[str, list[str]] = {}
-        for path in self._plan.convolutions:
-            if path in self._needs:
-                name = ".".join(path.split(".")[:2]) if by_layer else self._operation(path)
-                groups.setdefault(name, []).append(path)
-        for name, paths in groups.items():
-            yield self._group(name, tuple(paths), (name,))
-
-    def _group(self, name: str, paths: tuple[str, ...], patterns: tuple[str, ...]) -> Unit:
-        return Unit(name, paths, patterns, self.in_float(paths), self._quantized(paths))
-
-    def _quantized(self, paths: Iterable[str]) -> State:
-        """The quantizers that these convolutions ask for."""
-        paths = frozenset(paths)
-        return State(frozenset().union(*(self._needs[path] for path in paths)), paths)
-
-    def _quantizers(self) -> Iterable[Unit]:
-        """Single quantizers: activation scales in the order of the network, then weights."""
-        states = [(name, consumers, State(tensors)) for name, tensors, consumers in self._scales()]
-        states += [(f"{path}.weight", (path,), State(weights=frozenset({path}))) for path in self._needs]
-        for name, paths, state in states:
-            yield Unit(name, paths, tuple(map(self._operation, paths)), self.everything - state, state)
-
-    def _scales(self) -> Iterable[tuple[str, frozenset[str], tuple[str, ...]]]:
-        """Of each scale the name, the tensors that share it, and the convolutions that read one of them."""
-        for name in self._plan.scale_names:
-            tensors = frozenset(self._plan.scales.get(name, (name,)))
-            yield name, tensors, tuple(path for path, needed in self._needs.items() if needed & tensors)
+    def _unit(self, name: str, paths: tuple[str, ...], patterns: tuple[str, ...]) -> Unit:
+        return Unit(name, paths, patterns, self.in_float(paths))
 
     def _operation(self, path: str) -> str:
         """The path by which a recipe names a convolution: of upstream's Conv around it, where there is one."""
