@@ -25,7 +25,7 @@ from utils.jobs.options import CalibrateOptions, EvalOptions, QatOptions, Quanti
 
 logger = logging.getLogger(__name__)
 
-OF_TRAINING = ("hyp", "epochs", "iters", "lr", "train", "supervision", "supervision_stride", "eval_epochs")
+OF_TRAINING = ("hyp", "epochs", "iters", "lr", "train", "eval_epochs")
 
 
 def run_command(job: str, options: QatOptions) -> None:

@@ -8,17 +8,14 @@ reports, are in `utils/jobs/`.
     flow.py            the statements of the rules: parsed, run on tensors, and the network read along them
     placement.py       plan(model, recipe) → Plan;  apply(model, plan);  describe(plan)
     modules.py         the quantized stand-ins that apply() puts in
-    backend.py         the door to quantizers: ours, and the only importer of NVIDIA's two libraries
-    fake_quantize.py   our quantizer: amax, a switch, a scale that training can put in; its rounding and gradients
+    fake_quantize.py   the quantizer: amax, a switch, a scale that training can put in; its rounding and gradients
     fused_cuda.py      the same for training on CUDA in one pass each way, also with SiLU in front
     fused_kernels.py   its kernels, in Triton
     calibration.py     statistics once, then max | percentile | mse from the same pass; ranges, for reports
     finetune.py        QAT: the float network supervises the quantized one; ranges as parameters, the rates
-    distillation.py     what they are compared by: the task loss, the layer loss, taps of layers; also of
-                       a batch that several processes share
+    distillation.py    what they are compared by: the task loss
     step_graph.py      a step's kernels, recorded and replayed
     checkpoint.py      recipe + state on disk; loading never runs code from the file
-    partial_forward.py a network in any state of its quantizers, computed from results that are known
 
     >>> from models.quantize import Recipe, apply, calibrate, plan
     >>> from utils import upstream

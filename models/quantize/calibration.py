@@ -24,10 +24,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.quantize import backend
 from models.quantize.distillation import placeholder
 from models.quantize.fake_quantize import INT8
-from models.quantize.modules import QuantConv2d
+from models.quantize.modules import quantized_weights
 from models.quantize.placement import quantizers_off
 from models.quantize.recipe import Calibration
 from utils.core import distributed
@@ -197,22 +196,7 @@ def collect(model: nn.Module, batches: Iterable[Tensor]) -> Statistics:
 def set_ranges(model: Any, amax: dict[str, Tensor]) -> None:
     """Set the activation quantizers' amax."""
     for name, value in amax.items():
-        backend.set_amax(model.activation_quantizers[name], value)
-
-
-def set_all_ranges(model: Any, amax: dict[str, Tensor]) -> None:
-    """Set the amax of every activation quantizer, from a file.
-
-    Raises:
-        InputError: the file holds the scales of another network.
-    """
-    different = sorted(set(amax) ^ set(model.activation_quantizers))
-    if different:
-        raise InputError(
-            f"the ranges are not those of this network, which differs in {different[0].replace('/', '.')}; "
-            "they are from another run, so start a new one"
-        )
-    set_ranges(model, amax)
+        model.activation_quantizers[name].set_amax(value)
 
 
 def calibrate(model: nn.Module, batches: Iterable[Tensor], settings: Calibration) -> Statistics:
@@ -250,14 +234,10 @@ def tensor_ranges(model: Any) -> list[dict[str, Any]]:
         (names[key], "activation", quantizer, len(shared.get(names[key], ("",))))
         for key, quantizer in model.activation_quantizers.items()
     ]
-    found += [
-        (name, "weight", module.weight_quantizer, 1)
-        for name, module in model.named_modules()
-        if isinstance(module, QuantConv2d) and "weight_quantizer" in module._modules
-    ]
+    found += [(path, "weight", quantizer, 1) for path, (_, quantizer) in quantized_weights(model).items()]
     rows = []
     for name, kind, quantizer, tensors in found:
-        amax = backend.get_amax(quantizer).flatten()
+        amax = quantizer.amax.flatten()
         low, high = float(amax.min()), float(amax.max())
         rows.append({"name": name, "kind": kind, "amax": high, "min": low, "max": high, "channels": amax.numel(),
                      "tensors": tensors})  # fmt: skip

@@ -21,6 +21,7 @@ from models.quantize import fused_cuda
 
 INT8 = torch.iinfo(torch.int8)  # what quantizers round to
 LARGEST_SCALE = torch.finfo(torch.float16).max
+SMALLEST_AMAX = 1e-4  # a tensor or channel of zeros still needs a positive, finite scale
 
 
 def representable(amax: Tensor) -> Tensor:
@@ -124,72 +125,77 @@ def _inside(gradient: Tensor, values: Tensor, scale: Tensor) -> Tensor:
 
 
 class TensorQuantizer(nn.Module):
-    """Rounds a tensor to quantized values and back, or returns it itself while it is switched off.
+    """Rounds a tensor to quantized values and back, or returns it itself while it is switched off; amax is 1 at first.
 
-    It has the names that quantizers of NVIDIA's libraries have (`_amax`, `enable`, `disable`), so that networks and
-    checkpoints look the same with all of them.
+    Attributes:
+        on: whether it rounds.
+        trained_scale: while the network is trained, the scale (float32, see `float16_scale`) in place of that of amax,
+            as a part of the step's computation; it is no part of the module's state.
 
     Args:
-        axis: 0 for one scale for each output channel of a weight `[channels, ...]`, None for one scale for all. It is
-            the shape of amax that decides; the argument is that of the libraries.
+        channels: number of output channels for a weight `[channels, ...]` (one scale each); None: one scale for all.
     """
 
-    _amax: Tensor  # float32, scalar or [channels, 1, 1, 1]; a buffer that backend.set_amax makes
+    _amax: Tensor  # float32, scalar or [channels, 1, 1, 1]; checkpoints have it by this name, NVIDIA's
 
-    def __init__(self, axis: int | None = None) -> None:
+    def __init__(self, channels: int | None = None) -> None:
         super().__init__()
-        self.axis = axis
-        self._on = True
+        self.on = True
+        self.trained_scale: Tensor | None = None
+        self.register_buffer("_amax", torch.ones(() if channels is None else (channels, 1, 1, 1)))
+        self.set_amax(self._amax)
 
-    def enable(self) -> None:
-        """Round from now on."""
-        self._on = True
+    @property
+    def amax(self) -> Tensor:
+        """The magnitude that maps to the largest quantized value, float32."""
+        return self._amax
 
-    def disable(self) -> None:
-        """Return tensors as they are from now on."""
-        self._on = False
+    def set_amax(self, amax: Tensor) -> None:
+        """Set the magnitude of the largest quantized value, a scalar or `[channels, 1, 1, 1]`; see `representable`.
+
+        Raises:
+            ValueError: amax is not finite.
+        """
+        if not bool(torch.isfinite(amax).all()):
+            raise ValueError("amax is not finite: the tensor it was measured on holds NaN or infinity")
+        amax = amax.detach().to(torch.float32).clamp(min=SMALLEST_AMAX)
+        self._amax = representable(amax).to(self._amax.device)
+
+    def set_weight_amax(self, weight: Tensor) -> None:
+        """Set amax of each output channel of a weight `[channels, ...]` to its largest magnitude: none is clipped.
+
+        Raises:
+            ValueError: a weight is not finite.
+        """
+        self.set_amax(weight.detach().abs().amax((1, 2, 3), keepdim=True))
 
     def forward(self, x: Tensor) -> Tensor:
         """Round a tensor of any shape; of a weight the first dimension is the channel."""
-        return rounded_by(self, x) if self._on else x
+        if not self.on:
+            return x
+        if self.trained_scale is not None:
+            return trained_fake_quantize(x, self.trained_scale)
+        return fake_quantize(x, self._amax)
+
+    def takes_silu(self, x: Tensor) -> bool:
+        """Whether `after_silu` may stand for SiLU of `x` and then this quantizer.
+
+        In training on a GPU it may, unless something looks at the tensor between the two, which then is never made.
+        """
+        looked_at = self._forward_hooks or self._forward_pre_hooks
+        trains = self.on and self.trained_scale is not None and torch.is_grad_enabled()
+        return trains and not looked_at and fused_cuda.usable(x)
+
+    def after_silu(self, x: Tensor) -> Tensor:
+        """SiLU of a tensor, rounded with the trained scale, see `takes_silu`.
+
+        One operation, which keeps `x` for backward and not its SiLU, and computes SiLU in float32 without rounding:
+        results are those of a float32 network, also for `x` in half precision.
+        """
+        assert self.trained_scale is not None
+        return fused_cuda.silu_fake_quantize(x, self.trained_scale, _type_of_result(x))
 
 
-def rounded_by(quantizer: Any, x: Tensor) -> Tensor:
-    """What a quantizer of any library computes: with the scale that training has put in, else from amax."""
-    scale = quantizer.__dict__.get("trained_scale")
-    return fake_quantize(x, quantizer._amax) if scale is None else trained_fake_quantize(x, scale)
-
-
-def takes_silu(quantizer: Any, x: Tensor) -> bool:
-    """Whether `silu_rounded_by` may stand for SiLU of `x` and then `quantizer`.
-
-    In training on a GPU it may, unless something looks at the tensor between the two, which then is never made.
-    """
-    return (
-        type(quantizer) is TensorQuantizer
-        and quantizer._on
-        and "trained_scale" in quantizer.__dict__
-        and not (quantizer._forward_hooks or quantizer._forward_pre_hooks)
-        and torch.is_grad_enabled()
-        and fused_cuda.usable(x)
-    )
-
-
-def silu_rounded_by(quantizer: Any, x: Tensor) -> Tensor:
-    """SiLU of a tensor, rounded with the scale that training has put in, see `takes_silu`.
-
-    One operation, which keeps `x` for backward and not its SiLU, and computes SiLU in float32 without rounding: results
-    are those of a float32 network, also for `x` in half precision.
-    """
-    return fused_cuda.silu_fake_quantize(x, quantizer.__dict__["trained_scale"], _type_of_result(x))
-
-
-def put_scale(quantizer: nn.Module, scale: Tensor | None) -> None:
-    """Let a quantizer round with a scale that is part of a computation (float32, see `float16_scale`); None: with amax.
-
-    It is no part of the module's state.
-    """
-    if scale is None:
-        quantizer.__dict__.pop("trained_scale", None)
-    else:
-        quantizer.__dict__["trained_scale"] = scale
+def quantizers(model: nn.Module) -> dict[str, TensorQuantizer]:
+    """The quantizers of a network by name, each once."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, TensorQuantizer)}

@@ -7,17 +7,13 @@ ranges as in LSQ (`fake_quantize.py`, `LearnedRanges`).
     tuner = Finetuner(student, teacher, Recipe().finetune, device=device)
     tuner.run_epoch(batches, lambda step: learning_rate(step, steps, highest_rate("auto", steps)))
 
-Batch norm is fused into the convolutions before this starts, so both models run in eval mode throughout; only the last
-layer (the head) is switched to its training output, the raw maps `[B, no, H, W]` per stride, which skips box decoding.
-A segmentation head gives the coefficients and prototypes of masks beside them.
+Batch norm is fused into the convolutions before this starts, so both models run in eval mode; only the last layer (the
+head) gives what it gives in training: raw maps `[B, no, H, W]` per stride, and coefficients and prototypes of masks.
 
-Both losses are ratios. Of a batch that several processes share, what they are relative to is that of the whole batch,
-so that the processes' parts add up to the loss that one process computes, and so do their gradients. A process without
-images of a batch takes part with a placeholder that counts for nothing: the others wait for its gradients.
-
-Gradients are summed in one collective after the backward, and not while it runs, as DistributedDataParallel does. So
-forward and backward hold nothing that waits for other processes, and a GPU can replay them as a CUDA graph, which saves
-more time than the overlap would.
+Several processes: the loss is relative to the whole batch, so that the processes' parts add up, and so do their
+gradients, which are summed in one collective after the backward. Forward and backward wait for nobody, so that a GPU
+can replay them as a CUDA graph, which saves more than DistributedDataParallel's overlap would. A process without images
+of a batch takes part with a placeholder that counts for nothing.
 """
 
 from __future__ import annotations
@@ -33,21 +29,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.quantize import backend
-from models.quantize.distillation import (
-    SMALLEST_VARIANCE,
-    SMALLEST_WEIGHT,
-    LayerTaps,
-    layer_loss,
-    placeholder,
-    raw_head,
-    supervised_layers,
-    task_terms,
-    tensors_of,
-    top_layers,
-)
-from models.quantize.fake_quantize import INT8, float16_scale, put_scale
-from models.quantize.modules import QuantConv2d, rounded_weights
+from models.quantize.distillation import SMALLEST_WEIGHT, placeholder, raw_head, task_terms
+from models.quantize.fake_quantize import INT8, SMALLEST_AMAX, float16_scale, quantizers
+from models.quantize.modules import quantized_weights, rounded_weights
 from models.quantize.recipe import Finetune
 from models.quantize.step_graph import StepGraph
 from utils.core import distributed
@@ -89,9 +73,7 @@ class HeldOutLoss:
         return self.value - other.value, float(each.std())
 
 
-def held_out_loss(
-    student: nn.Module, teacher: nn.Module, batches: Iterable[Tensor], device: torch.device
-) -> HeldOutLoss:
+def held_out_loss(student: Any, teacher: nn.Module, batches: Iterable[Tensor], device: torch.device) -> HeldOutLoss:
     """Task loss of the student as it is saved and exported, on images `[B, 3, H, W]` that decide.
 
     Several processes each give their part of every batch, and get the terms of all images in the same order.
@@ -100,7 +82,7 @@ def held_out_loss(
         DivergedError: the loss is not finite.
         ValueError: there is no batch at all.
     """
-    parts, classes, rank = [], int(top_layers(student)[-1].nc), distributed.world().rank
+    parts, classes, rank = [], int(student.model[-1].nc), distributed.world().rank
     channels = channels_of(student)
     with raw_head(student), raw_head(teacher), rounded_weights(student), torch.no_grad(), disable_tf32():
         for images in batches:
@@ -191,28 +173,24 @@ class Finetuner:
     Args:
         student: calibrated; between epochs its quantizers have the trained ranges as amax.
         teacher: a float network with the same head and classes.
-        settings: rates, what trains, and the supervision.
-        graph: on CUDA, replay a step's kernels (`step_graph.py`); not where several processes train by a loss that they
-            sum in the middle of it (`part_of_layer_loss`): that of layers.
+        settings: rates, and what trains.
+        graph: on CUDA, replay a step's kernels (`step_graph.py`).
     """
 
     def __init__(
-        self, student: nn.Module, teacher: nn.Module, settings: Finetune, *, device: torch.device, graph: bool = True
+        self, student: Any, teacher: nn.Module, settings: Finetune, *, device: torch.device, graph: bool = True
     ) -> None:
         self.student, self.teacher, self.device, self.settings = student, teacher, device, settings
         self._channels = channels_of(student)
-        self.ranges = LearnedRanges(student, learned=settings.ranges == "learned").to(device)
+        self.ranges = LearnedRanges(student).to(device)
         groups = self._groups(trainable_parameters(student))
         self._parameters = [parameter for group in groups for parameter in group["params"]]
         share_parameters(self._parameters)
         self._amp = device.type == "cuda"
         self.optimizer = torch.optim.Adam(groups, lr=0.0, fused=self._amp)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self._amp)
-        self._by_layers = settings.supervision == "layers"
-        graph = graph and not (self._by_layers and distributed.world().size > 1)
         self._side = torch.cuda.Stream(device) if self._amp else None
         self._graph = StepGraph(self._gradients, self._parameters) if self._amp and graph else None
-        self._taps: list[LayerTaps] = []
         teacher.eval().requires_grad_(False)
 
     def _groups(self, parameters: list[nn.Parameter]) -> list[dict[str, Any]]:
@@ -222,21 +200,19 @@ class Finetuner:
             for parameter in parameters:
                 parameter.requires_grad_(False)
             parameters = []
-        ranges = [] if self.ranges.log_amax is None else [self.ranges.log_amax]
         groups = (
             ([one for one in parameters if one.dim() > 1], 1.0),
             ([one for one in parameters if one.dim() <= 1], settings.bias_rate),
-            (ranges, settings.range_rate),
+            ([self.ranges.log_amax], settings.range_rate),
         )
         return [{"params": members, "factor": factor} for members, factor in groups if members]
 
     def state_dict(self) -> dict[str, Any]:
         """Optimizer, loss scaler, and the ranges before they are snapped; the weights are the checkpoint's business."""
-        ranges = self.ranges.log_amax
         return {
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
-            "log_amax": None if ranges is None else ranges.detach().cpu().clone(),
+            "log_amax": self.ranges.log_amax.detach().cpu().clone(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -245,8 +221,7 @@ class Finetuner:
         self.optimizer.load_state_dict({**state["optimizer"], "param_groups": groups})
         if state["scaler"] and self._amp:  # empty where the run was on a CPU
             self.scaler.load_state_dict(state["scaler"])
-        if self.ranges.log_amax is not None:
-            self.ranges.log_amax.data.copy_(state["log_amax"])
+        self.ranges.log_amax.data.copy_(state["log_amax"])
 
     def run_epoch(
         self, batches: Iterable[Tensor], rate: Callable[[int], float], on_step: Callable[[float], None] | None = None
@@ -266,10 +241,6 @@ class Finetuner:
             stack.enter_context(raw_head(self.student))
             stack.enter_context(raw_head(self.teacher))
             stack.enter_context(self.ranges.in_use())
-            tapped: list[int] = []  # layers whose results are compared beside the head's maps
-            if self._by_layers:
-                tapped = supervised_layers(len(top_layers(self.student)), self.settings.supervision_stride)[:-1]
-            self._taps = [stack.enter_context(LayerTaps(model, tapped)) for model in (self.student, self.teacher)]
             for batch in batches:
                 for group in self.optimizer.param_groups:
                     group["lr"] = rate(count) * group["factor"]
@@ -293,8 +264,8 @@ class Finetuner:
             loss, weight = self._graph(images)
         else:
             self.optimizer.zero_grad(set_to_none=True)
-            loss, weight = self._gradients(images, counts=counts)
-        loss = add_gradients(self._parameters, loss, None if self._by_layers else weight, counts=counts)
+            loss, weight = self._gradients(images)
+        loss = add_gradients(self._parameters, loss, weight, counts=counts)
         if not self._amp:
             _finite(loss)
         self.scaler.unscale_(self.optimizer)
@@ -303,29 +274,24 @@ class Finetuner:
         self.scaler.update()
         return loss
 
-    def _gradients(self, images: Tensor, counts: bool = True) -> Tensor:
+    def _gradients(self, images: Tensor) -> Tensor:
         """Forward and backward; returns loss and weight as `add_gradients` takes them, float32 `[2]`.
 
         On a GPU the teacher runs on a stream of its own, beside the student's forward.
         """
-        ours, theirs = self._taps
         beside: AbstractContextManager[Any] = nullcontext()
         if self._side is not None:  # its tensors are freed before the next step, for which it waits: none is used early
             self._side.wait_stream(torch.cuda.current_stream(self.device))
             beside = torch.cuda.stream(self._side)
         with torch.autocast(self.device.type, dtype=torch.float16, enabled=self._amp):
             with beside, torch.no_grad():  # not inference_mode: the loss's backward needs these tensors
-                maps, features = self.teacher(images), theirs.take()
+                maps = self.teacher(images)
             self.ranges.put_in()
             student = self.student(images)
         if self._side is not None:
             torch.cuda.current_stream(self.device).wait_stream(self._side)
-        if self._by_layers:
-            layers = ([*taken, list(tensors_of(head))] for taken, head in ((ours.take(), student), (features, maps)))
-            loss, weight = part_of_layer_loss(*layers, counts=counts), torch.ones((), device=self.device)
-        else:
-            distance, weight = task_terms(student, maps, int(top_layers(self.student)[-1].nc))
-            loss = distance / weight.clamp(min=SMALLEST_WEIGHT)
+        distance, weight = task_terms(student, maps, int(self.student.model[-1].nc))
+        loss = distance / weight.clamp(min=SMALLEST_WEIGHT)
         self.scaler.scale(loss).backward()
         return torch.stack((loss.detach(), weight))
 
@@ -354,65 +320,33 @@ def share_parameters(parameters: Sequence[nn.Parameter]) -> None:
             one.copy_(value.view_as(one))
 
 
-def add_gradients(parameters: Sequence[nn.Parameter], loss: Tensor, weight: Tensor | None, *, counts: bool) -> Tensor:
+def add_gradients(parameters: Sequence[nn.Parameter], loss: Tensor, weight: Tensor, *, counts: bool) -> Tensor:
     """Give all parameters the gradient of the whole batch; returns its loss, a float32 scalar.
 
     Args:
         parameters: with the gradients that this process's images have left there; one without a gradient has none in
             any process.
         loss: of this process's images, float32 scalar.
-        weight: None if processes' losses add up to the whole one. Otherwise a float32 scalar: loss and gradients are
-            relative to it, or to `SMALLEST_WEIGHT` if it is smaller, and are to be relative to the sum of all weights.
+        weight: float32 scalar: loss and gradients are relative to it, or to `SMALLEST_WEIGHT` if it is smaller, and
+            are to be relative to the sum of all weights.
         counts: False for a placeholder, whose loss and gradients are left out.
     """
     if distributed.world().size == 1:
         return loss
     trained = [one for one in parameters if one.grad is not None]
     values = torch.cat([*(one.grad.flatten() for one in trained), loss.view(1)])
-    if weight is None:
-        values = distributed.all_sum(values)
-    else:
-        values = torch.cat([values * weight.clamp(min=SMALLEST_WEIGHT), weight.view(1)]) * counts
-        total = distributed.all_sum(values)[-1].clamp(min=SMALLEST_WEIGHT)
-        values = values[:-1].div_(total)
+    values = distributed.all_sum(torch.cat([values * weight.clamp(min=SMALLEST_WEIGHT), weight.view(1)]) * counts)
+    values = values[:-1] / values[-1].clamp(min=SMALLEST_WEIGHT)
     for one, value in zip(trained, values[:-1].split([one.numel() for one in trained]), strict=True):
         one.grad = value.view_as(one)
     return values[-1]
-
-
-def part_of_layer_loss(
-    student: Sequence[Sequence[Tensor]], teacher: Sequence[Sequence[Tensor]], *, counts: bool
-) -> Tensor:
-    """What this process's images add to `layer_loss` of the whole batch, a float32 scalar.
-
-    The variance of a tensor over all processes is put together from the parts' (Chan, Golub and LeVeque, "Updating
-    Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979).
-    """
-    world = distributed.world()
-    if world.size == 1:
-        return layer_loss(student, teacher)
-    pairs = [
-        (a.float(), b.float())
-        for ours, theirs in zip(student, teacher, strict=True)
-        for a, b in zip(ours, theirs, strict=True)
-    ]
-    own = [(*torch.var_mean(one, correction=0), one.new_tensor(one.numel() * counts)) for _, one in pairs]
-    mine = torch.stack([torch.stack(one) for one in own]).double()
-    parts = mine.new_zeros(world.size, *mine.shape)
-    parts[world.rank] = mine
-    variance, mean, number = distributed.all_sum(parts).unbind(2)  # each [processes, n]
-    total = number.sum(0)
-    middle = (number * mean).sum(0) / total
-    spread = ((number * (variance + (mean - middle).square())).sum(0) / total).float().clamp(min=SMALLEST_VARIANCE)
-    errors = torch.stack([(a - b).square().sum() for a, b in pairs])
-    return (errors * counts / total.float() / spread).sum()
 
 
 BELOW = 1 - 2**-20  # exp(log(amax)) may be a hair above amax, whose scale would then be rounded up to the next float16
 
 
 class LearnedRanges(nn.Module):
-    """The ranges of a network's quantizers during training: those of activations are trained or stay.
+    """The ranges of a network's quantizers during training: those of activations are trained.
 
     Those of weights stay during an epoch. At its end they are set anew to the largest magnitudes of the weights as they
     are then: otherwise what grew would be clipped.
@@ -421,63 +355,51 @@ class LearnedRanges(nn.Module):
     keep what lies between them.
 
     Attributes:
-        log_amax: parameter float32 `[n]`, one entry for each trained range; None if none is trained.
+        log_amax: parameter float32 `[n]`, one entry for each activation's range.
     """
 
-    log_amax: nn.Parameter | None
-
-    def __init__(self, network: nn.Module, *, learned: bool) -> None:
-        """Take the ranges that the quantizers of `network` have now; `learned` trains those of activations."""
+    def __init__(self, network: nn.Module) -> None:
+        """Take the ranges that the quantizers of `network` have now."""
         super().__init__()
-        self._trained: list[nn.Module] = []
-        self._fixed: list[nn.Module] = []
-        self._convolutions = [
-            one for one in network.modules() if isinstance(one, QuantConv2d) and "weight_quantizer" in one._modules
-        ]
-        for _, quantizer in backend.quantizers(network):
-            trains = learned and backend.get_amax(quantizer).dim() == 0
-            (self._trained if trains else self._fixed).append(quantizer)
+        self._weights = list(quantized_weights(network).values())
+        self._fixed = [quantizer for _, quantizer in self._weights]
+        self._trained = [one for one in quantizers(network).values() if one not in self._fixed]
         self._fixed_scales: list[Tensor] = []  # the same tensors in every epoch: a CUDA graph reads them
-        self.log_amax = None
-        if self._trained:
-            self.log_amax = nn.Parameter(torch.stack([backend.get_amax(one).log() for one in self._trained]))
+        self.log_amax = nn.Parameter(torch.stack([one.amax.log() for one in self._trained]))
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
         """Let the quantizers round with these ranges; afterwards they have them as their amax, unless it failed."""
-        scales = [backend.get_amax(quantizer) / INT8.max for quantizer in self._fixed]
+        scales = [quantizer.amax / INT8.max for quantizer in self._fixed]
         self._fixed_scales = self._fixed_scales or scales
         for quantizer, kept, scale in zip(self._fixed, self._fixed_scales, scales, strict=True):
-            put_scale(quantizer, kept.copy_(scale))
+            quantizer.trained_scale = kept.copy_(scale)
         try:
             yield
         finally:
             for quantizer in (*self._trained, *self._fixed):
-                put_scale(quantizer, None)
+                quantizer.trained_scale = None
         self.settle()
 
     def put_in(self) -> None:
         """Compute the trained scales anew, once for each forward."""
-        if self.log_amax is None:
-            return
         scale = self._amax(self.log_amax) / INT8.max
         exact = scale.detach()
         snapped = float16_scale(exact) * (scale / exact)  # the factor is 1 and carries the gradient
         for quantizer, one in zip(self._trained, snapped.unbind(), strict=True):
-            put_scale(quantizer, one)
+            quantizer.trained_scale = one
 
     def settle(self) -> None:
         """Give the quantizers these ranges as their amax, snapped to float16 scales, and weights' theirs anew."""
-        for convolution in self._convolutions:
-            backend.set_weight_amax(convolution.weight_quantizer, convolution.weight)
-        if self.log_amax is not None:
-            for quantizer, amax in zip(self._trained, self._amax(self.log_amax.detach()).unbind(), strict=True):
-                backend.set_amax(quantizer, amax)
+        for convolution, quantizer in self._weights:
+            quantizer.set_weight_amax(convolution.weight)
+        for quantizer, amax in zip(self._trained, self._amax(self.log_amax.detach()).unbind(), strict=True):
+            quantizer.set_amax(amax)
 
     def finite(self) -> bool:
         """Whether `settle` can give the quantizers these ranges."""
-        return self.log_amax is None or bool(self._amax(self.log_amax.detach()).isfinite().all())
+        return bool(self._amax(self.log_amax.detach()).isfinite().all())
 
     @staticmethod
     def _amax(log_amax: Tensor) -> Tensor:
-        return (log_amax.exp() * BELOW).clamp(min=backend.SMALLEST_AMAX)
+        return (log_amax.exp() * BELOW).clamp(min=SMALLEST_AMAX)

@@ -162,7 +162,6 @@ class Graph:
     operations: list[Operation] = field(default_factory=list)
     flows: dict[str, rules.Flow] = field(default_factory=dict)  # modules to replace by a FlowModule
     unknown: dict[str, str] = field(default_factory=dict)  # path → class of modules that no rule describes
-    results: list[Any] = field(default_factory=list)  # of each top-level layer: its value, None for a head
     unused: frozenset[str] = frozenset()  # paths of top-level layers that nothing leads from to the last one, as those
     # in front of a head that was cut down to fewer levels: an exporter leaves them out
 
@@ -178,7 +177,7 @@ def read(model: Any) -> Graph:
     """Read a fused network of upstream's (a module whose `model` is a list of layers with `f`) with symbols."""
     graph = Graph()
     reader = _Reader(graph)
-    results = graph.results
+    results: list[Any] = []  # of each top-level layer: its value, None for a head
     value: Any = Value(IMAGES, "")
     for index, layer in enumerate(model.model):
         sources = layer.f

@@ -54,7 +54,7 @@ def _compiles(device: torch.device) -> bool:
 
 
 def fused_fake_quantize(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """As `fake_quantize.trained_fake_quantize`; the result has this type, and the layout of `x`."""
+    """As `fake_quantize.trained_fake_quantize`; the result has this type, and is contiguous."""
     return _Fused.apply(x, scale, dtype, False)
 
 
@@ -68,7 +68,7 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor, dtype: torch.dtype, silu: bool) -> Tensor:
-        x = x if _rows_follow_each_other(x, scale.dim() > 0) else x.contiguous()
+        x = x.contiguous()
         ctx.save_for_backward(x, scale)
         ctx.silu = silu
         y = torch.empty_like(x, dtype=dtype)
@@ -85,9 +85,7 @@ class _Fused(torch.autograd.Function):
         rows, length, block = _cut(x, scale)
         parts = torch.empty(rows, -(-length // block), dtype=torch.float32, device=x.device)
         if x.numel():
-            if _strides(gradient) != _strides(x):  # its elements in the order in which those of `x` lie in memory
-                gradient = torch.empty_like(x, dtype=gradient.dtype).copy_(gradient)
-            _launch("backward", x, scale, (gradient, x, _flat(scale), of_x, parts), ctx, LEARNED=learned)
+            _launch("backward", x, scale, (gradient.contiguous(), x, _flat(scale), of_x, parts), ctx, LEARNED=learned)
         return of_x, parts.sum(1).reshape(scale.shape) if learned else None, None, None
 
 
@@ -112,20 +110,3 @@ def _cut(x: Tensor, scale: Tensor) -> tuple[int, int, int]:
 
 def _flat(scale: Tensor) -> Tensor:
     return scale.detach().reshape(-1).float().contiguous()
-
-
-def _strides(x: Tensor) -> list[tuple[int, int]]:
-    """Stride and size of each dimension; those of one element lie anywhere."""
-    return [(stride, size) for stride, size in zip(x.stride(), x.shape, strict=True) if size != 1]
-
-
-def _rows_follow_each_other(x: Tensor, by_row: bool) -> bool:
-    """Whether a tensor fills its memory without gaps; with `by_row` the first dimension must be the slowest."""
-    if x.is_contiguous():
-        return True
-    expected, ordered = 1, sorted(_strides(x))
-    for stride, size in ordered:
-        if stride != expected:
-            return False
-        expected *= size
-    return not by_row or x.shape[0] == 1 or ordered[-1] == (x.stride(0), x.shape[0])

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.quantize.fake_quantize import silu_rounded_by, takes_silu
+from models.quantize.fake_quantize import TensorQuantizer
 from models.quantize.flow import OPERATIONS, Step, exporting, parse
 
 
@@ -29,30 +29,14 @@ class QuantPoint:
             nothing, so it is left out, except in an exported graph, where TensorRT wants to see Q/DQ on both sides.
     """
 
-    def __init__(self, quantizer: nn.Module, redundant: bool = False) -> None:
+    def __init__(self, quantizer: TensorQuantizer, redundant: bool = False) -> None:
         self.quantizer = quantizer
         self.redundant = redundant
         self.on = True
-        self.keep = False  # for QAT: keep what is rounded next
-        self.kept: Tensor | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
         """Round a tensor of any shape to quantized values and back; switched off it comes back as it is."""
-        if self.keep:
-            self.kept = x
-        return self.rounded(x) if self.on else x
-
-    def rounded(self, x: Tensor) -> Tensor:
-        """Round a tensor; a redundant one comes back as it is."""
-        return x if self.redundant and not exporting() else self.quantizer(x)
-
-    def takes_silu(self, x: Tensor) -> bool:
-        """Whether `after_silu` may be used: in training on a GPU, unless SiLU itself is kept."""
-        return self.on and not (self.redundant or self.keep) and takes_silu(self.quantizer, x)
-
-    def after_silu(self, x: Tensor) -> Tensor:
-        """What this point makes of SiLU of `x`, in one pass over memory."""
-        return silu_rounded_by(self.quantizer, x)
+        return self.quantizer(x) if self.on and (exporting() or not self.redundant) else x
 
 
 class QuantConv2d(nn.Conv2d):
@@ -61,26 +45,31 @@ class QuantConv2d(nn.Conv2d):
     `input_point` is set where the input has no quantized producer: the image, or a module that no rule describes.
     """
 
-    weight_quantizer: nn.Module
+    weight_quantizer: TensorQuantizer | None
     input_point: QuantPoint | None
     output_point: QuantPoint | None
 
     @classmethod
-    def from_float(cls, original: nn.Conv2d, weight_quantizer: nn.Module | None) -> QuantConv2d:
+    def from_float(cls, original: nn.Conv2d, weight_quantizer: TensorQuantizer | None) -> QuantConv2d:
         """A stand-in with the parameters of `original`; without a weight quantizer it stays a float convolution."""
         stand_in = _take_over(cls, original)
         stand_in.input_point = stand_in.output_point = None
-        if weight_quantizer is not None:
-            stand_in.weight_quantizer = weight_quantizer
+        stand_in.weight_quantizer = weight_quantizer
         return stand_in
 
     def forward(self, x: Tensor) -> Tensor:
         """Convolve `[B, C_in, H, W]`."""
         if self.input_point is not None:
             x = self.input_point(x)
-        weight = self.weight_quantizer(self.weight) if "weight_quantizer" in self._modules else self.weight
+        weight = self.weight if self.weight_quantizer is None else self.weight_quantizer(self.weight)
         x = self._conv_forward(x, weight, self.bias)
         return x if self.output_point is None else self.output_point(x)
+
+
+def quantized_weights(model: nn.Module) -> dict[str, tuple[QuantConv2d, TensorQuantizer]]:
+    """By path the convolutions of a network whose weights have a quantizer, and that."""
+    convolutions = ((path, one) for path, one in model.named_modules() if isinstance(one, QuantConv2d))
+    return {path: (one, one.weight_quantizer) for path, one in convolutions if one.weight_quantizer is not None}
 
 
 @contextmanager
@@ -89,13 +78,11 @@ def rounded_weights(model: nn.Module) -> Iterator[None]:
 
     For evaluation, on the device that the network is on: the results are the same to the last bit.
     """
-    weighted = (m for m in model.modules() if isinstance(m, QuantConv2d) and "weight_quantizer" in m._modules)
-    kept = [(module, module.weight_quantizer, module.weight.data) for module in weighted]
+    kept = [(*both, both[0].weight.data) for both in quantized_weights(model).values()]
     try:
         with torch.no_grad():
             for module, quantizer, weight in kept:
-                module.weight.data = quantizer(weight)
-                del module.weight_quantizer
+                module.weight.data, module.weight_quantizer = quantizer(weight), None
         yield
     finally:
         for module, quantizer, weight in kept:
@@ -119,10 +106,12 @@ class ConvBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """`[B, C_in, H, W]` → `[B, C_out, H', W']`."""
         x, point = self.conv(x), self.output_point
-        if point is not None and type(self.act) is nn.SiLU and point.takes_silu(x):
-            return point.after_silu(x)
-        x = self.act(x)
-        return x if point is None else point(x)
+        if point is None:
+            return self.act(x)
+        rounds = point.on and not point.redundant
+        if rounds and type(self.act) is nn.SiLU and point.quantizer.takes_silu(x):  # in training on a GPU
+            return point.quantizer.after_silu(x)
+        return point(self.act(x))
 
 
 class PassThrough(nn.Module):

@@ -21,7 +21,8 @@ from typing import Any
 
 from torch import nn
 
-from models.quantize import backend, modules, rules
+from models.quantize import modules, rules
+from models.quantize.fake_quantize import TensorQuantizer, quantizers
 from models.quantize.flow import Graph, Operation, Value, read
 from models.quantize.recipe import Recipe
 from utils.core.errors import RecipeError
@@ -46,7 +47,6 @@ class QuantizedTensor:
     variable: str
     scale: str  # name of the scale it shares
     redundant: bool  # a rearrangement of tensors that have this scale already
-    consumers: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,6 @@ class Plan:
         fallback: convolutions inside modules without a rule, each with an input scale of its own.
         flows: modules that run as flows → their statements.
         unknown: modules without a rule → their class.
-        results: name of the tensor that each top-level layer gives to others; '' for the head.
     """
 
     tensors: tuple[QuantizedTensor, ...]
@@ -69,7 +68,6 @@ class Plan:
     fallback: tuple[str, ...]
     flows: dict[str, rules.Flow]
     unknown: dict[str, str]
-    results: tuple[str, ...]
 
     @property
     def scales(self) -> dict[str, tuple[str, ...]]:
@@ -109,15 +107,14 @@ def plan(model: nn.Module, recipe: Recipe) -> Plan:
     tensors = []
     if of_image:
         image = next(value for value in of_image[0].inputs if _is_image(value))
-        paths = tuple(operation.path for operation in of_image)
-        tensors.append(QuantizedTensor(IMAGES, "", "", scale_of[image].name, False, paths))
+        tensors.append(QuantizedTensor(IMAGES, "", "", scale_of[image].name, False))
     for operation in graph.operations:
         rounded = operation in of_image or all(source.owner and not source.opaque for source in operation.inputs)
         redundant = operation.kind == "move" and rounded
         for value in operation.outputs:
             if value in wanted and not value.opaque:
-                scale, readers = scale_of[value].name, tuple(consumers[value])
-                tensors.append(QuantizedTensor(value.name, value.owner, value.variable, scale, redundant, readers))
+                scale = scale_of[value].name
+                tensors.append(QuantizedTensor(value.name, value.owner, value.variable, scale, redundant))
     inside = _inside_unknown(model, graph, recipe)
     fallback = [path for path, state in inside.items() if state == "int8"]
     for operation in graph.operations:
@@ -130,17 +127,12 @@ def plan(model: nn.Module, recipe: Recipe) -> Plan:
         fallback=tuple(fallback),
         flows=graph.flows,
         unknown=graph.unknown,
-        results=tuple(value.name if isinstance(value, Value) else "" for value in graph.results),
     )
 
 
-def apply(model: nn.Module, plan: Plan, library: str = "torch") -> None:
-    """Replace modules by their quantized stand-ins, in place; amax of every weight is set, of activations it is 1.
-
-    Raises:
-        DependencyError: the quantizer library is not installed.
-    """
-    scales = nn.ModuleDict({scale_key(name): backend.create(library=library) for name in plan.scales})
+def apply(model: nn.Module, plan: Plan) -> None:
+    """Replace modules by their quantized stand-ins, in place; amax of every weight is set, of activations it is 1."""
+    scales = nn.ModuleDict({scale_key(name): TensorQuantizer() for name in plan.scales})
     for path, module in list(model.named_modules()):
         if _is_unit(module):
             _replace(model, path, modules.ConvBlock.from_float(module))
@@ -150,8 +142,8 @@ def apply(model: nn.Module, plan: Plan, library: str = "torch") -> None:
         conv = model.get_submodule(path)
         weight = None
         if state == "int8":
-            weight = backend.create(conv.out_channels, library)
-            backend.set_weight_amax(weight, conv.weight)
+            weight = TensorQuantizer(conv.out_channels)
+            weight.set_weight_amax(conv.weight)
         _replace(model, path, modules.QuantConv2d.from_float(conv, weight))
     for tensor in (tensor for tensor in plan.tensors if tensor.owner):
         point = modules.QuantPoint(scales[scale_key(tensor.scale)], tensor.redundant)
@@ -168,7 +160,7 @@ def apply(model: nn.Module, plan: Plan, library: str = "torch") -> None:
         model.get_submodule(path).input_point = image
     for path in plan.fallback:
         name = scale_key(f"{path}.input")
-        scales[name] = backend.create(library=library)
+        scales[name] = TensorQuantizer()
         model.get_submodule(path).input_point = modules.QuantPoint(scales[name])
     model.activation_quantizers = scales
     model.quantization_plan = plan
@@ -195,14 +187,14 @@ def check(plan: Plan, recipe: Recipe) -> None:
 @contextmanager
 def quantizers_off(model: nn.Module) -> Iterator[None]:
     """Switch all quantizers off: the network computes in float."""
-    switched = [module for _, module in backend.quantizers(model)]
+    switched = list(quantizers(model).values())
     for module in switched:
-        backend.enable(module, False)
+        module.on = False
     try:
         yield
     finally:
         for module in switched:
-            backend.enable(module)
+            module.on = True
 
 
 def describe(plan: Plan) -> str:
@@ -367,12 +359,17 @@ def _is_image(value: Value) -> bool:
     return not value.owner
 
 
-def point_of(model: Any, tensor: QuantizedTensor) -> modules.QuantPoint:
-    """The point that rounds a tensor in a network with quantizers; of the image one for all that read it."""
-    if not tensor.owner:
-        return model.get_submodule(model.quantization_plan.image_consumers[0]).input_point
-    owner = model.get_submodule(tensor.owner)
-    return owner.points[tensor.variable] if tensor.variable else owner.output_point
+def points(model: Any) -> dict[str, modules.QuantPoint]:
+    """Name of each quantized tensor, and `{convolution}.input` of `Plan.fallback` → the point that rounds it."""
+    plan: Plan = model.quantization_plan
+    found = {f"{path}.input": model.get_submodule(path).input_point for path in plan.fallback}
+    for tensor in plan.tensors:
+        owner = model.get_submodule(tensor.owner or plan.image_consumers[0])
+        if tensor.owner:
+            found[tensor.name] = owner.points[tensor.variable] if tensor.variable else owner.output_point
+        else:  # the image: one point for all that read it
+            found[tensor.name] = owner.input_point
+    return found
 
 
 def _replace(model: nn.Module, path: str, module: nn.Module) -> None:

@@ -3,7 +3,7 @@
 A recipe is a YAML file with any of these keys (missing ones keep their default):
 
     calibration: {method: percentile, percentile: 99.999, median_limit: 4, images: 250}
-    finetune: {epochs: 10, iters: 45, lr: auto, supervision: task, train: all}
+    finetune: {epochs: 10, iters: 45, lr: auto, train: all}
     head: int8                          # int8 | last-conv-float | float
     add: both                           # inputs of an Add in INT8: both | residual
     float: [model.22, "model.4.cv2.*"]  # modules that stay in float: glob patterns over module paths
@@ -23,25 +23,29 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator
 
 from utils.core.errors import RecipeError, removed
 from utils.core.files import read_yaml, write_text
 from utils.core.strict_model import StrictModel, validate
 
 AUTO = "auto"  # of calibration.method: compare them by AP (utils/jobs/calibrate.py); of finetune.lr: by the steps
-Quantizer = Literal["torch", "pytorch-quantization"]  # see backend.py
 Method = Literal["max", "percentile", "mse", "auto"]
 Train = Literal["all", "ranges"]
-Supervision = Literal["task", "layers"]
-QUANTIZERS = get_args(Quantizer)
 
 # Keys that only recipes of 1.0 have → the value that every file of 1.0 holds, and that asks for nothing.
 OF_1_0: dict[str, dict[str, Any]] = {
     "calibration": {"scales": {}},
-    "finetune": {"weight_ranges": "fixed", "features": 0.0, "patience": 0},
+    "finetune": {
+        "weight_ranges": "fixed",
+        "features": 0.0,
+        "patience": 0,
+        "ranges": "learned",
+        "supervision": "task",
+        "supervision_stride": 1,
+    },
 }
 
 
@@ -58,7 +62,6 @@ Images = Annotated[int, Field(ge=1, le=100_000_000)]
 Epochs = Annotated[int, Field(ge=0, le=10_000)]
 Iterations = Annotated[int, Field(ge=1, le=1_000_000)]
 Rate = Annotated[Number, Field(gt=0, lt=1)]
-Stride = Annotated[int, Field(ge=1, le=1000)]
 
 
 class Calibration(StrictModel):
@@ -87,9 +90,6 @@ class Finetune(StrictModel):
     bias_rate: Factor = 10.0  # times lr
     range_rate: Factor = 500.0  # times lr, of the logarithm of amax
     train: Train = "all"
-    ranges: Literal["learned", "fixed"] = "learned"  # of activations
-    supervision: Supervision = "task"  # see distillation.py
-    supervision_stride: Stride = 1  # by layers: every n-th is compared
     held_out: Images = 200  # images that choose the best state, at most
     grad_clip: Factor = 10.0  # largest gradient norm
     collapse: Number = Field(default=0.5, ge=0, lt=1)  # stop when AP falls below this fraction of the PTQ AP
@@ -102,12 +102,6 @@ class Finetune(StrictModel):
         if isinstance(value, str) and value != AUTO and _number(value) is value:
             raise ValueError("a learning rate, or auto")
         return value
-
-    @model_validator(mode="after")
-    def _something_trains(self) -> Finetune:
-        if self.train == "ranges" and self.ranges == "fixed":
-            raise ValueError("ranges: learned, since train is ranges and nothing else would train")
-        return self
 
 
 class Recipe(StrictModel):
@@ -133,16 +127,12 @@ class Recipe(StrictModel):
     def from_stored(cls, content: Any) -> Recipe:
         """Build the recipe that a checkpoint or a run holds, which may be one of 1.0.
 
-        What only 1.0 could do is left out, since it says how the ranges and weights were found. Before 1.0 ranges had
-        no limit, and no key for it.
+        What only 1.0 could do is left out, since it says how the ranges and weights were found.
 
         Raises:
             RecipeError: see `from_dict`.
         """
-        content = _without_keys_of_1_0(content, only_neutral=False)
-        recipe = cls.from_dict(content)
-        limited = "median_limit" in content.get("calibration", {})
-        return recipe if limited else recipe.replace(calibration_median_limit=0.0)
+        return cls.from_dict(_without_keys_of_1_0(content, only_neutral=False))
 
     @classmethod
     def from_file(cls, path: str | Path | None) -> Recipe:

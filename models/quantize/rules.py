@@ -100,10 +100,6 @@ def _dsegment(module: Any) -> Flow:
     return (*_segment(module)[:-1], f"masks = proto(x[{module.nl}])")
 
 
-def _panoptic(module: Any) -> Flow:
-    return (*_segment(module), "areas = uconv(x[0])")
-
-
 def _spp(module: Any) -> Flow:
     pools = [f"p{i}" for i in range(len(module.m))]
     pooled = tuple(f"{name} = m[{i}](a)" for i, name in enumerate(pools))
@@ -208,7 +204,6 @@ RULES: tuple[Rule, ...] = (
         "convolutions around a nearest Upsample",
         ("a = cv1(x)", "b = upsample(a)", "c = cv2(b)", "out = cv3(c)"),
     ),
-    Rule("UConv", "flow", "convolutions before a bilinear Upsample", ("a = cv1(x)", "b = cv2(a)", "out = up(b)")),
     # --- heads -------------------------------------------------------------------------------------------------------
     Rule(
         "DDetect",
@@ -219,7 +214,6 @@ RULES: tuple[Rule, ...] = (
     Rule("Detect", "head", "as DDetect", _detect),
     Rule("Segment", "head", "as Detect, with the convolutions of mask coefficients and prototypes", _segment),
     Rule("DSegment", "head", "as Segment; its prototypes come from an input of their own", _dsegment),
-    Rule("Panoptic", "head", "as Segment, with the convolutions of the semantic areas", _panoptic),
 )
 
 _INTERPOLATION = Rule("Upsample", "float", "other modes than nearest compute new values")

@@ -22,8 +22,7 @@ from graph_signature import signature
 from torch import nn
 
 from models.quantize import placement
-from models.quantize.backend import get_amax, set_amax
-from models.quantize.modules import QuantConv2d
+from models.quantize.modules import quantized_weights
 from models.quantize.recipe import Recipe
 from utils import upstream
 from utils.core.input_spec import InputSpec
@@ -54,11 +53,10 @@ def quantized(name: str) -> nn.Module:
             for parameter in module.parameters(recurse=False):
                 parameter.data = _fractions(rng, parameter.shape, 512)
     placement.apply(model, placement.plan(model, Recipe()))
-    for module in model.modules():
-        if isinstance(module, QuantConv2d) and "weight_quantizer" in module._modules:
-            set_amax(module.weight_quantizer, module.weight.detach().abs().amax((1, 2, 3), keepdim=True))
+    for convolution, quantizer in quantized_weights(model).values():
+        quantizer.set_weight_amax(convolution.weight)
     for quantizer in model.activation_quantizers.values():
-        set_amax(quantizer, 1 + _fractions(rng, get_amax(quantizer).shape, 64).abs())
+        quantizer.set_amax(1 + _fractions(rng, quantizer.amax.shape, 64).abs())
     return model
 
 

@@ -20,7 +20,6 @@ from models.quantize.fake_quantize import (
     TensorQuantizer,
     _TrainedFakeQuantize,
     float16_scale,
-    put_scale,
     trained_fake_quantize,
 )
 from models.quantize.modules import ConvBlock, QuantPoint
@@ -82,11 +81,7 @@ def test_layouts_of_the_tensor_and_of_the_gradient(layout, per_channel, silu):
     given = case((4, 6, 5, 3), per_channel=per_channel, silu=silu).to(DEVICE)
     operation = silu_rounded if silu else rounded
     x = layouts(given.x)[layout]
-    y = compare(operation, replace(given, x=x))
-    if layout in ("channels last", "rows in another order", "transposed") and not (
-        layout == "transposed" and per_channel
-    ):
-        assert y.stride() == x.stride()
+    compare(operation, replace(given, x=x))
     compare(operation, replace(given, gradient=layouts(given.gradient)[layout]))
     compare(operation, replace(given, x=x, gradient=layouts(given.gradient)[layout]))
 
@@ -145,7 +140,7 @@ def unit():
     torch.manual_seed(0)
     unit = ConvBlock.from_float(Unit().to(DEVICE))
     unit.output_point = QuantPoint(TensorQuantizer())
-    put_scale(unit.output_point.quantizer, float16_scale(torch.tensor(0.01)).to(DEVICE).requires_grad_())
+    unit.output_point.quantizer.trained_scale = float16_scale(torch.tensor(0.01)).to(DEVICE).requires_grad_()
     return unit
 
 
@@ -158,13 +153,13 @@ def counted(monkeypatch):
 
 def test_a_unit_in_training_does_both_at_once(unit, monkeypatch):
     images = torch.rand(2, 3, 9, 11, generator=torch.Generator().manual_seed(1)).to(DEVICE)
-    scale = unit.output_point.quantizer.__dict__["trained_scale"]
+    scale = unit.output_point.quantizer.trained_scale
     found = []
     for silu in (True, False):
         unit.conv.weight.grad = scale.grad = None
         with counted(monkeypatch) as calls, monkeypatch.context() as patch:
             if not silu:
-                patch.setattr("models.quantize.modules.takes_silu", lambda quantizer, x: False)
+                patch.setattr(TensorQuantizer, "takes_silu", lambda quantizer, x: False)
             y = unit(images)
             (y * torch.arange(y.numel(), device=DEVICE).reshape(y.shape).cos()).sum().backward()
         assert len(calls) == silu
@@ -177,14 +172,13 @@ def test_a_unit_in_training_does_both_at_once(unit, monkeypatch):
 
 
 def no_scale(unit):
-    put_scale(unit.output_point.quantizer, None)
+    unit.output_point.quantizer.trained_scale = None
     unit.output_point.quantizer.register_buffer("_amax", torch.tensor(1.27, device=DEVICE))
 
 
 CHANGES = {
-    "switched off": lambda unit: unit.output_point.quantizer.disable(),
+    "switched off": lambda unit: setattr(unit.output_point.quantizer, "on", False),
     "redundant": lambda unit: setattr(unit.output_point, "redundant", True),
-    "kept": lambda unit: setattr(unit.output_point, "keep", True),
     "no scale": no_scale,
     "another activation": lambda unit: setattr(unit, "act", nn.ReLU()),
     "hooked": lambda unit: unit.output_point.quantizer.register_forward_pre_hook(lambda *_: None),
@@ -196,11 +190,10 @@ def test_a_unit_does_one_after_the_other(unit, monkeypatch, change):
     images = torch.rand(2, 3, 9, 11, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     CHANGES.get(change, lambda _: None)(unit)
     with torch.set_grad_enabled(change != "no gradients"), counted(monkeypatch) as calls:
-        found, seen = unit(images), unit.output_point.kept
+        found = unit(images)
         activation = unit.act(unit.conv(images))
         assert torch.equal(found, unit.output_point(activation))
     assert not calls
-    assert seen is None if change != "kept" else torch.equal(seen, activation)
 
 
 def test_the_activation_is_not_kept(unit):
@@ -212,9 +205,8 @@ def test_the_activation_is_not_kept(unit):
 
 
 @on_a_gpu
-@pytest.mark.parametrize("last", [torch.contiguous_format, torch.channels_last])
-def test_under_autocast_in_half_precision_without_waiting_for_the_gpu(unit, last):
-    unit, images = unit.to(memory_format=last), torch.rand(2, 3, 64, 64).to(DEVICE, memory_format=last)
+def test_under_autocast_in_half_precision_without_waiting_for_the_gpu(unit):
+    images = torch.rand(2, 3, 64, 64).to(DEVICE)
     weight, scale = torch.rand(8, 8, 3, 3, device=DEVICE, requires_grad=True), torch.full((8, 1, 1, 1), 2**-7)
     scale = scale.to(DEVICE).requires_grad_()
 
@@ -234,7 +226,6 @@ def test_under_autocast_in_half_precision_without_waiting_for_the_gpu(unit, last
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert {result.dtype for result in results} == {torch.float16}
-    assert results[0].is_contiguous(memory_format=last)
     assert (weight.grad.dtype, scale.grad.shape) == (torch.float32, scale.shape)
     assert bool(weight.grad.isfinite().all())
 

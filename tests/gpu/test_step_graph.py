@@ -39,7 +39,7 @@ def trained(graph: bool, **settings: object) -> tuple[Finetuner, list[float]]:
     return tuner, [tuner.run_epoch(epoch, lambda _: 1e-4).loss for epoch in epochs]
 
 
-@pytest.mark.parametrize("settings", [{}, {"supervision": "layers"}, {"ranges": "fixed"}])
+@pytest.mark.parametrize("settings", [{}, {"train": "ranges"}])
 def test_losses_weights_and_ranges_are_the_same(settings):
     (ours, losses), (theirs, expected) = trained(True, **settings), trained(False, **settings)
     assert losses == pytest.approx(expected, rel=1e-3)  # backward kernels may add in another order

@@ -17,7 +17,7 @@ from exported_files import SIDE, assert_close, export_onnx, predict, program, ra
 from onnx import ModelProto
 from random_networks import TINY, convolutions_in, narrow, random_network, save_float, save_quantized
 
-from models.quantize import backend, checkpoint, placement
+from models.quantize import checkpoint, placement
 from models.quantize.recipe import Recipe
 from utils.core.errors import QatError
 from utils.jobs.compare_tensors import compare_tensors
@@ -115,7 +115,7 @@ def test_weights_are_the_integers_of_the_torch_network(options: dict, networks: 
     assert context.convolutions
     for conv in context.convolutions:
         module = modules[context.path(conv)]
-        scale = backend.get_amax(module.weight_quantizer).flatten().numpy() / 127
+        scale = module.weight_quantizer.amax.flatten().numpy() / 127
         found = context.view.array(context.dequantizer(conv.input[1]).input[1])
         assert found.dtype == (np.float16 if "typing" in options else np.float32)
         np.testing.assert_array_equal(found.astype(np.float32), scale)

@@ -73,7 +73,7 @@ def test_demo_network_without_rounding_is_the_float_network_bit_for_bit(tmp_path
 
 
 DEPLOYED = ["gelan-t", "gelan-s", "gelan-m", "gelan-c", "gelan-e", "gelan", "yolov7-af"]
-SEGMENTERS = ["segment/gelan-c-seg", "segment/gelan-c-dseg", "segment/yolov7-af-seg", "panoptic/gelan-c-pan"]
+SEGMENTERS = ["segment/gelan-c-seg", "segment/gelan-c-dseg", "segment/yolov7-af-seg"]
 
 
 @pytest.mark.parametrize("name", [*DEPLOYED, *SEGMENTERS])
@@ -95,13 +95,13 @@ def test_a_network_with_relu_is_placed_as_with_silu(upstream_yaml, tmp_path):
 
 
 def test_every_class_in_upstreams_yamls_has_a_row_or_a_reason(checkout):
-    """With the networks above, all that upstream has: what no row describes here is a training head."""
+    """With the networks above, all that upstream has: what no row describes here is a training head, or refused."""
     files = sorted(checkout.glob("models/*/*.yaml"))
     assert len(files) >= 20
     seen = set()
     for file in files:
         name = f"{file.parent.name}/{file.stem}".removeprefix("detect/")
-        if name in (*DEPLOYED, *SEGMENTERS) or name.startswith("hub/"):  # hub: see below
+        if name in (*DEPLOYED, *SEGMENTERS) or name.startswith(("hub/", "panoptic/")):  # hub: see below
             continue
         model = upstream.fuse(random_network(narrow(file)))
         without = set(flow.read(model).unknown.values())

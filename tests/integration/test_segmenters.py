@@ -23,11 +23,11 @@ import export_yoloV9
 import qat
 import val_trt
 from models.quantize import checkpoint, placement
-from models.quantize.partial_forward import Layerwise, State
 from models.quantize.recipe import Recipe
 from utils import upstream
 from utils.core.errors import CheckpointError
 from utils.core.tasks import predicted
+from utils.jobs.sensitivity.units import State, Switches
 from utils.onnx_graph.export import ExportConfig
 
 HEADS = ("Segment", "DSegment")
@@ -184,23 +184,19 @@ def test_a_traced_network_has_its_prototypes_as_second_output(head, kind, dynami
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_a_network_run_layer_by_layer_gives_prototypes(head, files):
-    """Each state is a placement of its own: what `Layerwise` switches off, a recipe leaves in float."""
-    stored = checkpoint.load_quantized(files[f"quantized {head}"])
-    model, index = stored.model, len(stored.model.model) - 1
-    last = f"model.{index}.proto.cv3.conv" if head == "Segment" else f"model.{index}.proto.conv"
-    with Layerwise(model) as network, torch.inference_mode():
-        whole = network.run(X, network.everything)
-        part = network.run(X, network.everything - State(weights=frozenset({last})), whole)
+def test_a_network_with_a_quantizer_switched_off_gives_prototypes(head, files):
+    model = checkpoint.load_quantized(files[f"quantized {head}"]).model
+    last = f"model.{len(model.model) - 1}.proto.{'cv3.conv' if head == 'Segment' else 'conv'}"
+    switches, everything = Switches(model), State.of(model.quantization_plan)
     with torch.inference_mode():
         expected = predicted(model(X))
-    given = predicted(whole.results[-1])
-    assert len(given) == 2
-    assert all(torch.equal(one, other) for one, other in zip(given, expected, strict=True))
-    assert whole.prediction.raw is given[0]
-    assert part.layers == 1
-    assert torch.equal(part.prediction.raw, whole.prediction.raw)
-    assert not torch.equal(*(predicted(run.results[-1])[1] for run in (part, whole)))
+        whole, part = (
+            switches.predict(X, State(everything.tensors, everything.weights - off)) for off in (set(), {last})
+        )
+    assert torch.equal(whole.raw, expected[0])
+    assert torch.equal(whole.prototypes, expected[1])
+    assert torch.equal(part.raw, whole.raw)
+    assert not torch.equal(part.prototypes, whole.prototypes)
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

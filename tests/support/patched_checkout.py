@@ -97,8 +97,8 @@ from utils import upstream
 from utils.upstream.checkout import import_upstream
 import_upstream()
 upstream.load_float("data/demo/gelan-digits.pt")
-from models.quantize import backend
-backend.create()
+from models.quantize.fake_quantize import TensorQuantizer
+TensorQuantizer()
 import utils.jobs.sensitivity.run
 from utils.jobs import benchmark, calibrate, evaluate, evaluate_file, export, quantize
 from utils.reports import figures

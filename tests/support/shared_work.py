@@ -27,9 +27,7 @@ from utils.runners.pytorch import TorchRunner
 CPU = torch.device("cpu")
 CLASSES, BINS = 2, 4
 FORMS: dict[str, dict[str, Any]] = {
-    "task": {}, "layers": {"supervision": "layers"}, "ranges only": {"train": "ranges"},
-    "masks": {"network": segmenter},
-    "layers and masks": {"supervision": "layers", "network": segmenter},
+    "task": {}, "ranges only": {"train": "ranges"}, "masks": {"network": segmenter},
 }  # fmt: skip
 NAMES = ("cat", "dog", "owl")
 

@@ -10,7 +10,7 @@ import torch
 from small_networks import Network
 from torch import Tensor
 
-from models.quantize import backend, calibration, placement
+from models.quantize import calibration, placement
 from models.quantize.distillation import SMALLEST_WEIGHT, task_terms
 from models.quantize.finetune import Finetuner, HeldOutLoss, held_out_loss
 from models.quantize.recipe import Calibration, Finetune, Recipe
@@ -33,7 +33,7 @@ def quantized(teacher: Network, factor: float = 1.0) -> Network:
     placement.apply(student, placement.plan(student, Recipe()))
     calibration.calibrate(student, [one.float() / 255 for one in images(2)], Calibration(method="max"))
     for quantizer in student.activation_quantizers.values():
-        backend.set_amax(quantizer, backend.get_amax(quantizer) * factor)
+        quantizer.set_amax(quantizer.amax * factor)
     return student
 
 

@@ -47,9 +47,7 @@ def doors(source: str) -> set[str]:
     found = set()
     for name in imported(ast.parse(source)):
         top = name.split(".")[0]
-        if top == "pytorch_quantization":
-            found.add("quantizer library")
-        elif top.startswith("tensorrt"):
+        if top.startswith("tensorrt"):
             found.add("TensorRT")
         elif top in ("models", "utils") and not {name, name.rpartition(".")[0]} & (OURS - {"models", "utils"}):
             found.add("upstream")
@@ -58,7 +56,6 @@ def doors(source: str) -> set[str]:
 
 ALLOWED = {
     "upstream": {f"utils/upstream/{name}.py" for name in ("checkout", "dataset", "network", "shims")},
-    "quantizer library": {"models/quantize/backend.py"},
     "TensorRT": set(),  # utils/trt/tensorrt_api.py imports it by name, which this walk does not see
 }
 
@@ -74,7 +71,6 @@ def test_imports_go_through_the_doors(path):
     ("source", "door"),
     [
         ("def f():\n    from utils.general import LOGGER", "upstream"),
-        ("import pytorch_quantization.nn as nn", "quantizer library"),
         ("import tensorrt as trt", "TensorRT"),
     ],
 )

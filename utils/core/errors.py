@@ -43,12 +43,13 @@ class DependencyError(InputError):
 
 
 _PROFILE = "use --profile with the layer times of an engine (scripts/inspect_engine.py)"
+_SUPERVISION = "leave it out; detections are compared, which regained more AP than layers did"
 
 # What went -> what to use instead. What went is an option ('--flag', or 'val_trt.py --flag' where other programs still
 # have it), one value of an option ('--flag value'), or a key of a file ('section.key').
 REMOVED: dict[str, str] = {
     "--patience": "use --epochs alone; the best epoch is kept, whatever follows it",
-    "--quantizer modelopt": "use --quantizer torch, which gives the same results",
+    "qat.py quantize --quantizer": "leave it out; the project's own quantizer gives the same results",
     "--calib-batches": "use --calib-images, which does not depend on --batch-size",
     "--calib-method entropy": "use --calib-method mse, or auto, which chooses by the loss on training images",
     "calibration.method entropy": "use mse, or auto, which chooses by the loss on training images",
@@ -58,9 +59,16 @@ REMOVED: dict[str, str] = {
     "finetune.features": "leave it out; the task loss alone was as good",
     "finetune.patience": "use finetune.epochs alone; the best epoch is kept, whatever follows it",
     "--teacher": "leave it out; the network's own float weights were the better teacher",
+    "finetune.ranges": "leave it out; ranges that train too regained more AP",
+    "finetune.supervision": _SUPERVISION,
+    "finetune.supervision_stride": _SUPERVISION,
+    "--supervision": _SUPERVISION,
+    "--supervision-stride": _SUPERVISION,
     "--measure": "use perf_analyzer (docs/triton.md of the overlay)",
     "--concurrency": "use perf_analyzer (docs/triton.md of the overlay)",
     "triton_client.py --batch-size": "use perf_analyzer (docs/triton.md of the overlay)",
+    "qat.py sensitive --granularity quantizer": "use --granularity module",
+    "qat.py sensitive --budget": "leave it out; a run that was ended goes on with --resume",
     "qat.py sensitive --engine": _PROFILE,
     "qat.py sensitive --engine-minutes": _PROFILE,
     "qat.py sensitive --engine-batch": _PROFILE,
@@ -71,6 +79,7 @@ REMOVED: dict[str, str] = {
     "val_trt.py --infStreams": "evaluate an engine for more images at a time",
     "benchmark_trt.py --infStreams": "use larger batches, or trtexec --loadEngine=FILE --infStreams=N",
     "--input int8": "use --input uint8",
+    "export_yoloV9.py --input": "leave it out; nvinfer makes floats (export_qat.py --input uint8 takes bytes)",
     "--build-limit": "use timeout, such as: timeout -k 10 20m python scripts/build_engine.py ...",
     "--compile": "leave it out; ONNX files and engines are timed, and no networks in PyTorch",
     "--no-compile": "leave it out; ONNX files and engines are timed, and no networks in PyTorch",

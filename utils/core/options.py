@@ -157,7 +157,10 @@ class NmsOptions(Options):
         None, "efficient: TensorRT's plugin (default); onnx: the standard operator; none: top-k without suppression",
         group="NMS in the file",
     )  # fmt: skip
-    topk_all: int | None = option(None, "detections an image (default: 100)", group="NMS in the file", metavar="N")
+    topk_all: Annotated[int, Field(ge=1, le=3840)] | None = option(
+        None, "detections an image (default: 100), at most 3840, as TensorRT's TopK", group="NMS in the file",
+        metavar="N",
+    )  # fmt: skip
     iou_thres: Fraction | None = option(None, f"overlap (default: {DISPLAY_IOU})", group="NMS in the file", metavar="P")
     conf_thres: Fraction | None = option(
         None, f"confidence threshold (default: {DISPLAY_CONF})", group="NMS in the file", metavar="P"

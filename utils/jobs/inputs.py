@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
 from pydantic import ConfigDict, Field
 
-from models.quantize import backend, placement
+from models.quantize import placement
 from models.quantize.finetune import as_input, seed_everything
 from models.quantize.recipe import Number, Recipe
 from utils import upstream
@@ -126,8 +126,6 @@ class Inputs(Generic[Kind]):
                 f"--hyp augments squares, as upstream does, and --imgsz is {size_text(options.imgsz or 640)}; leave "
                 "--hyp out, or give one side"
             )
-        if isinstance(options, QuantizeOptions):
-            backend.create(library=options.quantizer)  # a missing library is better known now than after an evaluation
         plan = placement.plan(upstream.fuse(source.model), recipe)
         placement.check(plan, recipe)
         imgsz = fitting_size(options.imgsz or 640, source.stride)
@@ -144,10 +142,10 @@ class Inputs(Generic[Kind]):
         """A copy of the fused float network, on the device."""
         return copy.deepcopy(self.source.model).to(self.device)
 
-    def placed(self, plan: placement.Plan | None = None, library: str = "torch") -> nn.Module:
+    def placed(self, plan: placement.Plan | None = None) -> nn.Module:
         """A copy with quantizers, not calibrated, in evaluation mode; `plan` is another than the run's."""
         model = self.network()
-        placement.apply(model, plan or self.plan, library)
+        placement.apply(model, plan or self.plan)
         return model.to(self.device).eval()
 
     def dataset_hash(self) -> str:

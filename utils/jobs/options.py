@@ -17,11 +17,8 @@ from models.quantize.recipe import (
     Iterations,
     Method,
     Percentile,
-    Quantizer,
     Rate,
     Recipe,
-    Stride,
-    Supervision,
     Train,
 )
 from utils.core.errors import InputError, RecipeError
@@ -47,11 +44,10 @@ from utils.core.tasks import AP_CONFIDENCE, AP_NMS_IOU, DISPLAY_CONF, DISPLAY_IO
 
 Kind = TypeVar("Kind", bound="CalibratingOptions")
 Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]  # NumPy takes 32 bits, and each epoch adds to it
-Minutes = Annotated[float, Field(gt=0, le=1_000_000)]
 RECIPE = "the recipe (the command line wins over --recipe's file)"
 RECIPE_FILE = "recipe.yaml"  # that calibrate and sensitive write into their run folders
 # On resume these may differ from what the run was started with: they change where and how long, not what is computed.
-FREE_ON_RESUME = frozenset({"device", "workers", "budget"})
+FREE_ON_RESUME = frozenset({"device", "workers"})
 FOLDER = frozenset({"project", "name", "exist_ok", "resume"})  # a resumed run stays in its folder, whatever these say
 
 
@@ -86,24 +82,15 @@ class CalibratingOptions(QatOptions):
         """The recipe of a run: the default, then `--recipe`'s file, then what the command line says.
 
         `--lr` is the highest rate of weights; the rates of biases and ranges keep their ratio to it.
-        `--supervision-stride` is one of layers, and so asks for them.
 
         Raises:
-            RecipeError: an unknown key, a value outside its range, a percentile for a method that has none, or a stride
-                for a supervision that has none.
+            RecipeError: an unknown key, a value outside its range, or a percentile for a method that has none.
         """
         given = {
             entry.replace(".", "_"): value
             for name, value in self
             if (entry := self.argument(name)["recipe"]) and value is not None
         }
-        if "finetune_supervision_stride" in given:
-            if given.get("finetune_supervision") == "task":
-                raise RecipeError(
-                    "--supervision-stride does nothing with --supervision task, which compares the head's maps only; "
-                    "leave one of them out"
-                )
-            given["finetune_supervision"] = "layers"
         recipe = Recipe.from_file(self.recipe)
         if batches := recipe.calibration.batches:
             recipe = recipe.replace(calibration_images=batches * self.batch_size)
@@ -182,10 +169,6 @@ class QuantizeOptions(MethodOptions):
     ptq_only: bool = option(False, "as --qat never", group="the run")
     target_drop: Fraction = option(0.002, "AP that may be lost, for --qat auto", group="the run", metavar="AP")
     eval_epochs: bool = option(False, "measure AP after every epoch of QAT, too", group="the run")
-    quantizer: Quantizer = option(
-        "torch", "whose modules are placed, with the same results (default: torch, which needs no library)",
-        group=RECIPE,
-    )  # fmt: skip
     epochs: Epochs | None = option(
         None, "epochs of QAT (default: 10)", group=RECIPE, metavar="N", recipe="finetune.epochs"
     )
@@ -200,14 +183,6 @@ class QuantizeOptions(MethodOptions):
     train: Train | None = option(
         None, "what QAT trains; all: weights, biases, ranges (default: all)", group=RECIPE, recipe="finetune.train"
     )
-    supervision: Supervision | None = option(
-        None, "what QAT compares with the float model: detection, or layers (default: task)", group=RECIPE,
-        recipe="finetune.supervision",
-    )  # fmt: skip
-    supervision_stride: Stride | None = option(
-        None, "supervision by layers, of which every N-th is compared (default: 1)", group=RECIPE, metavar="N",
-        recipe="finetune.supervision_stride",
-    )  # fmt: skip
 
     @model_validator(mode="before")
     @classmethod
@@ -252,11 +227,8 @@ class SensitiveOptions(MethodOptions):
     WRITTEN = ("state.json", "summary-sensitive-analysis.json", "*.png", RECIPE_FILE, "report.*")
     project: str = project_option("runs/qat_sensitive")
     num_image: Count = option(200, "validation images, evenly spread over the split", group="the run", metavar="N")
-    granularity: Literal["layer", "module", "quantizer"] = option("layer", "of the units", group="the run")
+    granularity: Literal["layer", "module"] = option("layer", "of the units", group="the run")
     metric: Literal["proxy", "ap"] = option("proxy", "ap: measure AP with every unit in float", group="the run")
-    budget: Minutes | None = option(
-        None, "time for screening and AP (default: no limit)", group="the run", metavar="MINUTES"
-    )
     target_drop: Fraction = option(0.002, "AP that may be lost", group=RECIPE, metavar="AP")
     float_budget: Fraction = option(
         0.5, "share of the network's cost that may be in float, 0..1", group=RECIPE, metavar="F"

@@ -123,7 +123,7 @@ class Session:
 
     def place_and_calibrate(self) -> nn.Module:
         """A copy of the float model with quantizers, and ranges from training images as validation sees them."""
-        student = self.inputs.placed(library=self.options.quantizer)
+        student = self.inputs.placed()
         text, path = placement.describe(self.inputs.plan), self.folder / "placement.txt"
         write_text(path, text + "\n")
         logger.info("%s\nall of it: %s", text.partition(f"\n{placement.SCALES}")[0], path)

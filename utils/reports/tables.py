@@ -30,10 +30,7 @@ OF_RECIPES = ("recipe", "INT8")  # stages of `qat.py sensitive`, whose file is n
 # Options of qat.py's commands that the command which follows gets, too.
 OF_A_RUN = ("--seed", "--batch-size", "--workers", "--device")
 CALIBRATION = ("--recipe", "--calib-images", "--calib-method", "--percentile")
-OF_QAT = (
-    "--hyp", "--quantizer", "--epochs", "--iters", "--lr", "--train", "--supervision",
-    "--supervision-stride",
-)  # fmt: skip
+OF_QAT = ("--hyp", "--epochs", "--iters", "--lr", "--train")
 
 
 def fraction(value: float | None) -> str:

@@ -30,24 +30,16 @@ def test_batches_of_a_recipe_of_1_0_are_so_many_times_the_batch_size(tmp_path):
 
 def test_every_recipe_flag_arrives():
     words = ("--calib-method", "percentile", "--percentile", "99.5", "--calib-images", "2", "--epochs", "3",
-             "--iters", "4", "--supervision-stride", "5", "--train", "ranges", "--lr", "1e-5")  # fmt: skip
+             "--iters", "4", "--train", "ranges", "--lr", "1e-5")  # fmt: skip
     recipe = parsed(QuantizeOptions, *words).merged_recipe()
     calibration, tune = recipe.calibration, recipe.finetune
     assert (calibration.method, calibration.percentile, calibration.images) == ("percentile", 99.5, 2)
-    assert (tune.epochs, tune.iters, tune.supervision_stride, tune.train, tune.lr) == (3, 4, 5, "ranges", 1e-5)
+    assert (tune.epochs, tune.iters, tune.train, tune.lr) == (3, 4, "ranges", 1e-5)
     words = ("--calib-method", "percentile", "--percentile", "99.9", "--batch-size", "4", "--hyp", "h.yaml")
     for kind in (SensitiveOptions, CalibrateOptions):
         options = parsed(kind, *words[4 * (kind is CalibrateOptions) :])
         assert (options.batch_size, options.further_files()["--hyp"]) == (4, "h.yaml")
     assert parsed(SensitiveOptions, *words).merged_recipe().calibration.percentile == 99.9
-
-
-def test_a_stride_asks_for_supervision_by_layers():
-    tune = QuantizeOptions(supervision_stride=3).merged_recipe().finetune
-    assert (tune.supervision, tune.supervision_stride) == ("layers", 3)
-    assert QuantizeOptions(supervision="layers", supervision_stride=3).merged_recipe().finetune == tune
-    with pytest.raises(RecipeError, match="--supervision-stride does nothing"):
-        QuantizeOptions(supervision="task", supervision_stride=3).merged_recipe()
 
 
 def test_resume_takes_the_saved_options_and_what_may_change():
@@ -56,13 +48,9 @@ def test_resume_takes_the_saved_options_and_what_may_change():
     options = parsed(QuantizeOptions, *words).resumed(saved)
     assert options.project == "runs/qat"
     assert (options.weights, options.batch_size, options.device, options.workers) == ("a.pt", 4, "cpu", 3)
-    saved = SensitiveOptions(weights="a.pt", budget=1.0).model_dump()
-    assert parsed(SensitiveOptions, "--budget", "9").resumed(saved).budget == 9
 
 
-@pytest.mark.parametrize(
-    "words", ["--batch-size 4", "--lr 1e-4", "--epochs 3", "--train ranges", "--supervision layers", "--recipe r.yaml"]
-)
+@pytest.mark.parametrize("words", ["--batch-size 4", "--lr 1e-4", "--epochs 3", "--train ranges", "--recipe r.yaml"])
 def test_what_would_make_it_another_run_is_refused_on_resume(words):
     saved = QuantizeOptions(weights="a.pt").model_dump()
     with pytest.raises(InputError, match=words.split()[0]):
@@ -71,11 +59,10 @@ def test_what_would_make_it_another_run_is_refused_on_resume(words):
 
 def test_options_of_training_are_named_where_there_is_none(capsys):
     """`--ptq-only` is what one adds to a usual command, so they are not refused."""
-    training = ["--hyp=a.yaml", "--epochs=1", "--iters=1", "--lr=1e-5", "--train=ranges", "--supervision=layers"]
-    told = "do nothing: --hyp, --epochs, --iters, --lr, --train, --supervision, "
-    words = ["quantize", "--weights", "none.pt", *training, "--supervision-stride=2"]
+    training = ["--hyp=a.yaml", "--epochs=1", "--iters=1", "--lr=1e-5", "--train=ranges"]
+    words = ["quantize", "--weights", "none.pt", *training]
     assert qat.main([*words, "--ptq-only"]) == 2  # there is no none.pt
-    assert told + "--supervision-stride\n" in capsys.readouterr().out
+    assert "do nothing: --hyp, --epochs, --iters, --lr, --train\n" in capsys.readouterr().out
     assert qat.main(words) == 2
     assert "do nothing" not in capsys.readouterr().out
 

@@ -13,15 +13,19 @@ from utils.core.options import Options, option
 FLAGS = [name for name in REMOVED if "--" in name and not name.partition("--")[2].count(" ")]
 
 
-class Few(Options):
+class No(Options):
+    """No options."""
+
+
+class Few(No):
     """Few options."""
 
     input: Literal["float", "uint8"] = option("float", "of the file")
 
 
-def run(program: str, *words: str) -> None:
+def run(program: str, *words: str, options: type[Options] = Few) -> None:
     *name, command = program.split()
-    work = (Few, lambda _: 0)
+    work = (options, lambda _: 0)
     run_program(name[0], {command: work}, [command, *words]) if name else run_program(command, work, words)
 
 
@@ -29,7 +33,7 @@ def run(program: str, *words: str) -> None:
 def test_a_removed_option_says_what_to_use(name: str, capsys) -> None:
     program, _, flag = name.rpartition(" ")
     with pytest.raises(SystemExit) as ended:
-        run(program or "program", flag)
+        run(program or "program", flag, options=No)
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith(f"error: {flag} was removed in 2.0: {REMOVED[name]}")
 

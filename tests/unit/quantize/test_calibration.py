@@ -8,10 +8,9 @@ import torch
 from small_networks import Conv, Network, chain
 from torch import nn
 
-from models.quantize import backend, calibration, placement
+from models.quantize import calibration, placement
 from models.quantize.calibration import Histogram, Statistics
 from models.quantize.fake_quantize import representable
-from models.quantize.partial_forward import Layerwise
 from models.quantize.recipe import Calibration, Recipe
 from utils.core.errors import QatError
 from utils.runners.pytorch import TorchRunner
@@ -112,7 +111,7 @@ def test_tensor_of_zeros_gets_a_positive_scale():
         network = chain()
         placement.apply(network, placement.plan(network, Recipe()))
         calibration.set_ranges(network, {"images": statistics(torch.zeros(100)).amax(method)["t"]})
-        assert 0 < float(backend.get_amax(network.activation_quantizers["images"])) < 1e-3
+        assert 0 < float(network.activation_quantizers["images"].amax) < 1e-3
 
 
 def test_statistics_are_of_the_float_network_and_each_scale_sees_all_its_tensors():
@@ -128,7 +127,7 @@ def test_statistics_are_of_the_float_network_and_each_scale_sees_all_its_tensors
         for images in batches:
             original(images)
     shared = next(name for name in network.activation_quantizers if name == "model/0")
-    assert backend.get_amax(network.activation_quantizers[shared]) == representable(max(seen))
+    assert network.activation_quantizers[shared].amax == representable(max(seen))
 
 
 def of_images(*maxima: float) -> Statistics:
@@ -171,7 +170,7 @@ def test_the_limit_is_the_recipes():
         placement.apply(network, placement.plan(network, Recipe()))
         images = [usual, usual, usual, unusual]
         calibration.calibrate(network, images, Calibration(median_limit=limit))
-        amax[limit] = {name: float(backend.get_amax(one)) for name, one in network.activation_quantizers.items()}
+        amax[limit] = {name: float(one.amax) for name, one in network.activation_quantizers.items()}
     assert amax[4.0]["images"] == float(representable(4 * usual.max()))
     assert all(amax[4.0][name] < amax[0.0][name] for name in amax[0.0])
     assert Recipe().calibration.median_limit == 4
@@ -186,9 +185,7 @@ def test_statistics_are_gathered_in_full_float32(monkeypatch):
     calibration.collect(network, [torch.rand(1, 3, 32, 32)])
     with TorchRunner(network, "cpu") as runner:
         runner.infer({"images": torch.rand(1, 3, 32, 32)})
-    with Layerwise(network) as partial, torch.inference_mode():
-        partial.run(torch.rand(1, 3, 32, 32), partial.everything)
-    assert (seen, torch.backends.cudnn.allow_tf32) == ([False] * 3, True)
+    assert (seen, torch.backends.cudnn.allow_tf32) == ([False] * 2, True)
 
 
 def test_no_images_and_weights_that_are_not_finite_are_refused():

@@ -6,13 +6,10 @@ import numpy as np
 import pytest
 import torch
 from small_finetuners import task_loss
-from small_networks import Network, detector, segmenter, segmenter_with_own_input
+from small_networks import detector, segmenter, segmenter_with_own_input
 from torch import Tensor
 
-from models.quantize import backend, distillation, placement
-from models.quantize.distillation import LayerTaps, layer_loss, mask_distance, raw_head, task_terms, tensors_of
-from models.quantize.fake_quantize import fake_quantize
-from models.quantize.recipe import Recipe
+from models.quantize.distillation import mask_distance, raw_head, task_terms
 
 CLASSES, BINS = 3, 4
 X = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
@@ -192,53 +189,6 @@ def test_the_head_of_a_segmentation_network_gives_what_the_loss_takes(make):
     assert [float(one) for one in found] == pytest.approx(
         [without + mask_reference(ours, theirs), weight], rel=1e-4
     )  # fmt: skip
-    assert len(list(tensors_of(theirs))) == 4
-
-
-# the layer loss
-
-
-def test_the_layer_loss_is_the_sum_of_relative_squared_errors():
-    rng = np.random.default_rng(0)
-    ours = [[rng.standard_normal((2, 3)), rng.standard_normal((4,))], [rng.standard_normal((5,))]]
-    theirs = [[rng.standard_normal((2, 3)), 9 * rng.standard_normal((4,))], [rng.standard_normal((5,))]]
-    pairs = [(a, b) for x, y in zip(ours, theirs, strict=True) for a, b in zip(x, y, strict=True)]
-    expected = sum(((a - b) ** 2).mean() / b.var() for a, b in pairs)
-    tensors = [[[torch.from_numpy(a) for a in layer] for layer in side] for side in (ours, theirs)]
-    assert float(layer_loss(*tensors)) == pytest.approx(expected, rel=1e-6)
-
-
-def test_the_layer_loss_of_half_precision_outputs_does_not_vanish():
-    theirs = torch.tensor([1.0, 3.0] * 4, dtype=torch.float16)
-    loss = layer_loss([[theirs + 2**-9]], [[theirs]])  # the square of that is below half precision
-    assert float(loss) == pytest.approx(2.0**-18)
-
-
-def test_a_constant_layer_gives_a_finite_loss():
-    assert torch.isfinite(layer_loss([[torch.ones(4)]], [[torch.zeros(4)]]))
-
-
-# which layers
-
-
-@pytest.mark.parametrize(
-    ("count", "stride", "expected"),
-    [(4, 1, [0, 1, 2, 3]), (6, 3, [0, 3, 4, 5]), (6, 100, [0, 4, 5]), (2, 1, [0, 1]), (23, 10, [0, 10, 20, 21, 22])],
-)
-def test_supervised_layers_are_every_nth_the_last_before_the_head_and_the_head(count, stride, expected):
-    assert distillation.supervised_layers(count, stride) == expected
-
-
-# the head and the taps
-
-
-def placed() -> Network:
-    """A detector with quantizers, each of another amax around 1."""
-    network = detector()
-    placement.apply(network, placement.plan(network, Recipe()))
-    for index, (_, quantizer) in enumerate(backend.quantizers(network)):
-        backend.set_amax(quantizer, backend.get_amax(quantizer) * (1 + index / 50))
-    return network
 
 
 def test_raw_head_switches_only_the_head_itself():
@@ -248,34 +198,3 @@ def test_raw_head_switches_only_the_head_itself():
         assert not network.model[-1].drop.training
         assert not network.model[0].training
     assert not any(module.training for module in network.modules())
-
-
-def test_a_tap_takes_a_layers_result_before_its_own_quantizer():
-    network, layers = placed(), range(6)
-    outputs: dict[int, Tensor] = {}
-    for index in layers:
-        network.model[index].register_forward_hook(lambda _m, _i, result, index=index: outputs.update({index: result}))
-    with LayerTaps(network, list(layers)) as taps, torch.no_grad():
-        network(X)
-        tapped = [one for (one,) in taps.take()]
-    tensors = {tensor.name: tensor for tensor in network.quantization_plan.tensors}
-    for index in layers:
-        tensor = tensors[network.quantization_plan.results[index]]
-        amax = network.activation_quantizers[placement.scale_key(tensor.scale)]._amax
-        assert torch.equal(fake_quantize(tapped[index], amax), outputs[index]), index
-        assert torch.equal(tapped[index], outputs[index]) == tensor.redundant, index
-    assert {tensors[name].redundant for name in network.quantization_plan.results[:6]} == {False, True}
-
-
-def test_a_tap_passes_gradients_that_no_rounding_of_that_layer_has_clipped():
-    network = placed()
-    for parameter in network.parameters():
-        parameter.requires_grad_(False)
-    bias = network.model[0].conv.bias.requires_grad_()
-    with torch.no_grad():
-        bias += 9  # the quantizer of the result clips all of it
-    with LayerTaps(network, [0]) as taps:
-        network(X)
-        ((tapped,),) = taps.take()
-    tapped.sum().backward()
-    assert bool((bias.grad > 0).all())

@@ -1,11 +1,154 @@
-"""The gradients of rounding with a trained scale, against elementwise autograd in float64."""
+"""The quantizer against NumPy, ONNX Runtime, and its gradients against elementwise autograd in float64."""
 
+import io
+import warnings
+
+import numpy as np
+import onnx
+import onnxruntime
 import pytest
 import torch
 from rounding_gradients import MOST, case, compare
+from torch import nn
 
 from models.quantize import fused_cuda
-from models.quantize.fake_quantize import fake_quantize, trained_fake_quantize
+from models.quantize.fake_quantize import (
+    SMALLEST_AMAX,
+    TensorQuantizer,
+    fake_quantize,
+    float16_scale,
+    quantizers,
+    trained_fake_quantize,
+)
+
+X = torch.randn(2, 4, 6, 6, generator=torch.Generator().manual_seed(0)) * 2
+
+
+def half_scale(amax: np.ndarray) -> np.ndarray:
+    """The smallest float16 number that is not below amax / 127, as float32."""
+    exact = (amax / np.float32(127)).astype(np.float32)
+    half = exact.astype(np.float16)
+    above = np.nextafter(half, np.float16(np.inf))
+    return np.where(half.astype(np.float32) < exact, above, half).astype(np.float32)
+
+
+def reference(x: np.ndarray, amax: np.ndarray) -> np.ndarray:
+    scale = half_scale(amax)
+    return np.clip(np.rint(x / scale), -128, 127) * scale
+
+
+def test_values_per_tensor_and_per_channel():
+    one = TensorQuantizer()
+    one.set_amax(torch.tensor(1.5))
+    np.testing.assert_allclose(one(X).numpy(), reference(X.numpy(), np.float32(1.5)), atol=1e-6)
+    each = TensorQuantizer(4)
+    weight = torch.randn(4, 3, 3, 3, generator=torch.Generator().manual_seed(1))
+    amax = weight.abs().amax((1, 2, 3), keepdim=True)
+    each.set_amax(amax)
+    np.testing.assert_allclose(each(weight).numpy(), reference(weight.numpy(), amax.numpy()), atol=1e-6)
+
+
+def test_scales_are_float16_numbers_not_below_what_was_asked_for():
+    asked = torch.cat([torch.logspace(-4, 5, 400), torch.tensor([SMALLEST_AMAX, 127.0, 1.0])])
+    quantizer = TensorQuantizer(len(asked))
+    quantizer.set_amax(asked.reshape(-1, 1, 1, 1))
+    amax = quantizer.amax.flatten()
+    np.testing.assert_array_equal(amax.numpy() / np.float32(127), half_scale(asked.numpy()))
+    assert bool((amax >= asked * (1 - 1e-6)).all())
+    assert bool((amax <= asked * 1.001 + 127 * 2**-24).all())
+    quantizer.set_amax(amax.reshape(-1, 1, 1, 1))
+    assert torch.equal(quantizer.amax.flatten(), amax)  # set again, it stays
+
+
+def test_without_gradients_the_same_bits_in_less_time():
+    g = torch.Generator().manual_seed(2)
+    weight, wide = torch.randn(8, 3, 5, 5, generator=g), torch.randn(100_000, generator=g) * 4
+    wide[:255] = (torch.arange(255) - 127.5) * (2.3 / 127)  # right between two levels
+    for x, amax in ((wide, torch.tensor(2.3)), (weight, weight.abs().amax((1, 2, 3), keepdim=True))):
+        quantizer = TensorQuantizer(None if amax.dim() == 0 else 8)
+        quantizer.set_amax(amax)
+        with torch.no_grad():
+            without = quantizer(x)
+        with torch.enable_grad():
+            assert torch.equal(without, quantizer(x.clone().requires_grad_()))
+
+
+def test_off_it_returns_its_input_itself():
+    quantizer = TensorQuantizer()
+    quantizer.on = False
+    assert quantizer(X) is X
+    quantizer.on = True
+    assert quantizer(X) is not X
+
+
+def test_half_precision_is_rounded_in_full_precision():
+    quantizer = TensorQuantizer()
+    quantizer.set_amax(torch.tensor(1.5))
+    assert torch.equal(quantizer(X.half()), quantizer(X.half().float()))
+
+
+def test_zero_amax_becomes_a_positive_scale_and_nan_is_refused():
+    quantizer = TensorQuantizer(2)
+    quantizer.set_amax(torch.zeros(2, 1, 1, 1))
+    assert (quantizer.amax > 0).all()
+    with pytest.raises(ValueError, match="not finite"):
+        quantizer.set_amax(torch.full((2, 1, 1, 1), float("nan")))
+
+
+def test_state_is_one_buffer_that_loads_back():
+    source, target = TensorQuantizer(3), TensorQuantizer(3)
+    source.set_amax(torch.tensor([1.0, 2.0, 3.0]).view(3, 1, 1, 1))
+    assert list(source.state_dict()) == ["_amax"]
+    target.load_state_dict(source.state_dict())
+    assert torch.equal(target.amax, source.amax)
+    assert quantizers(source) == {"": source}
+
+
+def test_a_scale_that_is_put_in_gets_its_gradient_and_is_no_state():
+    quantizer = TensorQuantizer()
+    quantizer.set_amax(torch.tensor(2.0))
+    scale = float16_scale(torch.tensor(1.5 / 127)).requires_grad_()
+    x = torch.tensor([0.5 / 127, 3.0], requires_grad=True)
+    quantizer.trained_scale = scale
+    y = quantizer(x)
+    y.sum().backward()
+    step = float(scale.detach())
+    np.testing.assert_allclose(y.tolist(), [0.0, 127 * step], rtol=1e-6)  # the first is below half a step
+    assert x.grad.tolist() == [1, 0]
+    np.testing.assert_allclose(float(scale.grad), 0.0 - 0.5 / 127 / step + 127, rtol=1e-6)
+    assert list(quantizer.state_dict()) == ["_amax"]
+    quantizer.trained_scale = None
+    assert float(quantizer(x.detach())[1]) == float(quantizer.amax)  # 2.0 again
+
+
+def test_exported_graph_is_native_and_computes_the_same():
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(4, 3, 3, bias=False)
+            self.inputs, self.weights = TensorQuantizer(), TensorQuantizer(3)
+            self.inputs.set_amax(torch.tensor(1.5))
+            self.weights.set_amax(self.conv.weight.detach().abs().amax((1, 2, 3), keepdim=True))
+
+        def forward(self, x):
+            return nn.functional.conv2d(self.inputs(x), self.weights(self.conv.weight))
+
+    torch.manual_seed(0)
+    net, file = Net().eval(), io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(net, (X,), file, dynamo=False, opset_version=17, input_names=["x"])
+    graph = onnx.load_from_string(file.getvalue())
+    kinds = [node.op_type for node in graph.graph.node if node.op_type != "Constant"]
+    assert kinds.count("QuantizeLinear") == kinds.count("DequantizeLinear") == 2
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(file.getvalue(), options, providers=["CPUExecutionProvider"])
+    with torch.no_grad():
+        np.testing.assert_allclose(session.run(None, {"x": X.numpy()})[0], net(X).numpy(), atol=1e-5)
+
+
+# gradients with a trained scale
 
 SHAPES = [((2, 5, 7, 9), False), ((1000,), False), ((6, 3, 3, 3), True), ((4, 1, 1, 1), True), ((1, 2, 3, 3), True)]
 

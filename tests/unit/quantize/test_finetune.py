@@ -11,12 +11,11 @@ import torch
 from small_finetuners import CPU, constant, held_out, images, make, moved, parts, quantized, task_loss
 from small_networks import Network, detector, segmenter, segmenter_with_own_input
 
-from models.quantize import backend, finetune
+from models.quantize import finetune
 from models.quantize.distillation import raw_head, task_terms
-from models.quantize.fake_quantize import INT8, representable
-from models.quantize.finetune import DivergedError, Finetuner, HeldOutLoss, highest_rate, learning_rate
+from models.quantize.fake_quantize import INT8, quantizers, representable
+from models.quantize.finetune import DivergedError, HeldOutLoss, highest_rate, learning_rate
 from models.quantize.modules import QuantConv2d
-from models.quantize.recipe import Finetune
 
 
 @pytest.fixture
@@ -34,13 +33,7 @@ def test_all_weights_train_except_constants(teacher):
 
 
 @pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({}, (True, True, True)),
-        ({"ranges": "fixed"}, (True, False, True)),
-        ({"train": "ranges"}, (False, True, False)),
-        ({"supervision": "layers", "supervision_stride": 2}, (True, True, True)),
-    ],
+    ("settings", "expected"), [({}, (True, True, True)), ({"train": "ranges"}, (False, True, False))]
 )
 def test_what_trains_moves_and_nothing_else(teacher, settings, expected):
     before = copy.deepcopy(teacher.state_dict())
@@ -53,7 +46,6 @@ def test_what_trains_moves_and_nothing_else(teacher, settings, expected):
         assert (len(names) > 0.9 * len(one) - 2) if moves else not names
     assert "model.6.dfl.conv.weight" not in found[0]
     assert not moved(before, teacher.state_dict())
-    assert not any(layer._forward_hooks for m in (teacher, tuner.student) for layer in m.model)
     assert all(p.grad is None for p in (*tuner.student.parameters(), *tuner.ranges.parameters()))
     assert not any(module.training for m in (teacher, tuner.student) for module in m.modules())
 
@@ -64,10 +56,10 @@ def test_no_weight_is_clipped_after_an_epoch_and_the_next_one_rounds_with_those_
     convolutions = [one for one in tuner.student.modules() if isinstance(one, QuantConv2d)]
     for one in convolutions:
         largest = one.weight.detach().abs().amax((1, 2, 3), keepdim=True)
-        assert torch.equal(backend.get_amax(one.weight_quantizer), representable(largest))
+        assert torch.equal(one.weight_quantizer.amax, representable(largest))
     with tuner.ranges.in_use():
         for one in convolutions:
-            assert torch.equal(one.weight_quantizer.trained_scale * INT8.max, backend.get_amax(one.weight_quantizer))
+            assert torch.equal(one.weight_quantizer.trained_scale * INT8.max, one.weight_quantizer.amax)
 
 
 def test_weights_biases_and_ranges_have_rates_of_their_own(teacher):
@@ -84,18 +76,25 @@ def test_weights_biases_and_ranges_have_rates_of_their_own(teacher):
     assert float((tuner.ranges.log_amax.detach() - ranges).abs().max()) == pytest.approx(3e-3, rel=0.02)
 
 
-@pytest.mark.parametrize("settings", [{}, {"supervision": "layers"}, {"ranges": "fixed"}])
-def test_training_lowers_what_it_minimizes(teacher, settings):
-    tuner = make(teacher, factor=3.0, **settings)
-    losses = [tuner.run_epoch(images(8), constant(3e-4)).loss for _ in range(5)]
-    assert losses[-1] < 0.7 * losses[0]
+@pytest.mark.parametrize("settings", [{}, {"train": "ranges"}])
+def test_state_continues_exactly(teacher, settings):
+    whole = make(teacher, **settings)
+    whole.run_epoch(images(4, seed=1), constant(1e-5))
+    state, student = copy.deepcopy(whole.state_dict()), copy.deepcopy(whole.student.state_dict())
+    whole.run_epoch(images(4, seed=2), constant(1e-5))
+
+    resumed = make(teacher, factor=2.0, **settings)
+    resumed.student.load_state_dict(student)
+    resumed.load_state_dict(state)
+    resumed.run_epoch(images(4, seed=2), constant(1e-5))
+    assert not any(moved(one, other) for one, other in zip(parts(whole), parts(resumed), strict=True))
+    assert torch.equal(whole.ranges.log_amax, resumed.ranges.log_amax), "what lies between float16 scales"
 
 
 @pytest.mark.parametrize("make_network", [segmenter, segmenter_with_own_input])
-@pytest.mark.parametrize("settings", [{}, {"supervision": "layers"}])
-def test_a_segmentation_network_trains_its_masks_too(make_network, settings):
+def test_a_segmentation_network_trains_its_masks_too(make_network):
     teacher = make_network()
-    tuner = make(teacher, factor=3.0, **settings)
+    tuner = make(teacher, factor=3.0)
     old, ranges, _ = parts(tuner)
     start = mask_error(tuner.student, teacher)
     losses = [tuner.run_epoch(images(8), constant(3e-4)).loss for _ in range(5)]
@@ -135,17 +134,6 @@ def test_the_held_out_loss_of_masks_is_that_of_all_batches_together():
     assert held_out(tuner, batches).value == pytest.approx(wanted, rel=1e-3)
 
 
-def test_learned_ranges_bring_wrong_ranges_nearer_to_the_teacher_than_fixed_ones(teacher):
-    losses = {}
-    for ranges in ("learned", "fixed"):
-        tuner = make(teacher, factor=8.0, ranges=ranges)
-        start = held_out(tuner, images(2, seed=9)).value
-        for seed in range(5):
-            tuner.run_epoch(images(8, seed), constant(1e-4))
-        losses[ranges] = held_out(tuner, images(2, seed=9)).value / start
-    assert losses["learned"] < 0.5 * losses["fixed"]
-
-
 def test_ranges_alone_mend_wrong_ranges(teacher):
     tuner = make(teacher, factor=8.0, train="ranges")
     weights, old, _ = parts(tuner)
@@ -159,20 +147,13 @@ def test_ranges_alone_mend_wrong_ranges(teacher):
 
 
 def test_training_finds_the_way_back_to_the_teacher(teacher):
-    student = copy.deepcopy(teacher)
+    tuner = make(teacher, bias_rate=1.0)
     torch.manual_seed(1)
     with torch.no_grad():
-        for parameter in finetune.trainable_parameters(student):
+        for parameter in finetune.trainable_parameters(tuner.student):
             parameter.add_(0.02 * torch.randn_like(parameter))
-    tuner = Finetuner(student, teacher, Finetune(bias_rate=1.0), device=CPU)  # without a quantizer
     losses = [tuner.run_epoch(images(8), constant(1e-3)).loss for _ in range(12)]
     assert losses[-1] < 0.05 * losses[0]
-
-
-def test_epochs_are_deterministic(teacher):
-    first, second = make(teacher), make(teacher)
-    assert first.run_epoch(images(4), constant(1e-3)).loss == second.run_epoch(images(4), constant(1e-3)).loss
-    assert not any(moved(one, other) for one, other in zip(parts(first), parts(second), strict=True))
 
 
 def test_a_loss_that_is_not_finite_is_named(teacher):
@@ -182,18 +163,18 @@ def test_a_loss_that_is_not_finite_is_named(teacher):
     with pytest.raises(DivergedError, match="nan"):
         tuner.run_epoch(images(1), constant(1e-3))
     assert not any(m.training for m in tuner.student.modules())
-    assert not any("trained_scale" in vars(one) for _, one in backend.quantizers(tuner.student))
+    assert not any(one.trained_scale is not None for one in quantizers(tuner.student).values())
 
 
 def test_a_training_that_diverges_says_so_whatever_became_of_the_ranges(teacher):
     """Ranges that are not finite are not put in: the caller restores the best state."""
     tuner = make(teacher)
-    before = {name: backend.get_amax(one).clone() for name, one in backend.quantizers(tuner.student)}
+    before = {name: one.amax.clone() for name, one in quantizers(tuner.student).items()}
     with torch.no_grad():
         tuner.ranges.log_amax.fill_(float("nan"))
     with pytest.raises(DivergedError):
         tuner.run_epoch(images(1), constant(1e-3))
-    assert all(torch.equal(backend.get_amax(one), before[name]) for name, one in backend.quantizers(tuner.student))
+    assert all(torch.equal(one.amax, before[name]) for name, one in quantizers(tuner.student).items())
 
 
 def test_a_loss_on_held_out_images_that_is_not_finite_is_a_divergence(teacher):
@@ -205,7 +186,7 @@ def test_a_loss_on_held_out_images_that_is_not_finite_is_a_divergence(teacher):
 
 
 def test_the_held_out_loss_is_the_task_loss_of_the_student_as_it_is_saved(teacher):
-    tuner = make(teacher, factor=4.0, supervision="layers")
+    tuner = make(teacher, factor=4.0)
     tuner.run_epoch(images(2), constant(1e-5))
     torch.manual_seed(1)
     with torch.no_grad():  # so that the loss is large beside float32's rounding
@@ -219,12 +200,6 @@ def test_the_held_out_loss_is_the_task_loss_of_the_student_as_it_is_saved(teache
     assert held_out(tuner, batches).value == pytest.approx(wanted, rel=1e-3), "batches are taken together"
     assert not any(moved(one, other) for one, other in zip(before, parts(tuner), strict=True))
     assert not any(m.training for m in tuner.student.modules())
-
-
-def test_a_finer_range_counts_less(teacher):
-    """The held-out loss sees ranges: without rounding to speak of, the student is the teacher."""
-    near, far = (held_out(make(teacher, factor), images(2)).value for factor in (1.0, 8.0))
-    assert 0 < near < 0.2 * far
 
 
 def test_images_become_fractions():
