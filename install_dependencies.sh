@@ -9,7 +9,6 @@
 #   --dev                   also what scripts/test.sh needs
 #   --tensorrt              also TensorRT, on a machine with an NVIDIA GPU
 #   --trex, --no-trex       also graphviz, which draws engine graphs (default: no)
-#   --quantizer NAME        pytorch-quantization: also that library (default: torch, which is always there)
 #   --defaults              ask nothing: it never does; accepted because users of yolov9-qat type it
 #   -h, --help              print this
 #
@@ -28,7 +27,6 @@ main() {
   constraints=$(mktemp)
   trap 'rm -f "$constraints"' EXIT
   install_set "$set_name"
-  [ "$quantizer" = torch ] || install_set "$quantizer" "everything, with the quantizers of this project"
   if ! has_gpu; then
     skipped+=("TensorRT: no NVIDIA GPU was found on this machine. Without it works: $onnx_only.")
   elif [ "$tensorrt" = no ]; then
@@ -43,13 +41,13 @@ main() {
 }
 
 parse_arguments() {
-  venv='' system=no set_name=quantize tensorrt=no trex=no quantizer=torch
+  venv='' system=no set_name=quantize tensorrt=no trex=no
   local runtime=no dev=no
   while [ $# -gt 0 ]; do
     case $1 in
-      --venv=?* | --quantizer=?*) set -- "${1%%=*}" "${1#*=}" "${@:2}"; continue ;;
+      --venv=?*) set -- "${1%%=*}" "${1#*=}" "${@:2}"; continue ;;
       --venv) [ -n "${2:-}" ] || die 2 "--venv needs a folder"; venv=$2; shift ;;
-      --quantizer) [ -n "${2:-}" ] || die 2 "--quantizer needs a name"; quantizer=$2; shift ;;
+      --quantizer*) die 2 "--quantizer was removed in 2.0: leave it out; the project's own gives the same results" ;;
       --system) system=yes ;;
       --runtime) runtime=yes set_name=runtime ;;
       --dev) dev=yes set_name=dev ;;
@@ -63,14 +61,8 @@ parse_arguments() {
     esac
     shift
   done
-  case $quantizer in
-    torch | pytorch-quantization) ;;
-    modelopt) die 2 "--quantizer modelopt was removed in 2.0: use --quantizer torch, which gives the same results" ;;
-    *) die 2 "--quantizer $quantizer is not known; choose torch or pytorch-quantization" ;;
-  esac
   [ "$system" = no ] || [ -z "$venv" ] || die 2 "--system and --venv exclude each other"
   [ "$runtime$dev" != yesyes ] || die 2 "--runtime and --dev exclude each other: the tests need everything"
-  [ "$runtime" = no ] || [ "$quantizer" = torch ] || die 2 "--runtime and --quantizer $quantizer exclude each other"
   venv=${venv:-.venv}
 }
 

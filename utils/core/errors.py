@@ -49,7 +49,7 @@ _SUPERVISION = "leave it out; detections are compared, which regained more AP th
 # have it), one value of an option ('--flag value'), or a key of a file ('section.key').
 REMOVED: dict[str, str] = {
     "--patience": "use --epochs alone; the best epoch is kept, whatever follows it",
-    "qat.py quantize --quantizer": "leave it out; the project's own quantizer gives the same results",
+    "--quantizer": "leave it out; the project's own quantizer gives the same results",
     "--calib-batches": "use --calib-images, which does not depend on --batch-size",
     "--calib-method entropy": "use --calib-method mse, or auto, which chooses by the loss on training images",
     "calibration.method entropy": "use mse, or auto, which chooses by the loss on training images",

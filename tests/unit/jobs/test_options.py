@@ -6,7 +6,7 @@ import pytest
 from parsing import parsed
 
 import qat
-from utils.core.errors import InputError, RecipeError
+from utils.core.errors import InputError
 from utils.jobs.options import CalibrateOptions, QuantizeOptions, SensitiveOptions
 
 

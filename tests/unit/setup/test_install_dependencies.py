@@ -12,18 +12,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-OPTIONAL = "pytorch-quantization"
 REQUIREMENTS = {
     "runtime.txt": "torch>=2.4\nlibraries>=1\n",
     "quantize.txt": "-r runtime.txt\ntorch>=2.8  # newer\nreports>=1\n",
     "dev.txt": "-r quantize.txt\n",
     "tensorrt.txt": "tensorrt>=10\n",
-    "pytorch-quantization.txt": "pytorch-quantization==2.1.3\n",
-    "constraints.txt": "torch==2.11.0\npytorch-quantization<2.2\n",
+    "constraints.txt": "torch==2.11.0\n",
 }
 PACKAGES = (
     ("torch", "2.4.0"), ("torch", "2.11.0"), ("torch", "2.9.0a0+nv25.8"),  # the last as NVIDIA numbers its builds
-    ("libraries", "1.0"), ("reports", "1.0"), (OPTIONAL, "2.1.3"), (OPTIONAL, "2.2.1"),
+    ("libraries", "1.0"), ("reports", "1.0"),
 )  # fmt: skip
 
 
@@ -108,8 +106,7 @@ def pip(environment: Path, *arguments: str | Path) -> str:
         (["--venv", "thesis"], "", "thesis"),
         (["--system", "--venv", "x"], "", "--system and --venv"),
         (["--runtime", "--dev"], "", "--runtime and --dev"),
-        (["--quantizer=other"], "", "--quantizer other"),
-        (["--runtime", "--quantizer", "pytorch-quantization"], "", "--runtime and --quantizer"),
+        (["--quantizer=other"], "", "--quantizer was removed in 2.0: leave it out"),
         ([], "echo 3.9", "3.10 to 3.13"),
         ([], "echo 3.14", "3.10 to 3.13"),
     ],
@@ -129,7 +126,7 @@ def test_a_first_run(installed):
     assert result.returncode == 0, result.stderr
     assert "torch 2.11.0" in result.stdout
     assert "not installed: TensorRT: no NVIDIA GPU was found" in result.stdout
-    assert not {"tensorrt", OPTIONAL} & {*pip(folder / ".venv", "list").split()}
+    assert "tensorrt" not in {*pip(folder / ".venv", "list").split()}
 
 
 def test_optional_parts(project: Project, tmp_path: Path):
@@ -137,9 +134,9 @@ def test_optional_parts(project: Project, tmp_path: Path):
     project.program("nvidia-smi", "echo 'GPU 0: NVIDIA H200'")
     result = project.install("--runtime", cwd=tmp_path)
     assert (result.returncode, "TensorRT: not asked for" in result.stdout) == (0, True), result.stderr
-    result = project.install("--dev", "--tensorrt", f"--quantizer={OPTIONAL}", cwd=tmp_path)
+    result = project.install("--dev", "--tensorrt", cwd=tmp_path)
     assert (result.returncode, "not installed: tensorrt: " in result.stdout) == (0, True), result.stderr
-    assert {OPTIONAL, "reports"} <= {*pip(tmp_path / ".venv", "list").split()}
+    assert "reports" in {*pip(tmp_path / ".venv", "list").split()}
 
 
 def test_running_it_again_installs_only_what_is_missing(installed, tmp_path: Path):
