@@ -174,28 +174,6 @@ class Candidate:
     running: Execution | Callable[[], object] | None = None
 
 
-def load_engine_at(
-    engine: Path, batch: int, size: tuple[int, int] | None, api: Api, device: torch.device, stack: ExitStack
-) -> Execution:
-    """An engine at a batch size, and at (height, width) in pixels, which the stack closes.
-
-    Raises:
-        InputError: it is not made for that batch or size, or not loaded.
-    """
-    execution = Execution(engine, api, device)
-    stack.callback(execution.close)
-    spec, form = execution.inputs[0], execution.input_spec
-    min_shape, max_shape = map(form.nchw, execution.limits[spec.name])
-    if not min_shape[0] <= batch <= max_shape[0]:
-        raise InputError(
-            f"{engine} takes batches of {min_shape[0]} to {max_shape[0]}, not {batch}; give --batch-size "
-            f"{max_shape[0]}, or the ONNX file, of which an engine is built for each batch size"
-        )
-    height, width = size or max_shape[2:]
-    execution.set_shapes({spec.name: form.own((batch, max_shape[1], height, width))})
-    return execution
-
-
 def open_engines(
     engines: Mapping[Entry, Path | str],
     batch: int,
@@ -205,7 +183,7 @@ def open_engines(
     config: TimingConfig,
     stack: ExitStack,
 ) -> list[Candidate]:
-    """Engines at this batch, which the stack closes.
+    """Engines at this batch, and at `size`, (height, width) in pixels, or their largest; the stack closes them.
 
     CUDA graphs are captured here too, so that what cannot be captured is a row.
     """
@@ -215,7 +193,11 @@ def open_engines(
         try:
             if isinstance(engine, str):
                 raise QatError(engine)
-            execution = load_engine_at(engine, batch, size, api, device, stack)
+            execution = Execution(engine, api, device)
+            stack.callback(execution.close)
+            spec, form = execution.inputs[0], execution.input_spec
+            _, channels, *largest = form.nchw(execution.limits[spec.name][1])
+            execution.set_shapes({spec.name: form.own((batch, channels, *(size or largest)))})
             row = _described(row, execution, config.cuda_graph)
             if config.cuda_graph:
                 execution.graph()
