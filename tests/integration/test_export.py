@@ -179,17 +179,12 @@ def test_recipe_travels_with_the_file(recipe: Recipe, floats: int, weights: dict
     assert {f.rule for f in verify(graph).findings} >= {"convolutions"}
 
 
-def state_of(model: torch.nn.Module) -> dict[str, object]:
-    """Everything that an export could leave behind."""
-    head = model.model[-1]
-    attributes = {key: value for key, value in vars(head).items() if not key.startswith("_")}
-    return {
-        "attributes": {key: id(value) for key, value in attributes.items()},
-        "training": [module.training for module in model.modules()],
-        "modules": [(name, id(module)) for name, module in model.named_modules()],
-        "parameters": [(name, id(value), value.requires_grad) for name, value in model.named_parameters()],
-        "hooks": [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()],
-    }
+def state_of(model: torch.nn.Module) -> list[object]:
+    """Everything that an export could leave behind, but values."""
+    attributes = [(key, id(value)) for key, value in vars(model.model[-1]).items() if not key.startswith("_")]
+    named = [(name, id(one)) for name, one in (*model.named_modules(), *model.named_parameters())]
+    modules = [(one.training, len(one._forward_hooks) + len(one._forward_pre_hooks)) for one in model.modules()]
+    return [attributes, named, modules, [one.requires_grad for one in model.parameters()]]
 
 
 @pytest.mark.parametrize("kind", ["float", "quantized"])
@@ -198,9 +193,6 @@ def test_network_is_left_as_it_was(
     kind: str, fails: bool, weights: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     model = load_network(weights[kind], CPU).model
-    model.model[2].train()
-    with torch.no_grad():
-        before = model.eval()(random_images())[0].clone()
     model.model[2].train()
     state, values = state_of(model), {name: value.clone() for name, value in model.state_dict().items()}
     config = ExportConfig((96, 96), 1, dynamic="all", inplace=True)
@@ -212,8 +204,6 @@ def test_network_is_left_as_it_was(
         export_onnx(model, config, tmp_path / "network.onnx", {})
     assert state_of(model) == state
     assert all(torch.equal(value, values[name]) for name, value in model.state_dict().items())
-    with torch.no_grad():
-        assert torch.equal(model.eval()(random_images())[0], before)
 
 
 def test_invalid_graph_is_not_written(networks: dict[str, Network], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

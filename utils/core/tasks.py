@@ -142,11 +142,6 @@ class Prediction:
         nm = 0 if prototypes is None else prototypes.shape[1]
         return cls(raw, Layout.of_rows(raw.shape[1], nm), prototypes)
 
-    def of_first(self, count: int) -> Prediction:
-        """For the first images of the batch."""
-        prototypes = None if self.prototypes is None else self.prototypes[:count]
-        return Prediction(self.raw[:count], self.layout, prototypes)
-
     @property
     def task(self) -> Task:
         """What it was predicted for."""

@@ -24,7 +24,6 @@ from utils.core.errors import DependencyError
 from utils.core.files import read_onnx
 from utils.core.input_spec import with_channels
 from utils.core.tasks import DETECT, SEGMENT, Prediction, Task, prediction_of, task_of_head
-from utils.core.text import plural
 from utils.evaluation.data_yaml import DataConfig
 from utils.evaluation.masks import between
 from utils.evaluation.nms import non_max_suppression, packed_detections
@@ -47,13 +46,11 @@ class Parity:
     """What a comparison of outputs found.
 
     Attributes:
-        images: how many.
         outputs: differences of the predictions.
         stretches: differences where each stretch between quantizers is compared by itself; empty for a float network.
         problems: what is too large, in words.
     """
 
-    images: int
     outputs: Differences
     stretches: Differences
     problems: tuple[str, ...]
@@ -64,7 +61,7 @@ class Parity:
             for differences in (self.outputs, self.stretches)
         )
         behind = f" (steps between INT8 values add up); from quantizer to quantizer {stretches}" if stretches else ""
-        return f"ONNX Runtime beside PyTorch, {plural(self.images, 'image')}, largest differences: {outputs}{behind}"
+        return f"ONNX Runtime beside PyTorch, largest differences: {outputs}{behind}"
 
 
 def check_onnx(
@@ -119,7 +116,7 @@ def check_onnx(
             if all_masks is not None:
                 masks, framed = all_masks[image, : len(rows)], form.get("mask_resolution") != "0"
                 wrong_masks += different_masks(masks, rows, loop_rows, predicted, image, batch.shape[3], framed=framed)
-    parity = Parity(len(images), together(outputs), together(stretches), ())
+    parity = Parity(together(outputs), together(stretches), ())
     for what, value in (parity.stretches or parity.outputs).items():
         unit, *limits = LIMITS[what]
         if not value <= limits[half]:  # or NaN

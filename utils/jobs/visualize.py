@@ -27,7 +27,6 @@ from utils.evaluation.dataset import make_loader
 from utils.evaluation.detector import BatchDetections, Detector
 from utils.evaluation.images import (
     decode,
-    find_sources,
     frames,
     is_stream,
     is_video,
@@ -130,10 +129,10 @@ class Artist:
 
 
 def show(
-    artist: Artist, source: str | Path | Sequence[str], folder: Path, *, texts: bool = False, scores: bool = False,
+    artist: Artist, sources: Sequence[str], folder: Path, *, texts: bool = False, scores: bool = False,
     coco: bool = False, progress: bool = True,
 ) -> list[Path]:  # fmt: skip
-    """Draw detections on what `images.find_sources` finds at `source`, or on these files and streams.
+    """Draw detections on files and streams, as `images.find_sources` finds them.
 
     Ctrl-C ends it; what is written until then is whole.
 
@@ -145,10 +144,9 @@ def show(
         The drawings, in `folder`, named as their sources (see `images.target_names`).
 
     Raises:
-        InputError: there is nothing at `source`, or what is read would be written over.
+        InputError: what is read would be written over.
         DataError: no source can be decoded.
     """
-    sources = find_sources([str(source)]) if isinstance(source, (str, Path)) else list(source)
     targets = [folder / name for name in target_names(sources)]
     refuse_overwrite([*targets, folder / "detections.json"], sources, "choose another --name or --project")
     writer = TextWriter(folder / "labels", scores, sources) if texts else None

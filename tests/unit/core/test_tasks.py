@@ -82,11 +82,3 @@ def test_outputs_of_other_dimensions():
         Prediction.of({"output0": RAW, "output1": torch.rand(2, 5)}, SEGMENT)
     with pytest.raises(InputError, match=r"output0 is \[2, 12\]; expected \[batch, rows, anchors\]"):
         Prediction.of({"output0": RAW[..., 0]}, DETECT)
-
-
-def test_of_the_first_images():
-    found = Prediction.of({"output0": RAW, "output1": PROTOTYPES}, SEGMENT).of_first(1)
-    assert torch.equal(found.raw, RAW[:1])
-    assert torch.equal(found.prototypes, PROTOTYPES[:1])
-    assert found.layout == Layout(3, 5)
-    assert prediction_of(DETECT, RAW).of_first(1).prototypes is None

@@ -158,7 +158,7 @@ def test_videos_of_any_rate_are_written(known, tmp_path, monkeypatch, rate, expe
     monkeypatch.setattr(visualize, "open_video", lambda _: nullcontext(given))
     blank = artist(known[1], imgsz=64)
     blank.draw = lambda image: (image, [])
-    (written,) = show(blank, tmp_path / "film.avi", tmp_path, progress=False)
+    (written,) = show(blank, [str(tmp_path / "film.avi")], tmp_path, progress=False)
     assert cv2.VideoCapture(str(written)).get(cv2.CAP_PROP_FPS) == pytest.approx(expected, abs=1e-3)
 
 
@@ -175,7 +175,7 @@ def test_folders_images_and_videos(known, tmp_path, caplog):
     write_video(folder / "film.avi", [np.zeros((64, 64, 3), np.uint8)] * 4)
     blank = artist(model, imgsz=64, conf_thres=0.99)
     blank.draw = lambda image: (255 - image, [])
-    written = show(blank, folder, tmp_path / "out", progress=False)
+    written = show(blank, find_sources([str(folder)]), tmp_path / "out", progress=False)
     assert [path.name for path in written] == sorted(
         ["cut.jpg", "film.mp4", *(sample.path.name for sample in samples[:3])]
     )
@@ -221,7 +221,7 @@ def test_detections_as_upstreams_text_files_and_as_json(film, caplog):
     """Of a video a file for each frame, from 1 on; those of an image with such a name are not written over."""
     ours, source, out = film
     caplog.set_level("INFO")
-    show(ours, source, out, texts=True, scores=True, coco=True, progress=False)
+    show(ours, find_sources([str(source)]), out, texts=True, scores=True, coco=True, progress=False)
     expected, entries = {}, []
     images = [("film.mp4", number, frame) for number, frame in enumerate(frames_of(source / "film.avi"), 1)]
     for name, number, image in [*images, ("film_1.png", 0, cv2.imread(str(source / "film_1.png")))]:
@@ -253,7 +253,7 @@ def test_what_was_drawn_until_ctrl_c_is_whole(film):
 
     ours.draw = third
     with pytest.raises(KeyboardInterrupt):
-        show(ours, source / "film.avi", out, coco=True, progress=False)
+        show(ours, [str(source / "film.avi")], out, coco=True, progress=False)
     assert len(frames_of(out / "film.mp4")) == 3
     assert {one["frame"] for one in json.loads((out / "detections.json").read_text())} == {1, 2, 3}
     assert sorted(path.name for path in out.iterdir()) == ["detections.json", "film.mp4"]
@@ -295,7 +295,7 @@ def server(film):
 def test_a_stream_is_drawn_to_its_end_which_is_said(film, server, caplog, name, drawing, count, said):
     ours, _, out = film
     caplog.set_level("INFO")
-    (written,) = show(ours, f"{server}/{name}", out, progress=False)
+    (written,) = show(ours, [f"{server}/{name}"], out, progress=False)
     assert written == out / drawing
     assert len(frames_of(written)) == count if count else 0 < len(frames_of(written)) < 4
     assert any(said in line for line in caplog.messages if str(written) in line)
@@ -333,5 +333,5 @@ def test_the_first_image_warms_up_before_times_are_taken(known, capsys, tmp_path
         return infer(feeds)
 
     ours.detector._runner._infer = slow_at_first
-    show(ours, samples[0].path, tmp_path, progress=False)
+    show(ours, [str(samples[0].path)], tmp_path, progress=False)
     assert ours.detector.milliseconds()["inference"] < 250
