@@ -141,6 +141,19 @@ class _Table(nn.Module):
         return self.answers[index], self.prototypes[index]
 
 
+def masks_by_torch(model: KnowingMasks, image: np.ndarray, rows: list) -> list[np.ndarray]:
+    """Masks bool `[H, W]` of `(x1, y1, x2, y2, score)` in a BGR image of the input's size, enlarged by torch."""
+    raw, (_, coefficients, prototypes) = model(torch.from_numpy(image[..., ::-1].transpose(2, 0, 1).copy())[None] / 255)
+    (height, width), masks = image.shape[:2], []
+    y, x = np.mgrid[:height, :width]
+    for x1, y1, x2, y2, score in rows:
+        anchor = (raw[0, 4:7].max(0).values - score).abs().argmin()
+        sums = torch.einsum("k,khw->hw", coefficients[0, :, anchor], prototypes[0]).sigmoid()
+        wide = torch.nn.functional.interpolate(sums[None, None], (height, width), mode="bilinear")[0, 0]
+        masks.append((wide.numpy() > 0.5) & (x >= x1) & (x < x2) & (y >= y1) & (y < y2))
+    return masks
+
+
 def export_masks(model: KnowingMasks, path: Path, batch: int | None = None, task: str = "segment") -> Path:
     """Write the answers as an ONNX file, as a segmentation network's; `batch` is fixed where it is given."""
     axes = {name: {0: "batch"} for name in ("images", "output0", "output1")} if batch is None else None

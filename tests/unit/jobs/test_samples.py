@@ -3,9 +3,8 @@
 import cv2
 import numpy as np
 import pytest
-import torch
 from known_images import SQUARE, KnowingModel
-from known_masks import KnowingMasks, write_outlined_set
+from known_masks import KnowingMasks, masks_by_torch, write_outlined_set
 
 from utils.core.errors import DataError
 from utils.evaluation.data_yaml import load_data
@@ -41,17 +40,9 @@ def test_masks_of_labels_and_of_detections_have_outlines(known):
             theirs = filled([sample.outlines[nearest].astype(np.int32)])
             assert (filled([points_of(text) for text in box.outline]) != theirs).mean() < 0.002
         assert not any(box.outline for box in one.predictions["boxes"])
-        image = cv2.imread(one.image)
-        raw, (_, coefficients, prototypes) = model(
-            torch.from_numpy(image[..., ::-1].transpose(2, 0, 1).copy())[None] / 255
-        )
-        for box in one.predictions["float"]:
-            anchor = (raw[0, 4:7].max(0).values - box.score).abs().argmin()
-            sums = torch.einsum("k,khw->hw", coefficients[0, :, anchor], prototypes[0])
-            wide = torch.nn.functional.interpolate(sums.sigmoid()[None, None], (64, 64), mode="bilinear")[0, 0]
-            y, x = np.mgrid[:64, :64]
-            x1, y1, x2, y2 = box.xyxy
-            expected = (wide.numpy() > 0.5) & (x >= x1) & (x < x2) & (y >= y1) & (y < y2)
+        boxes = one.predictions["float"]
+        expected_masks = masks_by_torch(model, cv2.imread(one.image), [(*box.xyxy, box.score) for box in boxes])
+        for box, expected in zip(boxes, expected_masks, strict=True):
             drawn = filled([points_of(text) for text in box.outline])
             assert (drawn != expected).mean() < 0.002
             masks += bool(box.outline)

@@ -12,9 +12,8 @@ from types import SimpleNamespace
 import cv2
 import numpy as np
 import pytest
-import torch
 from known_images import MIXED, SQUARE, KnowingModel, write_set
-from known_masks import KnowingMasks, export_masks, write_outlined_set
+from known_masks import KnowingMasks, export_masks, masks_by_torch, write_outlined_set
 
 import val_trt
 from utils.core.errors import InputError
@@ -128,16 +127,7 @@ def test_an_image_is_drawn_with_the_masks_of_its_detections(outlined):
         image = cv2.imread(str(sample.path))
         ours = artist(model, imgsz=64, conf_thres=0.3)
         rows = ours.find(image)
-        given = torch.from_numpy(image[..., ::-1].transpose(2, 0, 1).copy())[None] / 255
-        raw, (_, coefficients, prototypes) = model(given)
-        masks = []
-        for row in rows:
-            anchor = (raw[0, 4:7].max(0).values - row[4]).abs().argmin()
-            sums = torch.einsum("k,khw->hw", coefficients[0, :, anchor], prototypes[0])
-            wide = torch.nn.functional.interpolate(sums.sigmoid()[None, None], (64, 64), mode="bilinear")[0, 0]
-            x1, y1, x2, y2 = row[:4].tolist()
-            y, x = np.mgrid[:64, :64]
-            masks.append((wide.numpy() > 0.5) & (x >= x1) & (x < x2) & (y >= y1) & (y < y2))
+        masks = masks_by_torch(model, image, rows[:, :5].tolist())
         expected = tinted(image, masks, [class_colour(int(row[5])) for row in rows])
         drawn, drawn_rows = ours.draw(image)
         assert drawn_rows == rows.tolist()
