@@ -1,4 +1,4 @@
-"""The state of a quantize run: written whole, read back equal, cleaned of what a kill left, found again."""
+"""The state of a quantize run: written whole, read back equal, found again."""
 
 from __future__ import annotations
 
