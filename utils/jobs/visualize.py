@@ -5,6 +5,7 @@ from __future__ import annotations
 import colorsys
 import contextlib
 import json
+import itertools
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -223,20 +224,27 @@ def draw_masks(image: np.ndarray, patches: Iterable[Patch], labels: Sequence[int
 def draw_boxes(image: np.ndarray, rows: Iterable[list[float]], names: Mapping[int, str]) -> np.ndarray:
     """A copy of uint8 BGR `[H, W, 3]` with boxes `(x1, y1, x2, y2, score, class)` and labels, sized as the image is.
 
-    A label is above its box, or inside where there is no room. Those of the best boxes are drawn last.
+    A label covers no other: it is above its box, inside, below, or further down inside, or nowhere if all is taken.
     """
-    image = np.ascontiguousarray(image).copy()
+    image, rows = np.ascontiguousarray(image).copy(), list(rows)
+    taken: np.ndarray = np.zeros((0, 4))
     side, font = sum(image.shape[:2]) / 2, cv2.FONT_HERSHEY_SIMPLEX
     scale, weight = max(side / 1300, 0.35), max(round(side / 900), 1)
-    for x1, y1, x2, y2, score, label in reversed(list(rows)):
-        colour, text = _colour(int(label)), f"{name_of(label, names)} {score:.2f}"
+    for x1, y1, x2, y2, _, label in rows:
         line = max(round(min(side / 400, (x2 - x1) / 10, (y2 - y1) / 10)), 1)
-        cv2.rectangle(image, (round(x1), round(y1)), (round(x2), round(y2)), colour, line, cv2.LINE_AA)
+        cv2.rectangle(image, (round(x1), round(y1)), (round(x2), round(y2)), _colour(int(label)), line, cv2.LINE_AA)
+    for x1, y1, x2, y2, score, label in rows:
+        text = f"{name_of(label, names)} {score:.2f}"
         (width, ascent), descent = cv2.getTextSize(text, font, scale, weight)
-        x, y = round(max(min(x1, image.shape[1] - width), 0)), round(y1)
-        y = y if y < ascent + descent else y - ascent - descent
-        cv2.rectangle(image, (x, y), (x + width - 1, y + ascent + descent - 1), colour, -1)
-        cv2.putText(image, text, (x, y + ascent), font, scale, (255, 255, 255), weight, cv2.LINE_AA)
+        height = ascent + descent
+        for top, left in itertools.product((y1 - height, y1, y2, *np.arange(y1, y2, height)), (x1, x2 - width)):
+            x, y = round(max(min(left, image.shape[1] - width), 0)), round(top)
+            apart = (taken[:, :2] >= (x + width, y + height)) | (taken[:, 2:] <= (x, y))
+            if 0 <= y <= image.shape[0] - height and apart.any(1).all():
+                taken = np.append(taken, [[x, y, x + width, y + height]], 0)
+                cv2.rectangle(image, (x, y), (x + width - 1, y + height - 1), _colour(int(label)), -1)
+                cv2.putText(image, text, (x, y + ascent), font, scale, (255, 255, 255), weight, cv2.LINE_AA)
+                break
     return image
 
 

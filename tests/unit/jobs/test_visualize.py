@@ -325,3 +325,28 @@ def test_the_first_image_warms_up_before_times_are_taken(known, capsys, tmp_path
     ours.detector._runner._infer = slow_at_first
     show(ours, [str(samples[0].path)], tmp_path, progress=False)
     assert ours.detector.milliseconds()["inference"] < 250
+
+
+# --- how it looks
+
+
+@pytest.mark.parametrize("size", [(120, 160), (480, 640), (1080, 1920)])
+def test_labels_cover_no_other_and_stay_in_the_image(monkeypatch, size):
+    rng, labels, boxes = np.random.default_rng(1), [], []
+    corners = np.sort(rng.uniform(0, 1, (30, 2, 2)), 1).reshape(30, 4) * np.array([size[1], size[0]] * 2)
+    rows = [[*corner, 0.5, index % 3] for index, corner in enumerate(corners.tolist())]
+    rectangle = cv2.rectangle
+
+    def noted(image, start, end, colour, thickness, *more):
+        (labels if thickness < 0 else boxes).append((*start, *end) if thickness < 0 else thickness)
+        return rectangle(image, start, end, colour, thickness, *more)
+
+    monkeypatch.setattr(cv2, "rectangle", noted)
+    draw_boxes(np.zeros((*size, 3), np.uint8), rows, dict(enumerate(NAMES)))
+    assert len(boxes) == 30
+    assert len(labels) > (15 if size[0] > 400 else 5)
+    for number, (x1, y1, x2, y2) in enumerate(labels):
+        assert 0 <= x1 < x2 < size[1]
+        assert 0 <= y1 < y2 < size[0]
+        assert all(x1 > a2 or a1 > x2 or y1 > b2 or b1 > y2 for a1, b1, a2, b2 in labels[:number])
+    assert max(boxes) == {120: 1, 480: 1, 1080: 4}[size[0]]
