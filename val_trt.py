@@ -2,7 +2,6 @@
 """Evaluate a TensorRT engine or an ONNX file on a dataset, or draw what it finds.
 
 python val_trt.py gelan-c.onnx --data coco.yaml
-python val_trt.py gelan-c.onnx --data coco.yaml --task study --imgsz 320 480 640
 python val_trt.py gelan-c.engine --source images/ --save-txt    # draws what it finds; 0 is a camera, a URL a stream
 """
 
@@ -18,26 +17,15 @@ from utils.core.run_folder import new_run
 from utils.jobs.open import need_for
 from utils.jobs.options import ValOptions
 
-DETECTIONS = ("save_txt", "save_conf", "save_json")
-# Options that mean nothing for a task, and why.
-UNUSED = {
-    "speed": (("conf_thres", "iou_thres", "rect", "reference", "unlabelled", *DETECTIONS),
-              "with --task speed, which measures squares at everyday thresholds, and writes no detections"),
-    "study": (("reference", "unlabelled", *DETECTIONS),
-              "with --task study, which compares with no other network, and writes no detections"),
-}  # fmt: skip
-# ... for --source, which ends where evaluation begins.
-OF_EVALUATION = ("task", "limit", "rect", "single_cls", "upsample_masks", "overlap", "verbose", "batch_size", "workers",
-                 "groups", "reference", "unlabelled")  # fmt: skip
+# Options that mean nothing for --source, which ends where evaluation begins.
+OF_EVALUATION = ("task", "limit", "rect", "single_cls", "verbose", "batch_size", "workers", "groups", "reference",
+                 "unlabelled")  # fmt: skip
 
 
 def evaluate_or_draw(options: ValOptions) -> None:
     """Evaluate as the options say, or draw."""
-    options.reject_unused(*UNUSED.get(options.task, ((), "")))
     if not options.save_txt:
         options.reject_unused(["save_conf"], "without --save-txt, to whose files it adds scores")
-    if options.overlap and options.task == "speed":
-        raise InputError("--task speed measures parts by themselves, and with --overlap they overlap; leave one out")
     check_file(options.network, "expected an ONNX file, an engine or a .pt")
     if options.source is not None:
         from utils.evaluation.images import find_sources

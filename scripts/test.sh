@@ -32,7 +32,7 @@ main() {
   export MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=8000000000
   results=() failed=0
   if wanted lint; then lint; fi
-  if wanted unit; then judge "unit tests" pytest_in "$OVERLAY_ROOT" --cov tests/unit tests/contracts tests/gpu tests/benchmarks; fi
+  if wanted unit; then judge "unit tests" pytest_in "$OVERLAY_ROOT" --cov tests/unit tests/contracts tests/gpu; fi
   local folders=() names='' name
   for name in golden integration; do # in one process, which imports and starts a fork server once
     if wanted "$name"; then folders+=("$OVERLAY_ROOT/tests/$name") names+="${names:+ and }$name"; fi

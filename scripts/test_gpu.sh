@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Test engines on an NVIDIA GPU: quantize and export the demo model, build its engine, compare it, time the evaluation.
+# Test engines on an NVIDIA GPU: quantize and export the demo model, build its engine, compare it.
 #
 #   ./scripts/test_gpu.sh [arguments for pytest]
 #
@@ -7,7 +7,6 @@
 #   PYTHON           interpreter that quantizes and exports (default: python3)
 #   ENGINE_PYTHON    interpreter that has TensorRT, pytest and torch (default: PYTHON)
 #   YOLOV9_CHECKOUT  patched checkout (default: build/yolov9, as scripts/test.sh makes it)
-#   BENCHMARK_REPORT                     a file for the evaluation loop's numbers (JSON)
 # Files lie in build/gpu and are used again. Exit code: pytest's.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
@@ -39,4 +38,4 @@ if [ ! -f "$DEMO_ONNX" ]; then
 fi
 say "tests"
 cd "$OVERLAY_ROOT"
-exec "$engine_python" -m pytest -m gpu -rA tests/gpu tests/contracts tests/benchmarks "$@"
+exec "$engine_python" -m pytest -m gpu -rA tests/gpu tests/contracts "$@"

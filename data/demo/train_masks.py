@@ -31,7 +31,7 @@ def grid_mask(
     Args:
         size: height and width of the image, multiples of the ratio.
         polygons: one, x1, y1, x2, y2, ... in pixels, [2 n].
-        downsample_ratio: image pixels per pixel of the grid and axis.
+        downsample_ratio: image pixels per pixel of the grid and axis, 1 or 4.
 
     Returns:
         uint8 [h, w], ``color`` where it is set.
@@ -39,7 +39,8 @@ def grid_mask(
     from utils.evaluation.batch import filled, on_grid
 
     (points,) = (np.asarray(polygon).reshape(-1, 2) for polygon in polygons)
-    return on_grid(filled(points, size), downsample_ratio).astype(np.uint8) * np.uint8(color)
+    mask = filled(points, size)
+    return (mask if downsample_ratio == 1 else on_grid(mask)).astype(np.uint8) * np.uint8(color)
 
 
 def write_start(detector: Path, description: Path, start: Path) -> None:

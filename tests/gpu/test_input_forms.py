@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import onnx
 import pytest
 import torch
 
 from utils.core.errors import InputError
 from utils.core.input_spec import FLOATS, InputSpec
-from utils.evaluation.letterbox import letterbox_on
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.jobs.open import open_runner
 from utils.onnx_graph.passes.take_bytes import take_bytes
@@ -90,12 +88,3 @@ def test_results_are_onnx_runtimes(name, built):
 def test_other_arrays_get_one_line(name, dtype, built):
     with open_runner(built[name].engine, "cuda:0") as runner, pytest.raises(InputError, match="the network takes"):
         runner.infer({"images": torch.zeros(BATCH, 3, 320, 320, dtype=dtype)})
-
-
-@pytest.mark.parametrize("size", [(1080, 1920), (200, 100), (320, 320)])
-def test_letterboxing_there_gives_the_pixels_of_the_cpu(size):
-    image = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
-    expected, box = letterbox_on(image, (320, 320), torch.device("cpu"))
-    found, same = letterbox_on(image, (320, 320), torch.device("cuda:0"))
-    assert (same, found.device.type) == (box, "cuda")
-    assert (found.cpu().int() - expected.int()).abs().max() <= 1

@@ -1,13 +1,8 @@
-"""Masks on a GPU: images in groups, with the overlaps that a CPU finds image by image, in the time that is meant."""
+"""Overlaps of masks on a GPU are those that a CPU finds."""
 
-from dataclasses import replace
-
-import numpy as np
-import pytest
 import torch
 
 from utils.evaluation import masks as masks_module
-from utils.evaluation.batch import PackedMasks
 from utils.evaluation.masks import Masks, mask_overlaps
 
 LABELS = 7
@@ -22,24 +17,20 @@ def made(counts, device):
     coefficients = [torch.randint(-3, 4, (count, 32), generator=random).float() for count in counts]
     found = [torch.cat([one, torch.rand(len(one), 1), torch.arange(len(one))[:, None] % 2], 1) for one in boxes]
     labels = [torch.cat([torch.zeros(min(LABELS, len(one)), 1), one[:LABELS]], 1) for one in boxes]
-    truth = np.random.default_rng(0).random((sum(map(len, labels)), 160, 160)) < 0.3
+    truth = torch.rand(sum(map(len, labels)), 160, 160, generator=random) < 0.3
     masks = Masks(
         prototypes.to(device), tuple(one.to(device) for one in coefficients), tuple(one.to(device) for one in boxes),
         (640, 640),
     )  # fmt: skip
-    return masks, PackedMasks.pack(truth), *([one.to(device) for one in rows] for rows in (found, labels))
+    return masks, truth, *([one.to(device) for one in rows] for rows in (found, labels))
 
 
-@pytest.mark.parametrize("upsampled", [False, True])
-def test_overlaps_are_those_of_the_cpu(monkeypatch, upsampled):
-    monkeypatch.setitem(masks_module.LARGEST, "cuda", 50 * 4 * (640 * 640 if upsampled else 160 * 160))
+def test_overlaps_are_those_of_the_cpu(monkeypatch):
+    monkeypatch.setitem(masks_module.LARGEST, "cuda", 50 * 4 * 160 * 160)
     counts, results = (30, 0, 120, 3, 14), []
     for device in ("cpu", "cuda:0"):
         masks, truth, found, labels = made(counts, device)
-        if upsampled:
-            wide = truth.unpacked().view(-1, 160, 160).repeat_interleave(4, 1).repeat_interleave(4, 2)
-            masks, truth = replace(masks, upsampled=True), PackedMasks.pack(wide.numpy())
         results.append([one.cpu() for one in mask_overlaps(masks, truth, found, labels)])
     for expected, one in zip(*results, strict=True):
-        torch.testing.assert_close(one, expected, atol=1e-3 if upsampled else 1e-6, rtol=0)
+        torch.testing.assert_close(one, expected, atol=1e-6, rtol=0)
     assert max(float(one.max()) for one in results[0] if one.numel()) > 0.05

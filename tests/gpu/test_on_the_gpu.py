@@ -11,8 +11,6 @@ from onnx import TensorProto, helper
 
 from models.quantize.fake_quantize import fake_quantize, float16_scale
 from utils.core.tasks import DETECT, prediction_of
-from utils.evaluation.batch import Batch
-from utils.evaluation.detector import on_device
 from utils.evaluation.metrics import EvalStatistics
 from utils.evaluation.nms import non_max_suppression
 from utils.jobs.open import open_runner
@@ -117,20 +115,6 @@ def test_outputs_of_several_types(tmp_path):
     np.testing.assert_allclose(found["raw"].reshape(2, 6, 64), expected, atol=1e-5)
     np.testing.assert_allclose(found["half"], expected, atol=1e-2)
     assert (found["best"] == expected.argmax(1)).mean() > 0.99
-
-
-def test_batches_that_are_copied_ahead_arrive_whole():
-    batches = [
-        Batch(torch.full((4, 3, 640, 640), number, dtype=torch.uint8), torch.zeros(0, 6), (str(number),)).pin_memory()
-        for number in range(9)
-    ]
-    seen = []
-    for batch in on_device(iter(batches), torch.device("cuda:0")):
-        number = int(batch.paths[0])
-        assert batch.images.is_cuda
-        assert bool((batch.images == number).all())
-        seen.append(number)
-    assert seen == list(range(9))
 
 
 def test_the_timing_cache_is_filled_and_read(tmp_path):

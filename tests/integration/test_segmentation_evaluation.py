@@ -65,14 +65,14 @@ def test_the_truth_is_upstreams_to_the_bit(tmp_path, rect, imgsz):
         for index, path in enumerate(paths):
             theirs[path] = labels[labels[:, 0] == index, 1:], wide[0][labels[:, 0] == index] > 0.5
     count = 0
-    for batch in make_loader(data, "val", imgsz=imgsz, batch_size=7, rect=rect, workers=0, mask_stride=4):
-        ours = batch.masks.unpacked().unflatten(1, batch.masks.shape)
+    for batch in make_loader(data, "val", imgsz=imgsz, batch_size=7, rect=rect, workers=0, masks=True):
         for index, path in enumerate(batch.paths):
             their_labels, their_masks = theirs[path]
-            mine = batch.labels[:, 0] == index
-            order = np.lexsort((batch.labels[mine, 2], batch.labels[mine, 1]))
+            mine = batch.labels.owners() == index
+            labels = batch.labels[index]
+            order = np.lexsort((labels[:, 1] + labels[:, 3], labels[:, 0]))
             their_order = np.lexsort((their_labels[:, 1], their_labels[:, 0]))
-            assert torch.equal(ours[mine][order], their_masks[their_order])
+            assert torch.equal(batch.masks[mine][order], their_masks[their_order])
             count += int(mine.sum())
     assert count == sum(len(labels) for labels, _ in theirs.values()) > 100
 
@@ -108,18 +108,6 @@ def test_no_detections_and_one_class(tmp_path, val_program):
     assert upstream_run(val_program, model, data, 64, False, conf_thres=1.0) == [0.0] * 8
 
 
-@pytest.mark.parametrize("rect", [True, False])
-def test_upsampled_masks_are_upstreams_other_definition(tmp_path, val_program, monkeypatch, rect):
-    """The one that segment/val.py switches to when it writes JSON."""
-    samples = write_outlined_set(tmp_path, 40, MIXED)
-    data, model = load_data(tmp_path / "data.yaml"), KnowingMasks(samples, NAMES, 128)
-    usual = upstream_run(val_program, model, data, 128, rect)
-    monkeypatch.setattr(val_program, "process_mask", val_program.process_mask_upsample)
-    expected = upstream_run(val_program, model, data, 128, rect)
-    assert abs(expected[7] - usual[7]) > 1e-3
-    assert our_run(model, data, imgsz=128, rect=rect, upsample_masks=True)[1] == pytest.approx(expected, abs=1e-6)
-
-
 def test_masks_in_the_pixels_of_an_image_are_upstreams(tmp_path, val_program):
     """What goes into COCO's JSON; of more detections than OpenCV resizes at a time."""
     from utils.evaluation.detector import Detector
@@ -127,12 +115,12 @@ def test_masks_in_the_pixels_of_an_image_are_upstreams(tmp_path, val_program):
 
     samples = write_outlined_set(tmp_path, 6, ((90, 40), (33, 70)))
     data, model = load_data(tmp_path / "data.yaml"), KnowingMasks(samples, NAMES, 160)
-    batch = next(iter(make_loader(data, "val", imgsz=160, batch_size=3, workers=0, mask_stride=4)))
+    batch = next(iter(make_loader(data, "val", imgsz=160, batch_size=3, workers=0, masks=True)))
     found = Detector(TorchRunner(model, "cpu"), data, conf_thres=0.001, iou_thres=1.0)(batch.images, batch.shapes)
     for index in range(3):
         masks = found.masks
         expected = val_program.process_mask_upsample(
-            masks.prototypes[index], masks.coefficients[index], masks.boxes[index], masks.size
+            masks.source[index], masks.picks[index], masks.boxes[index], masks.size
         ).byte()
         shape, ratio_pad = batch.shapes[index]
         planes = [val_program.scale_image(masks.size, one[..., None].numpy(), shape, ratio_pad) for one in expected]

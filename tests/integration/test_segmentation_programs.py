@@ -40,8 +40,6 @@ def test_eval_measures_boxes_and_masks(run, given, tmp_path):
     assert "Mask(P" in out
     results = json.loads((tmp_path / "exp/seg_predictions.json").read_text())
     assert all("segmentation" in one for one in results)
-    run(*words, "--project", tmp_path, "--upsample-masks")
-    assert Report.load(tmp_path / "exp2/report.json").rows[0].ap_with == "upsampled masks"
 
 
 def test_quantize_names_its_files_after_both_and_is_resumed(run, given, tmp_path):

@@ -8,13 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 import torch
 from exported_files import export_onnx
+from known_images import SQUARE
+from known_masks import write_outlined_set
 from random_networks import random_network, save_float, save_quantized, tiny_with
 from torch import Tensor, nn
 
@@ -59,31 +60,12 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 # --- loading ----------------------------------------------------------------------------------------------------------
 
 
-def write_triangles(folder: Path) -> Path:
-    """A data.yaml of four images of two triangles each, with polygon labels."""
-    rng = np.random.default_rng(0)
-    for half in ("train", "val"):
-        for kind in ("images", "labels"):
-            (folder / kind / half).mkdir(parents=True)
-        for index in range(4):
-            image, lines = np.full((64, 64, 3), 90, np.uint8), []
-            for label in range(2):
-                x, y, width, height = (*rng.uniform(5, 40, 2), *rng.uniform(10, 20, 2))
-                corners = np.array([[x, y], [x + width, y], [x + width / 2, y + height]])
-                cv2.fillPoly(image, [corners.astype(np.int32)], (255 * label, 200, 30))
-                lines.append(" ".join([str(label), *(f"{value / 64:.5f}" for value in corners.ravel())]))
-            cv2.imwrite(str(folder / f"images/{half}/{index}.png"), image)
-            (folder / f"labels/{half}/{index}.txt").write_text("\n".join(lines) + "\n")
-    content = {"path": str(folder), "train": "images/train", "val": "images/val", "nc": 2, "names": ["a", "b"]}
-    (folder / "data.yaml").write_text(json.dumps(content))
-    return folder / "data.yaml"
-
-
 @pytest.mark.slow
 def test_upstreams_own_training_ends_and_its_checkpoint_loads(start, tmp_path: Path):
     """`segment/train.py` opens its own file again to strip the optimizer: the head in it names `builtins.getattr`."""
+    write_outlined_set(tmp_path / "set", 4, SQUARE, ("a", "b"))
     (tmp_path / "model.yaml").write_text(json.dumps({**tiny_with("DSegment"), "nc": 2}))
-    words = ["scripts/run_upstream.py", "segment/train.py", "--data", write_triangles(tmp_path / "set")]
+    words = ["scripts/run_upstream.py", "segment/train.py", "--data", tmp_path / "set/data.yaml"]
     words += ["--cfg", tmp_path / "model.yaml", "--weights", "", "--epochs", "1", "--imgsz", "64", "--batch-size", "2"]
     words += ["--hyp", "data/hyps/hyp.scratch-high.yaml", "--workers", "0", "--device", "cpu", "--noplots"]
     words += ["--noval", "--project", tmp_path / "runs"]

@@ -2,11 +2,11 @@
 
 data_yaml.py    data.yaml → DataConfig
 images.py       image files, their sizes and labels, found, read and checked; the images and videos of --source
-letterbox.py    letterboxing, there and back, by OpenCV or with torch's operators
-batch.py        images with their labels, as the loader gives them; polygons as masks, packed to bits
+letterbox.py    letterboxing, there and back
+batch.py        images with their labels, as the loader gives them; polygons as masks
 dataset.py      all together: batches, read ahead by worker processes, shared by several programs; the dataset's hash
 input_plan.py   what a network wants to be given, and what it gives
-detector.py     runner + NMS: batches of images → detections, with the next batch on its way to the GPU or the network
+detector.py     runner + NMS: batches of images → detections
 masks.py        masks of detections, their overlap with those of labels, and in the pixels of images
 nms.py          raw predictions → detections
 metrics.py      detections and labels, image by image → precision, recall, AP

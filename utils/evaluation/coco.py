@@ -7,8 +7,9 @@ import importlib.util
 import io
 import json
 import logging
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy as np
 from utils.core.errors import DataError, DependencyError, QatError
 from utils.core.files import distinct_names, read_json, refuse_overwrite, write_text
 from utils.core.tasks import DETECT, SEGMENT
+from utils.core.text import short_repr
 from utils.evaluation.data_yaml import DataConfig
 from utils.evaluation.images import label_file, source_name
 from utils.evaluation.masks import run_lengths
@@ -43,34 +45,40 @@ class CocoEvaluation:
     Attributes:
         file: the annotations, or None: then a category is its class id, and an image its number or name.
         category_ids: category id of each class.
-        results: COCO's list of `image_id`, `category_id`, `bbox` (left, top, width, height in pixels) and `score`; of a
-            segmentation network with a `segmentation`, too, as run lengths.
+        results: of each image by path, COCO's list of `image_id`, `category_id`, `bbox` (left, top, width, height in
+            pixels) and `score`; of a segmentation network with a `segmentation`, too, as run lengths.
     """
 
-    def __init__(self, data: DataConfig, split: str, *, single_cls: bool = False, masks: bool = False) -> None:
-        """Read the annotations of a split; with `masks` each must have a segmentation.
+    def __init__(
+        self, data: DataConfig, split: str, paths: Sequence[str], *, single_cls: bool = False, masks: bool = False
+    ) -> None:
+        """Read the annotations of a split, before the evaluation; with `masks` each must have a segmentation.
 
         Raises:
-            DataError: the annotations cannot be read, or lack a category that the dataset names.
+            DataError: the annotations cannot be read, or lack a category that the dataset names or one of the images
+                at `paths`.
             DependencyError: masks cannot be written.
         """
-        installed = importlib.util.find_spec("pycocotools") is not None
-        if masks and not installed:
+        self._installed = importlib.util.find_spec("pycocotools") is not None
+        if masks and not self._installed:
             raise DependencyError(
                 "writing masks as COCO JSON needs pycocotools; install it with: pip install pycocotools"
             )
         self.file = data.annotations_of(split)
-        self.results: list[dict[str, Any]] = []
+        self.results: dict[str, list[dict[str, Any]]] = {}
         self._single_cls = single_cls
-        self._content: dict[str, Any] = {}
-        self._coco: Any = None  # pycocotools' index of the content
-        self._ids: dict[str, dict[PurePath, int]] = {}  # by name without folder and suffix, by path
+        self._coco: Any = None  # pycocotools' index of the annotations
+        self._ids: dict[str, list[int]] = {}  # by the image's name without folder and suffix
+        self.category_ids = COCO_CATEGORIES if data.is_coco else list(range(data.nc))
         if self.file:
-            self._content = read_json(self.file, "expected COCO's annotations", DataError)
-        with self._in_one_line():
-            if self.file:
-                self._read(installed, masks)
-            self.category_ids = COCO_CATEGORIES if data.is_coco else self._categories(data)
+            content = read_json(self.file, "expected COCO's annotations", DataError)
+            with self._in_one_line():
+                self._read(content, masks)
+                if not data.is_coco:
+                    self.category_ids = self._categories(content["categories"], data)
+            stems = Counter(Path(path).stem for path in paths)
+            if wrong := [stem for stem in stems if len(self._ids.get(stem, ())) != 1 or stems[stem] > 1]:
+                raise DataError(f"the image {wrong[0]} is not in {self.file}, or there are several of that name")
 
     @contextlib.contextmanager
     def _in_one_line(self) -> Iterator[None]:
@@ -83,81 +91,56 @@ class CocoEvaluation:
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             raise DataError(f"{self.file}: pycocotools cannot read these annotations: {reason}") from error
 
-    def _read(self, installed: bool, masks: bool) -> None:
+    def _read(self, content: dict[str, Any], masks: bool) -> None:
         """Fill in what pycocotools relies on, and let it read boxes and masks now, not after the evaluation."""
-        annotations = self._content["annotations"]
+        annotations = content["annotations"]
         for number, annotation in enumerate(annotations, 1):
             annotation["id"] = number  # pycocotools takes the id 0 for "no match"
             annotation.setdefault("iscrowd", 0)
             annotation.setdefault("area", annotation["bbox"][2] * annotation["bbox"][3])
         np.array([annotation["bbox"] for annotation in annotations], float).reshape(len(annotations), 4)
-        self._content.setdefault("info", {})  # loadRes copies both
-        self._content.setdefault("licenses", [])
-        for image in self._content["images"]:
-            file = PurePath(image["file_name"])
-            self._ids.setdefault(file.stem, {})[file] = image["id"]
-        if not installed:
+        for image in content["images"]:
+            self._ids.setdefault(Path(image["file_name"]).stem, []).append(image["id"])
+        if not self._installed:
             return
         from pycocotools.coco import COCO
 
         self._coco = COCO()
-        self._coco.dataset = self._content
+        self._coco.dataset = {"info": {}, "licenses": [], **content}  # loadRes copies both
         with contextlib.redirect_stdout(io.StringIO()):
             self._coco.createIndex()
         for annotation in annotations if masks else ():
             if annotation["image_id"] in self._coco.imgs:
                 annotation["segmentation"] = self._coco.annToRLE(annotation)
 
-    def _categories(self, data: DataConfig) -> list[int]:
-        if not self.file:
-            return list(range(data.nc))
+    def _categories(self, categories: Sequence[dict[str, Any]], data: DataConfig) -> list[int]:
         if self._single_cls:  # any category will do, as long as the annotations have it
-            return [self._content["categories"][0]["id"]]
-        by_name = {str(category["name"]): category["id"] for category in self._content["categories"]}
+            return [categories[0]["id"]]
+        by_name = {str(category["name"]): category["id"] for category in categories}
         missing = [name for name in data.names.values() if name not in by_name]
         if missing:
-            known = ", ".join(list(by_name)[:8])
+            known = short_repr(list(by_name))
             raise DataError(f"{self.file} has no category {missing[0]!r}, which {data.file} names; it has {known}")
         return [by_name[name] for name in data.names.values()]
 
     def image_id(self, path: str) -> int | str:
         """The id of an image: the annotations', or else its name as upstream takes it: a number if it is one."""
         stem = Path(path).stem
-        if self.file:
-            return self._listed(path)[0]
-        return int(stem) if stem.isdecimal() else stem
-
-    def _listed(self, path: str) -> list[int]:
-        """The annotations' ids that an image can have: of several with its name the one with most of its folders."""
-        known, parts = self._ids.get(Path(path).stem, {}), Path(path).parts
-        if len(known) > 1:
-            own = [file for file in known if parts[-len(file.parts) :] == file.parts]
-            known = {file: known[file] for file in sorted(own, key=lambda file: len(file.parts))[-1:]}
-        return list(known.values())
-
-    def check(self, paths: Sequence[str]) -> None:
-        """Say before the evaluation, and not after it, that an image has no annotations, or that it is unclear which.
-
-        Raises:
-            DataError: naming the first such image.
-        """
-        by_id: dict[int, str] = {}
-        for path in paths if self.file else ():
-            found = self._listed(path)
-            if len(found) != 1:
-                raise DataError(f"{path} is not among the images of {self.file}, or it is unclear which of them")
-            other = by_id.setdefault(found[0], path)
-            if other != path:
-                raise DataError(f"{other} and {path} have one name, and {self.file} tells images by it; rename one")
+        return self._ids[stem][0] if self.file else int(stem) if stem.isdecimal() else stem
 
     def add(self, path: str, found: Tensor, masks: Sequence[dict[str, Any]] | None = None) -> None:
         """Remember one image's detections `[n, 6]`: xyxy in pixels, score, class; and run lengths of their masks."""
-        image_id = self.image_id(path)
+        image_id, entries = self.image_id(path), []
         for index, (x1, y1, x2, y2, score, label) in enumerate(found.tolist()):
             bbox = [round(value, 3) for value in (x1, y1, x2 - x1, y2 - y1)]
             category = self.category_ids[int(label)]
             entry = {"image_id": image_id, "category_id": category, "bbox": bbox, "score": round(score, 5)}
-            self.results.append(entry if masks is None else {**entry, "segmentation": masks[index]})
+            entries.append(entry if masks is None else {**entry, "segmentation": masks[index]})
+        self.results[path] = entries
+
+    def results_of(self, paths: Sequence[str]) -> list[dict[str, Any]]:
+        """COCO's list for images at `paths`, in their order."""
+        return [entry for path in paths for entry in self.results[path]]
 
     def evaluate(self, paths: Sequence[str], iou_type: str, heading: str = "") -> dict[str, float] | None:
         """Compute pycocotools' 12 statistics on images at `paths`; None, and a line in the log, if it cannot run.
@@ -175,13 +158,13 @@ class CocoEvaluation:
         if self._coco is None:
             logger.warning("pycocotools is not installed (pip install pycocotools); only the predictions were written")
             return None
-        if not self.results:
+        results = self.results_of(paths)
+        if not results:
             return dict.fromkeys(STATISTICS, 0.0)
         from pycocotools.cocoeval import COCOeval
 
         printed = io.StringIO()
         with self._in_one_line(), contextlib.redirect_stdout(printed):
-            results = self.results
             if iou_type != "bbox":  # the areas of results with boxes would be those of the boxes
                 results = [{key: value for key, value in one.items() if key != "bbox"} for one in results]
             evaluator = COCOeval(self._coco, self._coco.loadRes(results), iou_type)
@@ -219,8 +202,7 @@ class PredictionFiles:
         self.coco: CocoEvaluation | None = None
         self.json_file = folder / f"{name}_predictions.json"
         if config.save_json:
-            self.coco = CocoEvaluation(data, config.split, single_cls=config.single_cls, masks=masks)
-            self.coco.check(paths)
+            self.coco = CocoEvaluation(data, config.split, paths, single_cls=config.single_cls, masks=masks)
             refuse_overwrite(
                 [self.json_file], [self.coco.file] if self.coco.file else [], "choose another --name or --project"
             )
@@ -241,7 +223,7 @@ class PredictionFiles:
         """Write the JSON; return pycocotools' statistics of boxes and of masks on images at `paths`, if it can run."""
         if not self.coco:
             return None, None
-        write_text(self.json_file, json.dumps(self.coco.results))
+        write_text(self.json_file, json.dumps(self.coco.results_of(paths)))
         boxes = self.coco.evaluate(paths, DETECT.iou_type, "pycocotools, boxes:" if self._masks else "")
         masks = self.coco.evaluate(paths, SEGMENT.iou_type, "pycocotools, masks:") if boxes and self._masks else None
         return boxes, masks

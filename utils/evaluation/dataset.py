@@ -7,7 +7,6 @@ upstream's own dataset, everything else from the one here.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import logging
 import math
@@ -15,9 +14,8 @@ import os
 import random
 import shutil
 import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +29,14 @@ from utils.core import distributed
 from utils.core.device import cpu_cores
 from utils.core.errors import CheckpointError, DataError, InputError
 from utils.core.text import plural
-from utils.evaluation.batch import Item, collate, packed_truth
+from utils.evaluation.batch import Item, collate, polygon_masks
 from utils.evaluation.data_yaml import DataConfig
 from utils.evaluation.images import ImageFile, SplitImages, decode, find_images, label_file
-from utils.evaluation.letterbox import boxes_to_input, letterboxed_planes, rectangular_shapes
+from utils.evaluation.letterbox import letterboxed_planes, rectangular_shapes
 
 logger = logging.getLogger(__name__)
 
 UNDECODABLE = "Image Not Found"  # how upstream begins to say that OpenCV has read nothing
-AT_LEAST = 8  # batches of a dataset, where several are given as one: so that workers can share them
 
 
 class ImageDataset(Dataset[Item]):
@@ -49,7 +46,6 @@ class ImageDataset(Dataset[Item]):
         split: the images as they were read.
         images: those that take part, sorted by path.
         shapes: input (height, width) for each image.
-        mask_stride: of the grid of the labels' masks; None without masks.
     """
 
     def __init__(
@@ -59,10 +55,9 @@ class ImageDataset(Dataset[Item]):
         *,
         stride: int = 32,
         rect: bool = False,
-        pad: float = 0.5,
         single_cls: bool = False,
         keep: Callable[[str], bool] | None = None,
-        mask_stride: int | None = None,
+        masks: bool = False,
     ) -> None:
         """See `make_loader` for the arguments.
 
@@ -72,17 +67,17 @@ class ImageDataset(Dataset[Item]):
         self.split, self.images = split, images_to_keep(split, keep)
         labels = [(image.path, image.labels) for image in self.images]
         boxes = [path for path, of_image in labels if len(of_image.polygons) < len(of_image.rows) or of_image.boxes]
-        if mask_stride is not None and boxes:
+        if masks and boxes:
             raise DataError(
                 f"a network for segmentation needs outlines, and {plural(len(boxes), 'image')} of '{split.name}' have "
                 f"boxes as labels; expected a class and a polygon x1 y1 x2 y2 x3 y3 ...; the first: "
                 f"{label_file(boxes[0])}"
             )
-        self.mask_stride = mask_stride
+        self.masks = masks
         self.fit = (imgsz, imgsz) if isinstance(imgsz, int) else imgsz
         self.single_cls = single_cls
         if rect:
-            self.shapes = rectangular_shapes([p.size for p in self.images], max(self.fit), stride, pad)
+            self.shapes = rectangular_shapes([p.size for p in self.images], max(self.fit), stride)
         else:
             self.shapes = [self.fit] * len(self.images)
 
@@ -99,16 +94,13 @@ class ImageDataset(Dataset[Item]):
         entry, shape = self.images[index], self.shapes[index]
         image = decode(entry.path)
         if image is None:
-            return Item(None, torch.zeros((0, 6)), entry.path, None)
+            return Item(None, torch.zeros((0, 5)), entry.path, None)
         pixels, box = letterboxed_planes(image, self.fit, shape)
-        rows = entry.labels.rows
-        labels = torch.zeros((len(rows), 6))
-        if len(rows):
-            xyxy = boxes_to_input(rows[:, 1:], box) / np.array([shape[1], shape[0]] * 2, dtype=np.float32)
-            labels[:, 1] = torch.from_numpy(rows[:, 0] * (not self.single_cls))
-            labels[:, 2:4] = torch.from_numpy((xyxy[:, :2] + xyxy[:, 2:]) / 2)
-            labels[:, 4:] = torch.from_numpy(xyxy[:, 2:] - xyxy[:, :2])
-        masks = None if self.mask_stride is None else packed_truth(entry.labels.polygons, box, shape, self.mask_stride)
+        rows, size = entry.labels.rows, np.array([image.shape[1], image.shape[0]] * 2, np.float32)
+        half = rows[:, 3:] / 2
+        boxes = np.concatenate([rows[:, 1:3] - half, rows[:, 1:3] + half], 1).clip(0, 1) * size
+        labels = torch.from_numpy(np.concatenate([rows[:, :1] * (not self.single_cls), boxes], 1))
+        masks = polygon_masks(entry.labels.polygons, box, shape) if self.masks else None
         return Item(torch.from_numpy(pixels), labels, entry.path, box.shapes, masks)
 
 
@@ -157,37 +149,32 @@ class SeededImages(Dataset[Any]):
         except AssertionError as error:
             if not str(error).startswith(UNDECODABLE):
                 raise
-            return Item(None, torch.zeros((0, 6)), "", None)
+            return Item(None, torch.zeros((0, 5)), "", None)
         finally:
             random.setstate(before[0])
             np.random.set_state(before[1])
 
 
-class ShapeBatches(Sampler[list[int]]):
-    """Batches of images that have the same input shape; in the order of the shapes' first images.
+class Batches(Sampler[list[int]]):
+    """Batches of the indices of images, or this process's part of each of them.
 
     Attributes:
-        batch_size: of the batches, of which several may be given together.
+        batches: the whole batches, of `batch_size`.
+        images: their number in a pass.
+        shared: whether these are parts.
     """
 
-    def __init__(self, shapes: Sequence[tuple[int, int]], batch_size: int, together: int = 1) -> None:
-        """Give the first batch of a shape alone, and then at most so many together; see `make_loader`."""
-        step = batch_size * max(min(together, len(shapes) // (batch_size * AT_LEAST)), 1)
-        groups: dict[tuple[int, int], list[int]] = {}
-        for index, shape in enumerate(shapes):
-            groups.setdefault(shape, []).append(index)
-        self.batch_size = batch_size
-        self._batches = [
-            group[start:end]
-            for group in groups.values()
-            for start, end in pairwise([0, *range(batch_size, len(group), step), len(group)])
-        ]
+    def __init__(self, batches: Any, batch_size: int, images: int, *, shared: bool) -> None:
+        self.batches, self.batch_size, self.images = batches, batch_size, images
+        self._world = distributed.world()
+        self.shared = shared and self._world.size > 1
 
     def __iter__(self) -> Iterator[list[int]]:
-        return iter(self._batches)
+        for batch in self.batches:
+            yield batch[self._world.share(len(batch))] if self.shared else batch
 
     def __len__(self) -> int:
-        return len(self._batches)
+        return len(self.batches)
 
 
 def make_loader(
@@ -196,10 +183,8 @@ def make_loader(
     *,
     imgsz: int | tuple[int, int],
     batch_size: int,
-    together: int = 1,
     stride: int = 32,
     rect: bool = False,
-    pad: float = 0.5,
     workers: int = 8,
     single_cls: bool = False,
     shuffle: bool = False,
@@ -209,7 +194,7 @@ def make_loader(
     hyp: Mapping[str, Any] | None = None,
     limit: int | None = None,
     keep: Callable[[str], bool] | None = None,
-    mask_stride: int | None = None,
+    masks: bool = False,
     progress: bool = False,
     share: bool = False,
 ) -> DataLoader[Any]:
@@ -217,17 +202,15 @@ def make_loader(
 
     Args:
         imgsz: longer side, or (height, width), in pixels.
-        together: give so many batches as one, but fewer of a small dataset, and the first one alone, with which a
-            network warms up; without `shuffle` and `augment`.
-        rect: give each image the smallest input that holds it (multiples of `stride`, plus `pad` strides).
+        rect: give each image the smallest input that holds it (multiples of `stride`).
         workers: at most so many processes read ahead; 0 reads in this one.
         shuffle: random order, fixed by `seed`; not together with `rect`.
         first: only so many images, the first of that order.
         augment: upstream's training augmentation with `hyp`; needs a patched checkout and a square `imgsz`.
         limit: only so many images, evenly spread over the split.
         keep: only the images for whose path this holds, of those that `limit` leaves.
-        mask_stride: also give masks of the labels, which must be polygons, on a grid of so many pixels.
-        share: of several processes, each loads its part of every batch, see `ShareOfBatches`; otherwise all of it.
+        masks: also give masks of the labels, which must be polygons.
+        share: of several processes, each loads its part of every batch, see `Batches`; otherwise all of it.
 
     Raises:
         DataError: the split is not there, or none of its images can be used or is kept; see also `DataConfig.read`.
@@ -238,61 +221,49 @@ def make_loader(
     dataset: Dataset[Any]
     part = data.read(split, limit, progress=progress and distributed.is_main())
     if augment:
-        if rect or limit is not None or mask_stride is not None or not isinstance(imgsz, int):
+        if rect or limit is not None or masks or not isinstance(imgsz, int):
             raise ValueError("augmented images are square, not limited in number, and without masks")
         from utils import upstream
 
-        images = {
-            image.path: (image.labels.rows, image.size, image.labels.polygons) for image in images_to_keep(part, keep)
-        }
-        dataset = SeededImages(
-            upstream.make_dataset(
-                images, imgsz, batch_size, stride=stride, single_cls=single_cls, augment=True, hyp=hyp
-            )
-        )
+        kept = images_to_keep(part, keep)
+        images = {image.path: (image.labels.rows, image.size, image.labels.polygons) for image in kept}
+        dataset = SeededImages(upstream.make_dataset(
+            images, imgsz, batch_size, stride=stride, single_cls=single_cls, augment=True, hyp=hyp
+        ))  # fmt: skip
+        pixels = imgsz**2
     else:
-        dataset = ImageDataset(
-            part, imgsz, stride=stride, rect=rect, pad=pad, single_cls=single_cls, keep=keep, mask_stride=mask_stride
-        )  # fmt: skip
-    side = imgsz if isinstance(imgsz, int) else max(imgsz)
-    pixels = max(map(math.prod, dataset.shapes)) if isinstance(dataset, ImageDataset) else side**2
-    generator, size = torch.Generator().manual_seed(seed), len(dataset)
-    number = min(first or size, size)
-    batches: Sampler[list[int]]
+        dataset = plain = ImageDataset(
+            part, imgsz, stride=stride, rect=rect, single_cls=single_cls, keep=keep, masks=masks
+        )
+        pixels = max(map(math.prod, plain.shapes))
+    generator = torch.Generator().manual_seed(seed)
+    number = min(first or len(dataset), len(dataset))
+    batches: Any
     if isinstance(dataset, ImageDataset) and not shuffle:
-        batches = ShapeBatches(dataset.shapes, batch_size, together)
-        largest = max(map(len, batches))
+        of_shape: dict[tuple[int, int], list[int]] = {}
+        for index, shape in enumerate(dataset.shapes):
+            of_shape.setdefault(shape, []).append(index)
+        groups = of_shape.values()
+        batches = [group[i : i + batch_size] for group in groups for i in range(0, len(group), batch_size)]
     else:
-        order = (
-            RandomSampler(dataset, num_samples=number, generator=generator) if shuffle else SequentialSampler(dataset)
-        )
+        random_order = RandomSampler(dataset, num_samples=number, generator=generator)
+        order = random_order if shuffle else SequentialSampler(dataset)
         batches = BatchSampler(order, batch_size, drop_last=False)
-        largest = min(batch_size, len(dataset))
-    if share and distributed.world().size > 1:
-        batches = ShareOfBatches(batches)
     programs = 1 if share else distributed.world().size  # that read whole batches, and not parts of the same
-    workers = loading_processes(min(workers, cpu_cores(), len(batches)), largest * 3 * pixels * programs)
-    loader = _Loader(
+    batch_bytes = min(batch_size, len(dataset)) * 3 * pixels * programs
+    return _Loader(
         dataset,
-        batch_sampler=batches,
-        num_workers=workers,
+        batch_sampler=Batches(batches, batch_size, number, shared=share),
+        num_workers=loading_processes(min(workers, cpu_cores(), len(batches)), batch_bytes),
         collate_fn=collate,
         pin_memory=torch.cuda.is_available(),
         worker_init_fn=_start_worker,
         generator=generator,
     )
-    loader.number = number
-    return loader
 
 
 class _Loader(DataLoader[Any]):
-    """A loader that gives augmented images new seeds for each pass.
-
-    Attributes:
-        number: of the images of a pass.
-    """
-
-    number: int
+    """A loader that gives augmented images new seeds for each pass."""
 
     def __iter__(self) -> Any:
         if isinstance(self.dataset, SeededImages):
@@ -301,7 +272,7 @@ class _Loader(DataLoader[Any]):
 
 
 def loading_processes(workers: int, batch: int) -> int:
-    """As many of these processes as shared memory has room for; torch waits for ever where there is too little of it.
+    """As many of these processes as shared memory has room for; with too little of it torch waits for ever.
 
     Args:
         workers: each reads two batches ahead; two more are in use.
@@ -326,25 +297,6 @@ def _start_worker(_: int) -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     cv2.setNumThreads(0)
-
-
-class ShareOfBatches(Sampler[list[int]]):
-    """This process's part of each of some batches.
-
-    Attributes:
-        batch_size: of the whole batches.
-    """
-
-    def __init__(self, batches: Any) -> None:
-        self._batches, self._world = batches, distributed.world()
-        self.batch_size: int = batches.batch_size
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for batch in self._batches:
-            yield batch[self._world.share(len(batch))]
-
-    def __len__(self) -> int:
-        return len(self._batches)
 
 
 def whole_batch(images: Tensor) -> tuple[int, Tensor]:
@@ -409,29 +361,26 @@ def check_unchanged(saved: str, now: str, run: Path) -> None:
 def _split_hashes(data: DataConfig, split: str) -> dict[str, str]:
     """Hashes of a split's images and labels; images that are not there are left out."""
 
-    def states(files: Sequence[str]) -> list[tuple[str, tuple[int, int], str]]:
-        """Name, (size, time) and hash of the labels (empty for no label file) of each image."""
-        rows = []
-        for file in files:
-            try:
-                status = os.stat(file)
-            except OSError:
-                continue
-            label = label_file(file)
-            try:
-                labels = _hash(label.read_bytes())
-            except FileNotFoundError:
-                labels = ""
-            except OSError as error:
-                raise DataError(f"cannot read {label}: {error.strerror}; expected the labels of {file}") from error
-            rows.append((file.removeprefix(f"{data.root}{os.sep}"), (status.st_size, status.st_mtime_ns), labels))
-        return rows
+    def state(file: str) -> tuple[str, tuple[int, int], str] | None:
+        """Name, (size, time) and hash of the labels (empty for no label file) of an image."""
+        label = label_file(file)
+        try:
+            status = os.stat(file)
+        except OSError:
+            return None
+        try:
+            labels = _hash(label.read_bytes())
+        except FileNotFoundError:
+            labels = ""
+        except OSError as error:
+            raise DataError(f"cannot read {label}: {error.strerror}; expected the labels of {file}") from error
+        return file.removeprefix(f"{data.root}{os.sep}"), (status.st_size, status.st_mtime_ns), labels
 
     files = find_images(data.paths(split))
-    chunks = [files[start : start + 256] for start in range(0, len(files), 256)]
     with ThreadPoolExecutor(4) as pool:  # disks are waited for
-        progress = tqdm(pool.map(states, chunks), f"looking at {split}", len(chunks), delay=2, leave=False)
-        rows = list(itertools.chain.from_iterable(progress))
+        rows = [
+            row for row in tqdm(pool.map(state, files), f"looking at {split}", len(files), delay=2, leave=False) if row
+        ]
     names, sizes, labels = zip(*rows, strict=True) if rows else ((), (), ())
     return {
         f"the images of {split}": _hash(repr(names)),

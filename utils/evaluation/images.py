@@ -3,9 +3,8 @@
 `.../images/a/b.jpg` has its labels in `.../labels/a/b.txt`: one line per object, `class cx cy w h` as fractions of the
 image, or `class x1 y1 x2 y2 x3 y3 ...`, a polygon. An image without a label file shows no object.
 
-An image that upstream's reader leaves out because of its file or its labels is left out here, too: AP is to be that of
-upstream's val.py. Unlike upstream's reader this one keeps no pickled cache beside the labels, rewrites no images, reads
-labels in UTF-16 or with a byte order mark, and clips those that lie a little outside of their image.
+What upstream's reader leaves out is left out here, too: AP is to be that of upstream's val.py. Unlike upstream's this
+reader keeps no cache, rewrites no images, reads labels in UTF-16, and clips those that lie a little outside.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import logging
 import mimetypes
 import os
 import re
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -43,7 +41,6 @@ LISTS = (".txt", ".streams")  # of images, videos and streams, one a line
 SMALLEST = 10  # pixels: upstream leaves out images with a smaller side
 ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}  # of whole files, by Pillow's name of the format
 OUTSIDE = 0.01  # of the image: labels further outside are wrong
-FIRST, SLOW = 64, 1e-3  # images that show how fast the disk is; seconds for one, above which it is slow
 
 
 class Labels(NamedTuple):
@@ -126,7 +123,7 @@ class SplitImages:
 
 
 def read_images(files: Sequence[str], nc: int, *, name: str = "images", progress: bool = False) -> SplitImages:
-    """Read the sizes and labels of `files`; with threads where the disk is slow, since elsewhere threads cost time.
+    """Read the sizes and labels of `files`.
 
     Args:
         name: of the split.
@@ -136,16 +133,9 @@ def read_images(files: Sequence[str], nc: int, *, name: str = "images", progress
     """
     from tqdm import tqdm
 
-    read = partial(_read_image, nc=nc)
-    began = time.perf_counter()
-    results = [read(file) for file in files[:FIRST]]
-    slow = time.perf_counter() - began > SLOW * FIRST
-    with ThreadPoolExecutor(8) as pool:
-        rest = (pool.map if slow else map)(read, files[FIRST:])
-        bar = tqdm(
-            rest, "reading labels", len(files), initial=len(results), unit="image", delay=2, disable=not progress
-        )
-        results += bar
+    with ThreadPoolExecutor(8) as pool:  # disks are waited for
+        read = pool.map(partial(_read_image, nc=nc), files)
+        results = list(tqdm(read, "reading labels", len(files), unit="image", delay=2, disable=not progress))
     split = SplitImages(name, [], [], [])
     for result in results:
         if isinstance(result, str):
@@ -333,7 +323,7 @@ def list_images(paths: Iterable[str]) -> tuple[list[str], list[str]]:
     listed: list[str] = []
     for path in map(Path, paths):
         if path.is_dir():
-            listed += _walk(str(path))
+            listed += glob.glob(f"{glob.escape(str(path))}/**/*.*", recursive=True)  # without hidden ones, as upstream
         elif path.is_file():
             listed += [str(path)] if path.suffix.lower() in SUFFIXES else _read_list(path)
         else:
@@ -346,20 +336,6 @@ def list_images(paths: Iterable[str]) -> tuple[list[str], list[str]]:
         logger.warning("%d images are listed more than once; each is used once", len(files) - len(images))
     others = {file for file in set(listed) - set(files) if (mimetypes.guess_type(file, False)[0] or "")[:6] == "image/"}
     return images, sorted(others)
-
-
-def _walk(root: str) -> Iterator[str]:
-    """Files below a folder, without hidden ones; links are followed, and each real folder is entered once."""
-    entered: set[str] = set()
-    for folder, folders, names in os.walk(root, followlinks=True):
-        real = os.path.realpath(folder)
-        if real in entered:
-            folders.clear()
-            continue
-        entered.add(real)
-        folders[:] = [name for name in folders if name[0] != "."]
-        folders.sort(key=lambda name: os.path.islink(f"{folder}/{name}"))
-        yield from (os.path.join(folder, name) for name in names if name[0] != ".")
 
 
 def _read_list(path: Path) -> list[str]:

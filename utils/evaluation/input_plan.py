@@ -5,21 +5,15 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-import torch
 
 from utils.core.errors import InputError
 from utils.core.input_spec import COLOURS
 from utils.core.tasks import DETECTIONS
-from utils.evaluation.batch import USUAL_STRIDE
 
 if TYPE_CHECKING:
     from utils.runners.base import Runner, TensorSpec
-
-TOGETHER_PIXELS, TOGETHER_IMAGES = 32 * 640 * 640, 128  # at most, in batches that are read as one
 
 logger = logging.getLogger(__name__)
 
@@ -31,18 +25,18 @@ class InputPlan:
     Attributes:
         imgsz: (height, width) in pixels.
         batch_size: images that the network is given at a time.
-        together: so many of these batches the loader may give as one, for NMS and matching, to which a GPU takes hardly
+        loaded: images in a batch of the loader, a multiple of `batch_size`: NMS and matching on a GPU take hardly
             longer for many images than for few.
     """
 
     imgsz: tuple[int, int]
     batch_size: int
-    together: int = 1
+    loaded: int
 
     @classmethod
     def of(
         cls, runner: Runner, imgsz: int | tuple[int, int] | None, batch_size: int, *, rect: bool = False
-    ) -> InputPlan:  # fmt: skip
+    ) -> InputPlan:
         """What fits both the network and the wishes.
 
         A network of static size decides; for one of dynamic size, `imgsz` decides, rounded up to the stride.
@@ -84,15 +78,8 @@ class InputPlan:
                 raise InputError(f"--imgsz {text} was asked for, and the network takes {spec}; export it for that size")
             if rect:
                 raise InputError(f"rectangular inference needs a network of dynamic size; this one takes {spec}")
-        together = 1
-        limited = batch is not None or batch_size < wanted_batch
-        if limited and not rect and runner.device.type == "cuda" and not runner.task.prototypes:  # masks take memory
-            together = max(min(TOGETHER_PIXELS // (size[0] * size[1]), TOGETHER_IMAGES) // batch_size, 1)
-        return cls(size, batch_size, together)
-
-    def describe(self, rect: bool) -> str:
-        """The plan in words, such as 'batch 32, 640x640'."""
-        return f"batch {self.batch_size}, {self.size(rect)}"
+        several = 1 if runner.task.prototypes else max(wanted_batch // batch_size, 1)  # masks take memory
+        return cls(size, batch_size, several * batch_size)
 
     def size(self, rect: bool) -> str:
         """The size of the input in words, such as '640x640'."""
@@ -118,21 +105,6 @@ def takes_size(runner: Runner, height: int, width: int) -> bool:
     """Whether a network of dynamic size takes images of so many pixels, multiples of its stride."""
     low, high = _limits(runner)
     return not low or (low[2] <= height <= high[2] and low[3] <= width <= high[3])
-
-
-def check_shapes(runner: Runner, shapes: Iterable[tuple[int, int]]) -> None:
-    """Check that an engine's profile has room for these (height, width).
-
-    Raises:
-        InputError: it has not.
-    """
-    low, high = _limits(runner)
-    for height, width in sorted(set(shapes)) if low else ():
-        if not takes_size(runner, height, width):
-            raise InputError(
-                f"rectangular inference needs {height}x{width}, and the engine takes {low[2]}x{low[3]} to "
-                f"{high[2]}x{high[3]}; build one with a wider range of --imgsz, or leave out --rect"
-            )
 
 
 def batch_range(runner: Runner) -> tuple[int, int | None]:
@@ -192,39 +164,9 @@ def nms_thresholds(runner: Runner) -> dict[str, float]:
     return {name: float(value) for name, value in found.items() if isinstance(value, (int, float))}
 
 
-def mask_stride(runner: Runner, imgsz: tuple[int, int], *, upsampled: bool = False) -> int | None:
-    """Pixels of the input in one of the grid that masks are compared on; None for a network without masks.
-
-    Where the file does not say how large its prototypes are, the network is run once on black. Masks in boxes' frames
-    are pasted onto the usual grid.
-
-    Raises:
-        InputError: the input's size is no multiple of the prototypes', or upsampled masks of a network without any.
-    """
-    task = runner.task
-    if not task.prototypes or (has_nms(runner) and not gives_masks(runner)):
-        if upsampled:
-            raise InputError("--upsample-masks is for networks that give masks, and this one gives boxes only")
-        return None
-    if upsampled:
-        return 1
-    if mask_frame(runner):
-        return USUAL_STRIDE
-    name = task.masks if has_nms(runner) else output_names(runner)[task.prototypes]
-    shape = next(spec.shape for spec in runner.outputs if spec.name == name)
-    height, width = shape[2:]
-    if height is None or width is None:
-        spec = image_input(runner)
-        shape = runner.input_spec.own((batch_range(runner)[0], runner.input_spec.channels, *imgsz))
-        black = torch.full(shape, 0, dtype=getattr(torch, spec.dtype))
-        height, width = runner.infer({spec.name: black})[name].shape[2:]
-    strides = {side / max(cells, 1) for side, cells in zip(imgsz, (height, width), strict=True)}
-    if not height * width or len(strides) != 1 or not (stride := strides.pop()).is_integer():
-        raise InputError(
-            f"prototypes of {height}x{width} do not fit an input of {imgsz[0]}x{imgsz[1]}; expected one of "
-            f"{USUAL_STRIDE} pixels in each direction, or another whole number"
-        )
-    return int(stride)
+def compares_masks(runner: Runner) -> bool:
+    """Whether the masks of a network are compared with the labels'; they are not if it has NMS inside and no masks."""
+    return bool(runner.task.prototypes) and (gives_masks(runner) or not has_nms(runner))
 
 
 def output_names(runner: Runner) -> dict[str, str]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import cv2
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from utils.core.device import disable_tf32, sent
+from utils.core.device import sent
 
 FILL = 114  # the grey that upstream trains with
 
@@ -27,8 +26,7 @@ class Letterbox:
     Attributes:
         original: (height, width) of the image.
         ratio: (height, width) of the resized image over the original's.
-        pad: (left, top) pixels. Halves occur: the image then lies half a pixel further left or up than this says.
-            Upstream computes with the halves, and so does this, because AP is to agree.
+        pad: (left, top) pixels. Where it has halves, the image lies half a pixel further left or up; as upstream.
     """
 
     original: tuple[int, int]
@@ -91,57 +89,6 @@ def letterboxed_planes(image: np.ndarray, fit: tuple[int, int], shape: tuple[int
     return planes, box
 
 
-def letterbox_on(image: np.ndarray, shape: tuple[int, int], device: torch.device) -> tuple[Tensor, Letterbox]:
-    """Letterbox with torch's operators, where the network is: the image is uploaded as it was decoded.
-
-    OpenCV's INTER_AREA and INTER_LINEAR are linear and separable: an image is multiplied by a matrix from each side.
-    Pixels are OpenCV's but for the last bit, because OpenCV rounds INTER_LINEAR's weights to 11 bits. The evaluation
-    keeps OpenCV, since its AP is to be that of upstream's pixels.
-
-    Args:
-        image: uint8 `[H, W, 3]` BGR, as OpenCV decodes it.
-        shape: (height, width) of the result.
-
-    Returns:
-        The image uint8 `[1, 3, *shape]` RGB on `device`, centred on grey, and where it lies.
-    """
-    box = placed((image.shape[0], image.shape[1]), shape, shape)
-    pixels = torch.from_numpy(np.ascontiguousarray(image)).to(device, non_blocking=True).flip(2).permute(2, 0, 1)
-    (height, width), (top, left) = box.resized, box.corner
-    if (height, width) != box.original:
-        rows = _weights(box.original[0], height, device)
-        columns = _weights(box.original[1], width, device)
-        with disable_tf32():
-            resized = rows @ pixels.float() @ columns.T
-        pixels = resized.round_().clamp_(0, 255).byte()
-    result = torch.full((1, 3, *shape), FILL, dtype=torch.uint8, device=device)
-    result[0, :, top : top + height, left : left + width] = pixels
-    return result, box
-
-
-@lru_cache(maxsize=16)
-def _weights(source: int, target: int, device: torch.device) -> Tensor:
-    """How much of each of `source` pixels goes into each of `target` pixels, float32 `[target, source]`."""
-    step = source / target
-    starts = torch.arange(target, dtype=torch.float64, device=device)[:, None] * step
-    pixels = torch.arange(source, dtype=torch.float64, device=device)[None]
-    if target < source:  # INTER_AREA: the share of the interval [start, start + step) that each pixel covers
-        shares = (torch.minimum(starts + step, pixels + 1) - torch.maximum(starts, pixels)).clamp(min=0)
-    else:  # INTER_LINEAR: by the distance from the middle; at the border the last pixel goes on
-        middles = (starts + step / 2 - 0.5).clamp(0, source - 1)
-        shares = (1 - (middles - pixels).abs()).clamp(min=0)
-    return (shares / shares.sum(1, keepdim=True)).float()
-
-
-def boxes_to_input(boxes: np.ndarray, box: Letterbox) -> np.ndarray:
-    """Turn cxcywh as fractions of the image, `[n, 4]`, into xyxy in pixels of the input."""
-    (height, width), ratio = box.original, box.ratio
-    scale = np.array([width * ratio[1], height * ratio[0]], dtype=np.float32)
-    pad = np.array(box.pad, dtype=np.float32)
-    middle, half = boxes[:, :2] * scale + pad, boxes[:, 2:] * scale / 2
-    return np.concatenate([middle - half, middle + half], axis=1)
-
-
 def points_to_input(points: np.ndarray, box: Letterbox) -> np.ndarray:
     """Turn x, y as fractions of the image, float32 `[n, 2]`, into pixels of the input."""
     (height, width), ratio = box.original, box.ratio
@@ -152,9 +99,7 @@ def points_to_input(points: np.ndarray, box: Letterbox) -> np.ndarray:
 def boxes_to_image(boxes: Tensor, owner: Tensor, shapes: Sequence[Any]) -> Tensor:
     """Turn xyxy in pixels of the input into pixels of the original images, clipped to them.
 
-    Upstream divides both axes by the height's ratio; each axis has its own here, because truncating the resized
-    width to whole pixels stretches the image a little. Overlaps, and with them AP, are the same either way; against
-    annotations in original pixels, as pycocotools uses, this is the exact one.
+    Each axis has its own ratio, because the resized image has whole pixels; upstream takes the height's for both.
 
     Args:
         boxes: float `[n, 4]`, of several images.
@@ -168,12 +113,13 @@ def boxes_to_image(boxes: Tensor, owner: Tensor, shapes: Sequence[Any]) -> Tenso
     return ((boxes - offset) / ratio).clamp(min=torch.zeros_like(limit), max=limit)
 
 
-def rectangular_shapes(sizes: Sequence[tuple[int, int]], imgsz: int, stride: int, pad: float) -> list[tuple[int, int]]:
+def rectangular_shapes(
+    sizes: Sequence[tuple[int, int]], imgsz: int, stride: int, pad: float = 0.5
+) -> list[tuple[int, int]]:
     """Input shapes for rectangular inference, those that `val.py --batch-size 32` chooses.
 
-    Upstream sorts images by aspect ratio and gives each batch the smallest shape that holds its images, so that
-    its AP depends a little on the batch size. Here the groups are always of val.py's default size, 32, and the loader
-    makes batches of any size within equal shapes: AP does not depend on the batch size, and equals val.py's default.
+    Upstream gives each batch, of images sorted by aspect ratio, the smallest shape that holds them. Here groups are
+    always of val.py's default size, 32, so that AP does not depend on the batch size.
 
     Args:
         sizes: (width, height) of each image.

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections import ChainMap
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from utils.core import distributed
@@ -24,7 +26,7 @@ from utils.evaluation.data_yaml import DataConfig
 from utils.evaluation.dataset import ImageDataset, make_loader
 from utils.evaluation.detector import BatchDetections, Detector, in_images
 from utils.evaluation.images import unlabelled
-from utils.evaluation.input_plan import InputPlan, check_shapes, mask_stride
+from utils.evaluation.input_plan import InputPlan, compares_masks
 from utils.evaluation.masks import Masks, mask_overlaps
 from utils.evaluation.metrics import EvalStatistics
 from utils.evaluation.nms import non_max_suppression
@@ -41,7 +43,6 @@ if TYPE_CHECKING:
     from utils.runners.base import Runner
 
 logger = logging.getLogger(__name__)
-Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
@@ -54,14 +55,11 @@ class EvalConfig:
         conf_thres, iou_thres, max_det: see `nms.non_max_suppression`; without `iou_thres` it is the task's.
         workers: processes that read images ahead.
         rect: smallest input that holds an image instead of a square; only for networks of dynamic size.
-        pad: border in rectangular inference, in strides; upstream's val.py has 0.5.
         single_cls: all classes count as one.
         split: `val`, `test` or `train`.
         save_txt, save_conf, save_json: write detections, see `results.py`; save_json also runs pycocotools.
         verbose: log a row for each class.
         limit: only so many images, evenly spread.
-        upsample_masks: compare masks at the input's size, see `masks.py`.
-        overlap: let the network compute the next batch during NMS and matching; on a GPU. Times of parts overlap too.
         groups: which images are resampled together, see `metrics.group_images`; None: each by itself.
         unlabelled: the labels are the detections of the reference, or of the network itself where there is none.
     """
@@ -73,7 +71,6 @@ class EvalConfig:
     max_det: int = 300
     workers: int = 8
     rect: bool = False
-    pad: float = 0.5
     single_cls: bool = False
     split: str = "val"
     save_txt: bool = False
@@ -81,8 +78,6 @@ class EvalConfig:
     save_json: bool = False
     verbose: bool = False
     limit: int | None = None
-    upsample_masks: bool = False
-    overlap: bool = False
     groups: str | None = None
     unlabelled: bool = False
 
@@ -120,65 +115,54 @@ def evaluate(
     start = time.perf_counter()
     plan = InputPlan.of(runner, config.imgsz, config.batch_size, rect=config.rect)
     detector = Detector(runner, data, conf_thres=config.conf_thres, iou_thres=config.nms_iou(runner.task),
-                        max_det=config.max_det, single_cls=config.single_cls, upsample_masks=config.upsample_masks,
-                        overlap=config.overlap)  # fmt: skip
-    stride = None if config.unlabelled else mask_stride(runner, plan.imgsz, upsampled=config.upsample_masks)
-    loader = make_loader(data, config.split, imgsz=plan.imgsz, batch_size=plan.batch_size, together=plan.together,
-                         stride=runner.stride, rect=config.rect, pad=config.pad, workers=config.workers,
-                         single_cls=config.single_cls, limit=config.limit, mask_stride=stride,
-                         progress=progress, share=True)  # fmt: skip
+                        max_det=config.max_det, single_cls=config.single_cls)  # fmt: skip
+    masks = compares_masks(runner) and not config.unlabelled
+    loader = make_loader(data, config.split, imgsz=plan.imgsz, batch_size=plan.loaded, stride=runner.stride,
+                         rect=config.rect, workers=config.workers, single_cls=config.single_cls,
+                         limit=config.limit, masks=masks, progress=progress, share=True)  # fmt: skip
     dataset: ImageDataset = loader.dataset
     if not (dataset.labelled or config.save_json or config.unlabelled):
         raise unlabelled(config.split, dataset.images[0].path)
     paths = [image.path for image in dataset.images]
     groups = len(set(group_images(paths, config.groups))) if config.groups else 0
-    files = PredictionFiles(config, data, out_dir, name, paths, masks=stride is not None)
-    if config.rect:
-        check_shapes(runner, dataset.shapes)
+    files = PredictionFiles(config, data, out_dir, name, paths, masks=masks)
 
-    statistics = EvalStatistics(correct_masks=None if stride is None else [], groups=config.groups)
-    agreement = None if reference is None else EvalStatistics(groups=config.groups)
-    kept: list[RaggedBatch] = []
-    ends: list[tuple[int, int]] = []  # of the rows of each batch in `statistics` and in `files`
-    matching = 0.0  # seconds
+    statistics = EvalStatistics(correct_masks=[] if masks else None, groups=config.groups)
+    agreement = EvalStatistics(groups=config.groups)
+    confident: dict[str, Tensor] = {}  # of each image the detections as labels, if this is to be a reference
     bar = tqdm(total=sum(map(len, loader.batch_sampler)), desc="evaluating", unit="image",
                disable=not (progress and distributed.is_main()))  # fmt: skip
     with torch.inference_mode(), bar:
-        for batch, detections in detector.detect(loader):
-            clock = time.perf_counter()
-            if detections is not None:
-                if config.unlabelled:
-                    device = detections.rows.flat.device
-                    labels = reference.labels(batch.paths, device) if reference else as_labels(detections.rows)
-                    batch = replace(batch, truth=labels)
-                add_detections(statistics, detections, batch)
-                if agreement is not None and reference is not None:
-                    agreement.add(
-                        detections.rows, reference.labels(batch.paths, detections.rows.flat.device), batch.paths
-                    )
-                if as_reference:
-                    kept.append(detections.rows)
-                files.add(batch, detections)
-                bar.update(len(batch))
-            ends.append((len(statistics.paths), len(files.coco.results) if files.coco else 0))
-            matching += time.perf_counter() - clock
-    own_paths = list(statistics.paths)
-    statistics = _of_all_processes(statistics, files, ends)
-    agreement = None if agreement is None else _of_all_processes(agreement, None, ends)
+        for batch in filter(len, loader):
+            if len(loader) == 1:  # whose times are all that there is
+                detector.warm_up(batch.images, batch.shapes)
+            detections = detector(batch.images, batch.shapes)
+            labels = batch.labels
+            if reference:
+                labels = reference.labels(batch.paths, detector.device)
+                agreement.add(detections.rows, labels, batch.paths)
+            elif config.unlabelled:
+                labels = as_labels(detections.rows)
+            add_detections(statistics, detections, replace(batch, labels=labels) if config.unlabelled else batch)
+            if as_reference:
+                confident.update(zip(batch.paths, as_labels(detections.rows.cpu()), strict=True))
+            files.add(batch, detections)
+            bar.update(len(batch))
+    statistics, agreement = (_of_all_processes(one, dataset, loader.batch_sampler) for one in (statistics, agreement))
+    if files.coco:
+        files.coco.results = dict(ChainMap(*distributed.gather(files.coco.results)))
     processes = distributed.world().size
     not_finite = int(sum(number for (number,) in distributed.all_numbers([detector.not_finite])))
 
     def summary() -> EvalResult:
-        clock = time.perf_counter()
         scores, mask_scores = statistics.scores(), statistics.mask_scores()
-        seconds = {"metrics": matching + time.perf_counter() - clock, **detector.seconds()}
         decoded = set(statistics.paths)
-        undecodable = [f"{path}: cannot be decoded" for path in paths if path not in decoded]
-        dataset.split.undecodable.update(path for path in paths if path not in decoded)
+        lost = [path for path in paths if path not in decoded]
+        undecodable = [f"{path}: cannot be decoded" for path in lost]
+        dataset.split.undecodable.update(lost)
         if undecodable:
             logger.warning("images left out: %d; the first: %s", len(undecodable), undecodable[0])
         coco, mask_coco = files.finish(statistics.paths)
-        agreed = None if agreement is None else AgreementScore(agreement.scores().mean().ap, agreement.resampled())
         per_class = per_class_results(scores, mask_scores, data, len(statistics.paths), config.single_cls)
         threshold = reference.threshold if reference else scores.threshold
         result = EvalResult(
@@ -187,11 +171,12 @@ def evaluate(
             ap50_coco=float(np.mean(scores.ap_coco[:, 0])) if len(scores.classes) else 0.0,
             per_class=per_class,
             images=len(statistics.paths), instances=int(scores.labels.sum()), ms=detector.milliseconds(), coco=coco,
-            seconds=time.perf_counter() - start, left_out=(*dataset.split.left_out, *undecodable), parts=seconds,
-            measured_on=f"{runner.description}, {plan.describe(config.rect)}"
+            seconds=time.perf_counter() - start, left_out=(*dataset.split.left_out, *undecodable),
+            measured_on=f"{runner.description}, batch {plan.batch_size}, {plan.size(config.rect)}"
             + (f", {plural(processes, 'process')}" if processes > 1 else ""),
             not_finite=not_finite, masks=mask_scores.mean() if mask_scores else None, mask_coco=mask_coco,
-            threshold=scores.threshold, f1=tuple(scores.f1.tolist()), agreement=agreed,
+            threshold=scores.threshold, f1=tuple(scores.f1.tolist()),
+            agreement=AgreementScore(agreement.scores().mean().ap, agreement.resampled()) if reference else None,
             groups=groups, limited=dataset.split.name != config.split,
             at=statistics.at(threshold, {one.id: one.name for one in per_class}),
         )  # fmt: skip
@@ -201,44 +186,24 @@ def evaluate(
             logger.info(line)
         return result
 
-    whole = statistics if distributed.is_main() else None
-    result = replace(
-        distributed.from_main(summary), statistics=whole, task=runner.task, input_size=plan.size(config.rect)
-    )
-    return replace(result, reference=Reference.of(own_paths, kept, result.threshold)) if as_reference else result
+    result = distributed.from_main(summary)
+    return replace(
+        result, statistics=statistics if distributed.is_main() else None, task=runner.task,
+        input_size=plan.size(config.rect), reference=Reference(result.threshold, confident) if as_reference else None,
+    )  # fmt: skip
 
 
-def _of_all_processes(
-    statistics: EvalStatistics, files: PredictionFiles | None, ends: Sequence[tuple[int, int]]
-) -> EvalStatistics:
-    """What all processes have found, in the order of the images, in the main one; nothing elsewhere."""
+def _of_all_processes(statistics: EvalStatistics, dataset: ImageDataset, sampler: Any) -> EvalStatistics:
+    """The statistics of all processes in the main one, in the order in which one process comes to the images."""
     if distributed.world().size == 1:
         return statistics
-    images, results = zip(*ends, strict=True)
+    rows = {name: list(chain(*distributed.gather(own))) for name, own in statistics.to_plain().items()}
+    paths = [dataset.images[index].path for batch in sampler.batches for index in batch]
+    position = {path: place for place, path in enumerate(paths)}
+    order = sorted(range(len(rows["paths"])), key=lambda row: position[rows["paths"][row]])
     whole = EvalStatistics(groups=statistics.groups)
-    for rows, own in statistics.to_plain().items():
-        whole.extend({rows: in_order(distributed.gather((own, images)))})
-    if files and files.coco:
-        files.coco.results = in_order(distributed.gather((files.coco.results, results)))
+    whole.extend({name: [of_name[row] for row in order] for name, of_name in rows.items()})
     return whole
-
-
-def in_order(parts: Sequence[tuple[Sequence[Row], Sequence[int]]]) -> list[Row]:
-    """The rows of all processes in the order in which one would have come to them.
-
-    Args:
-        parts: of each process, by rank, its rows, and how many it had after each batch.
-
-    >>> in_order([("abe", [2, 3, 3]), ("cd", [1, 1, 2])])
-    ['a', 'b', 'c', 'e', 'd']
-    """
-    found: list[Row] = []
-    starts: Sequence[int] = [0] * len(parts)
-    for ends in zip(*(after for _, after in parts), strict=True):
-        for (rows, _), start, end in zip(parts, starts, ends, strict=True):
-            found += rows[start:end]
-        starts = ends
-    return found
 
 
 def detections_of(prediction: Prediction, batch: Batch) -> BatchDetections:
@@ -264,11 +229,6 @@ def add_detections(statistics: EvalStatistics, detections: BatchDetections, batc
 
 
 def labels_in_images(batch: Batch, device: torch.device) -> RaggedBatch:
-    """A batch's labels for each image: class, xyxy in the original's pixels, `[m, 5]` on `device`.
-
-    Raises:
-        ValueError: its images have no originals, see `Batch.truth`.
-    """
-    if batch.truth is None:
-        raise ValueError("images that are put together of several have no originals, in which labels could lie")
-    return RaggedBatch(sent(batch.truth.flat, device), batch.truth.counts)
+    """A batch's labels for each image: class, xyxy in the original's pixels, `[m, 5]` on `device`."""
+    assert batch.labels is not None, "images that are put together of several have no originals"
+    return RaggedBatch(sent(batch.labels.flat, device), batch.labels.counts)

@@ -1,101 +1,117 @@
 """Masks of detections, and their overlap with the labels' masks.
 
-A network gives prototypes and coefficients (`Masks`), or, with NMS inside, masks (`MasksFromModel`).
+A mask is the sigmoid of a sum of prototypes, or what a network with NMS inside gives, cropped to its box. It is
+compared on the prototypes' grid, as upstream's evaluation does. For COCO's JSON it is resized to the input before it is
+cropped (`upsampled`), as upstream does it there.
 
-A mask of the first kind is a sum of prototypes, cropped to its box. By default it is compared on the prototypes' grid,
-as upstream's evaluation does: a pixel belongs to it where the sum is above zero, which is where its sigmoid is above
-one half. With `upsampled`, upstream's other definition, the sigmoid is resized to the input first, and cropped there.
-
-Sums take much memory: 300 of them at 640 pixels 30 MB an image. They are computed for a few detections at a time, of
-several images together on a GPU.
+Masks take much memory: 300 of them at 640 pixels 30 MB. They are computed for some detections of an image at a time.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.nn.functional import grid_sample, interpolate
-from torch.nn.utils.rnn import pad_sequence
 
 from utils.core.device import disable_tf32
 from utils.core.errors import InputError
-from utils.evaluation.batch import USUAL_STRIDE
+from utils.evaluation.batch import MASK_STRIDE
 from utils.evaluation.letterbox import boxes_to_image
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from utils.core.tasks import Prediction
-    from utils.evaluation.batch import PackedMasks
 
-LARGEST = {"cuda": 256 << 20, "cpu": 32 << 20}  # bytes of sums at a time
+LARGEST = {"cuda": 256 << 20, "cpu": 32 << 20}  # bytes of masks at a time
 
 
-class AnyMasks(ABC):
+@dataclass(frozen=True)
+class Masks:
     """Masks of a batch's detections.
 
     Attributes:
+        source: prototypes `[B, nm, h, w]`; or masks in 0..1 of a network with NMS inside, on the prototypes' grid
+            `[B, K, h, w]`, or in the boxes' frames `[B, K, R, R]`.
+        picks: of each image the coefficients of prototypes, float32 `[n, nm]`; or which of the K its detections are,
+            int64 `[n]`.
         boxes: of each image float32 `[n, 4]`, xyxy in pixels of the input.
         size: (height, width) of the input.
-        upsampled: compared at the input's size.
+        framed: whether the source lies in the boxes' frames.
+        upsampled: at the input's size, and not on the prototypes' grid.
     """
 
+    source: Tensor
+    picks: tuple[Tensor, ...]
     boxes: tuple[Tensor, ...]
     size: tuple[int, int]
-    upsampled: bool
+    framed: bool = False
+    upsampled: bool = False
 
-    @property
-    def device(self) -> torch.device:
-        """Where they are, with their boxes."""
-        return self.boxes[0].device
+    @classmethod
+    def of(cls, prediction: Prediction, rows: Sequence[Tensor], size: tuple[int, int]) -> Masks | None:
+        """Of the detections that NMS gave, `[n, 7]`, whose last column is the anchor; None for a detector's."""
+        if prediction.prototypes is None:
+            return None
+        pairs = zip(prediction.coefficients, rows, strict=True)
+        coefficients = tuple(one[:, found[:, 6].long()].T.float() for one, found in pairs)
+        return cls(prediction.prototypes, coefficients, tuple(found[:, :4] for found in rows), size)
 
-    @property
-    @abstractmethod
-    def grid(self) -> tuple[int, int]:
-        """(height, width) that masks are compared at."""
+    @classmethod
+    def from_model(
+        cls, output: Tensor, picks: Sequence[Tensor], boxes: Sequence[Tensor], size: tuple[int, int]
+    ) -> Masks:
+        """Of a network's own masks, `[B, K, R * R]` in the boxes' frames, or `[B, K, h, w]`.
 
-    @abstractmethod
-    def pixels(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Masks of some detections of several images: bool `[G, N, *grid]`.
-
-        Args:
-            images: int64 `[G]`.
-            rows: int64 `[G, N]`, their detections; -1 for none, whose mask is empty.
+        Raises:
+            InputError: they have another shape.
         """
+        framed = output.ndim == 3
+        if framed:
+            side = math.isqrt(output.shape[2])
+            if side * side != output.shape[2] or not side:
+                raise InputError(f"the network's masks are {list(output.shape)}; expected [batch, detections, R * R]")
+            output = output.unflatten(2, (side, side))
+        return cls(output, tuple(picks), tuple(boxes), size, framed)
 
-    @abstractmethod
-    def share(self, image: int, number: int) -> tuple[Tensor, tuple[float, ...]]:
-        """One mask in 0..1, float32 `[h, w]`, and over which pixels of the input it lies, xyxy."""
+    @property
+    def grid(self) -> tuple[int, int]:
+        """(height, width) of the masks that `pixels` gives."""
+        if self.upsampled:
+            return self.size
+        if self.framed:
+            return self.size[0] // MASK_STRIDE, self.size[1] // MASK_STRIDE
+        return self.source.shape[2], self.source.shape[3]
 
-    def at_input_size(self) -> AnyMasks:
-        """The same, compared at the input's size."""
-        return replace(self, upsampled=True)  # type: ignore[type-var]  # both kinds are dataclasses
-
+    @property
     def at_a_time(self) -> int:
-        """How many float32 masks may be computed together."""
-        kind = "cuda" if self.device.type == "cuda" else "cpu"
-        return max(LARGEST[kind] // (4 * self.grid[0] * self.grid[1]), 1)
+        """How many masks may be computed together; those in frames take two coordinates of every pixel, too."""
+        kind = "cuda" if self.source.device.type == "cuda" else "cpu"
+        return max(LARGEST[kind] // (4 * self.grid[0] * self.grid[1] * (3 if self.framed else 1)), 1)
 
-    def _cropped(self, inside: Tensor, images: Tensor, rows: Tensor) -> Tensor:
-        """Masks bool `[G, N, *grid]` without what is outside of their boxes."""
-        boxes = _chosen(self.boxes, images, rows).masked_fill(rows[..., None] < 0, 0.0)
+    def shares(self, image: int, rows: Tensor) -> Tensor:
+        """Masks of some detections of an image, int64 `[n]`, as the network gives them: 0..1, float32 `[n, h, w]`."""
+        picks, source = self.picks[image][rows], self.source[image]
+        if not picks.is_floating_point():
+            return source[picks].float()
+        with disable_tf32():
+            return (picks @ source.float().flatten(1)).sigmoid_().unflatten(1, source.shape[1:])
+
+    def pixels(self, image: int, rows: Tensor) -> Tensor:
+        """Masks of some detections of an image, int64 `[n]`, cropped to their boxes: bool `[n, *grid]`."""
+        shares, boxes = self.shares(image, rows), self.boxes[image][rows]
+        if self.framed:
+            shares = pasted(shares, boxes, self.size, self.grid)
+        elif self.upsampled:
+            shares = interpolate(shares[None], self.size, mode="bilinear", align_corners=False)[0]
         height, width = self.grid
-        boxes = boxes * boxes.new_tensor([width / self.size[1], height / self.size[0]] * 2)
-        inside &= between(boxes[..., 0], boxes[..., 2], width)[:, :, None, :]
-        inside &= between(boxes[..., 1], boxes[..., 3], height)[:, :, :, None]
-        return inside
-
-
-def _chosen(parts: Sequence[Tensor], images: Tensor, rows: Tensor) -> Tensor:
-    """Of each image `[n, ...]` these rows: `[G, N, ...]`."""
-    return torch.stack([parts[image][some] for image, some in zip(images.tolist(), rows.clamp(min=0), strict=True)])
+        x1, y1, x2, y2 = (boxes * boxes.new_tensor([width / self.size[1], height / self.size[0]] * 2)).unbind(1)
+        return (shares > 0.5) & between(x1, x2, width)[:, None, :] & between(y1, y2, height)[:, :, None]
 
 
 def between(low: Tensor, high: Tensor, count: int) -> Tensor:
@@ -104,123 +120,7 @@ def between(low: Tensor, high: Tensor, count: int) -> Tensor:
     return (places >= low[..., None]) & (places < high[..., None])
 
 
-@dataclass(frozen=True)
-class Masks(AnyMasks):
-    """Sums of prototypes.
-
-    Attributes:
-        prototypes: `[B, nm, h, w]`.
-        coefficients: of each image float32 `[n, nm]`.
-    """
-
-    prototypes: Tensor
-    coefficients: tuple[Tensor, ...]
-    boxes: tuple[Tensor, ...]
-    size: tuple[int, int]
-    upsampled: bool = False
-
-    @classmethod
-    def of(
-        cls, prediction: Prediction, rows: Sequence[Tensor], size: tuple[int, int], *, upsampled: bool = False
-    ) -> Masks | None:
-        """Of the detections that NMS gave, `[n, 7]`, whose last column is the anchor; None for a detector's."""
-        if prediction.prototypes is None:
-            return None
-        coefficients = [
-            one[:, found[:, 6].long()].T.float() for one, found in zip(prediction.coefficients, rows, strict=True)
-        ]
-        boxes = tuple(found[:, :4] for found in rows)
-        return cls(prediction.prototypes, tuple(coefficients), boxes, size, upsampled)
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """(height, width) that masks are compared at."""
-        return self.size if self.upsampled else (self.prototypes.shape[2], self.prototypes.shape[3])
-
-    def pixels(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Masks of some detections of several images: bool `[G, N, *grid]`, see `AnyMasks.pixels`."""
-        prototypes = self.prototypes[images].float()
-        with disable_tf32():
-            sums = _chosen(self.coefficients, images, rows) @ prototypes.flatten(2)
-        sums = sums.unflatten(2, prototypes.shape[2:])
-        if not self.upsampled:
-            return self._cropped(sums > 0, images, rows)
-        wide = interpolate(sums.sigmoid_(), self.size, mode="bilinear", align_corners=False)
-        return self._cropped(wide > 0.5, images, rows)
-
-    def share(self, image: int, number: int) -> tuple[Tensor, tuple[float, ...]]:
-        """The sigmoid of one detection's sum, float32 `[h, w]`, and over which pixels of the input it lies, xyxy."""
-        prototypes = self.prototypes[image].float()
-        with disable_tf32():
-            sums = self.coefficients[image][number] @ prototypes.flatten(1)
-        return sums.sigmoid_().unflatten(0, prototypes.shape[1:]), (0.0, 0.0, float(self.size[1]), float(self.size[0]))
-
-
-@dataclass(frozen=True)
-class MasksFromModel(AnyMasks):
-    """Masks that a network with NMS inside gives, in the boxes' frames or on the prototypes' grid.
-
-    Attributes:
-        shares: in 0..1, float `[B, K, R, R]` in the boxes' frames, or `[B, K, h, w]` on the grid.
-        rows: of each image int64 `[n]`: which of the K its detections are.
-        framed: whether they lie in the boxes' frames.
-    """
-
-    shares: Tensor
-    rows: tuple[Tensor, ...]
-    boxes: tuple[Tensor, ...]
-    size: tuple[int, int]
-    framed: bool
-    upsampled: bool = False
-
-    @classmethod
-    def of(
-        cls, given: Tensor, rows: Sequence[Tensor], boxes: Sequence[Tensor], size: tuple[int, int], *, upsampled: bool
-    ) -> MasksFromModel:
-        """Of the output of a network, `[B, K, R * R]` or `[B, K, h, w]`.
-
-        Raises:
-            InputError: it has another shape.
-        """
-        framed = given.ndim == 3
-        if framed:
-            side = math.isqrt(given.shape[2])
-            if side * side != given.shape[2] or not side:
-                raise InputError(f"the network's masks are {list(given.shape)}; expected [batch, detections, R * R]")
-            given = given.unflatten(2, (side, side))
-        return cls(given, tuple(rows), tuple(boxes), size, framed, upsampled)
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """(height, width) that masks are compared at."""
-        if self.upsampled:
-            return self.size
-        if self.framed:
-            return self.size[0] // USUAL_STRIDE, self.size[1] // USUAL_STRIDE
-        return self.shares.shape[2], self.shares.shape[3]
-
-    def pixels(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Masks of some detections of several images: bool `[G, N, *grid]`, see `AnyMasks.pixels`."""
-        shares = self.shares[images[:, None], _chosen(self.rows, images, rows)].float()
-        if self.framed:
-            boxes = _chosen(self.boxes, images, rows).flatten(0, 1)
-            shares = pasted(shares.flatten(0, 1), boxes, self.size, self.grid).unflatten(0, rows.shape)
-        elif self.upsampled:
-            shares = interpolate(shares, self.size, mode="bilinear", align_corners=False)
-        return self._cropped(shares > 0.5, images, rows)
-
-    def share(self, image: int, number: int) -> tuple[Tensor, tuple[float, ...]]:
-        """One mask in 0..1, float32 `[h, w]`, and over which pixels of the input it lies, xyxy."""
-        whole = (0.0, 0.0, float(self.size[1]), float(self.size[0]))
-        place = tuple(self.boxes[image][number].tolist()) if self.framed else whole
-        return self.shares[image, self.rows[image][number]].float(), place
-
-    def at_a_time(self) -> int:
-        """How many masks may be computed together: each takes two coordinates of every pixel, too."""
-        return max(super().at_a_time() // 3, 1)
-
-
-def pasted(shares: Tensor, boxes: Tensor, size: tuple[int, int], grid: tuple[int, int]) -> Tensor:
+def pasted(shares: Tensor, boxes: Tensor, size: tuple[float, float], grid: tuple[int, int]) -> Tensor:
     """Masks `[n, R, R]` in the frames of `boxes` `[n, 4]`, on a grid over an input: `[n, *grid]`.
 
     Each pixel of the grid looks up the place of its middle in the frame, bilinearly. Outside of a box lies what is at
@@ -228,7 +128,7 @@ def pasted(shares: Tensor, boxes: Tensor, size: tuple[int, int], grid: tuple[int
     """
     places = []
     for low, high, pixels, cells in ((0, 2, size[1], grid[1]), (1, 3, size[0], grid[0])):
-        middles = (torch.arange(cells, device=boxes.device, dtype=boxes.dtype) + 0.5) * (pixels / cells)
+        middles = (torch.arange(cells, device=boxes.device, dtype=boxes.dtype) + 0.5) * (pixels / max(cells, 1))
         length = (boxes[:, high] - boxes[:, low]).clamp(min=1e-6)
         places.append((middles - boxes[:, low, None]) / length[:, None] * 2 - 1)
     x, y = places
@@ -236,9 +136,7 @@ def pasted(shares: Tensor, boxes: Tensor, size: tuple[int, int], grid: tuple[int
     return grid_sample(shares[:, None], wanted, padding_mode="border", align_corners=False)[:, 0]
 
 
-def mask_overlaps(
-    masks: AnyMasks, truth: PackedMasks, detections: Sequence[Tensor], labels: Sequence[Tensor]
-) -> list[Tensor]:
+def mask_overlaps(masks: Masks, truth: Tensor, detections: Sequence[Tensor], labels: Sequence[Tensor]) -> list[Tensor]:
     """IoU of the masks of labels and of detections, for each image float32 `[m, n]`.
 
     Detections of a class that no label of their image has stand for no label whatever they look like: theirs is 0, and
@@ -246,55 +144,31 @@ def mask_overlaps(
 
     Args:
         masks: of the detections.
-        truth: of all labels, in the order of the images.
+        truth: of all labels, in the order of the images, bool `[sum of m, H / 4, W / 4]`.
         detections: of each image, `[n, 6]`.
         labels: of each image `[m, 5]`, the class first.
 
     Raises:
-        ValueError: the masks of labels and of detections are of different sizes.
+        InputError: the prototypes are of another size than the labels' masks.
     """
-    if truth.shape != masks.grid:
-        raise ValueError(f"the labels' masks are {truth.shape} and the network's {masks.grid}")
-    truth = truth.to(masks.device)
-    first = [0, *accumulate(map(len, labels))]
-    pairs = list(zip(detections, labels, strict=True))
-    overlaps = [rows.new_zeros((len(of_image), len(rows))) for rows, of_image in pairs]
-    wanted = [torch.isin(rows[:, 5], of_image[:, 0]).nonzero()[:, 0] for rows, of_image in pairs]
-    for images, rows in _groups(wanted, masks.at_a_time(), masks.device):
-        inside = masks.pixels(images, rows).flatten(2).float()
-        for image, chosen, detected in zip(images.tolist(), rows, inside, strict=True):
-            chosen = chosen[chosen >= 0]
-            detected = detected[: len(chosen)]
-            labelled = truth.unpacked(slice(first[image], first[image + 1])).float()
+    if tuple(truth.shape[1:]) != masks.grid:
+        found = "prototypes of {}x{} do not fit an input of {}x{}".format(*masks.grid, *masks.size)
+        raise InputError(f"{found}; expected one of {MASK_STRIDE} pixels in each direction")
+    truths = truth.to(masks.source.device).flatten(1).split([len(of_image) for of_image in labels])
+    overlaps = []
+    for image, (rows, of_image) in enumerate(zip(detections, labels, strict=True)):
+        overlap, labelled = rows.new_zeros((len(of_image), len(rows))), truths[image].float()
+        wanted = torch.isin(rows[:, 5], of_image[:, 0]).nonzero()[:, 0]
+        for chosen in wanted.split(masks.at_a_time) if len(wanted) else ():
+            detected = masks.pixels(image, chosen).flatten(1).float()
             shared = labelled @ detected.T
             union = labelled.sum(1)[:, None] + detected.sum(1)[None] - shared
-            overlaps[image][:, chosen] = shared / (union + 1e-7)
+            overlap[:, chosen] = shared / (union + 1e-7)
+        overlaps.append(overlap)
     return overlaps
 
 
-def _groups(wanted: Sequence[Tensor], limit: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-    """Detections that are looked at together: images `[G]`, and rows of each `[G, N]`, -1 where there are fewer.
-
-    On a CPU a group is of one image, since filling up costs as much as what is there.
-    """
-    groups: list[list[tuple[int, Tensor]]] = []
-    for image, rows in enumerate(wanted):
-        for part in rows.split(limit) if len(rows) else ():
-            together = [*groups[-1], (image, part)] if groups and device.type != "cpu" else []
-            if together and len(together) * max(len(rows) for _, rows in together) <= limit:
-                groups[-1] = together
-            else:
-                groups.append([(image, part)])
-    for group in groups:
-        images = torch.tensor([image for image, _ in group], device=device)
-        yield images, pad_sequence([rows for _, rows in group], batch_first=True, padding_value=-1)
-
-
-CHANNELS = 128  # OpenCV 5 resizes no more at a time
-LARGEST_PIXELS = 64 << 20  # pixels of masks of an image's own size at a time, a byte each
-
-
-def run_lengths(masks: AnyMasks, image: int, shapes: Any) -> list[dict[str, Any]]:
+def run_lengths(masks: Masks, image: int, shapes: Any) -> list[dict[str, Any]]:
     """COCO's `segmentation` of each detection of an image: `size` (height, width) and `counts`, a text."""
     from pycocotools import mask as coco_mask
 
@@ -305,7 +179,7 @@ def run_lengths(masks: AnyMasks, image: int, shapes: Any) -> list[dict[str, Any]
     return found
 
 
-def image_pixels(masks: AnyMasks, image: int, shapes: Any) -> Iterator[np.ndarray]:
+def image_pixels(masks: Masks, image: int, shapes: Any) -> Iterator[np.ndarray]:
     """Masks of an image's detections in its own pixels, a few at a time: uint8 `[n, H, W]` of 0 and 1.
 
     As upstream does it: made at the input's size, without the padding, then resized bilinearly.
@@ -315,14 +189,13 @@ def image_pixels(masks: AnyMasks, image: int, shapes: Any) -> Iterator[np.ndarra
     """
     import cv2
 
-    wide = masks.at_input_size()
+    wide = replace(masks, upsampled=True)
     (height, width), (_, (left, top)) = shapes
     rows = slice(int(top), int(masks.size[0] - top))
     columns = slice(int(left), int(masks.size[1] - left))
-    numbers = torch.arange(len(masks.boxes[image]), device=masks.device)
-    together = max(min(wide.at_a_time(), CHANNELS, LARGEST_PIXELS // (height * width)), 1)
-    for part in numbers.split(together) if len(numbers) else ():
-        inside = wide.pixels(torch.tensor([image], device=masks.device), part[None])[0, :, rows, columns]
+    numbers = torch.arange(len(masks.boxes[image]), device=masks.source.device)
+    for part in numbers.split(16) if len(numbers) else ():
+        inside = wide.pixels(image, part)[:, rows, columns]
         planes = np.ascontiguousarray(inside.permute(1, 2, 0).to(torch.uint8).cpu().numpy())
         resized = cv2.resize(planes, (width, height))
         yield resized.reshape(height, width, len(part)).transpose(2, 0, 1)
@@ -342,7 +215,7 @@ class Patch:
     inside: np.ndarray
 
 
-def patches(masks: AnyMasks, image: int, chosen: Tensor, shapes: Any) -> Iterator[Patch]:
+def patches(masks: Masks, image: int, chosen: Tensor, shapes: Any) -> Iterator[Patch]:
     """Masks of some of an image's detections for drawing, one after the other, and of each what lies in its box.
 
     The sigmoid of the sum of prototypes, or what the network gives, is resized bilinearly to the image, and only there
@@ -356,19 +229,12 @@ def patches(masks: AnyMasks, image: int, chosen: Tensor, shapes: Any) -> Iterato
     """
     _, ((ratio_y, ratio_x), (pad_x, pad_y)) = shapes
     boxes = masks.boxes[image][chosen]
-    boxes = boxes_to_image(boxes, torch.zeros(len(boxes), dtype=torch.int64, device=boxes.device), [shapes])
-    for number, box in zip(chosen.tolist(), boxes.ceil().int().tolist(), strict=True):
-        share, (x1, y1, x2, y2) = masks.share(image, number)
-        across = (np.arange(box[0], box[2]) + 0.5) * ratio_x + int(pad_x)  # middles of pixels, in those of the input
-        down = (np.arange(box[1], box[3]) + 0.5) * ratio_y + int(pad_y)
-        wide = _resized(share.cpu().numpy(), (across - x1) / (x2 - x1))
-        yield Patch(box[0], box[1], _resized(wide.T, (down - y1) / (y2 - y1)).T > 0.5)
-
-
-def _resized(values: np.ndarray, middles: np.ndarray) -> np.ndarray:
-    """Columns of float32 `[rows, columns]` where, as fractions of its width, these middles lie: `[rows, middles]`."""
-    places = (middles * values.shape[1] - 0.5).clip(0, values.shape[1] - 1)
-    low: np.ndarray = places.astype(np.int64)
-    part = (places - low).astype(np.float32)
-    high = np.minimum(low + 1, values.shape[1] - 1)
-    return values[:, low] * (1 - part) + values[:, high] * part
+    places = boxes_to_image(boxes, torch.zeros(len(boxes), dtype=torch.int64, device=boxes.device), [shapes])
+    whole = boxes.new_tensor([0, 0, masks.size[1], masks.size[0]])
+    for number, box, (left, top, right, bottom) in zip(chosen, boxes, places.ceil().int().tolist(), strict=True):
+        share = masks.shares(image, number[None])
+        origin = boxes.new_tensor([left * ratio_x + int(pad_x), top * ratio_y + int(pad_y)] * 2)  # in the input
+        frame = (box if masks.framed else whole) - origin
+        height, width = max(bottom - top, 0), max(right - left, 0)
+        wide = pasted(share, frame[None], (height * ratio_y, width * ratio_x), (height, width))
+        yield Patch(left, top, (wide[0] > 0.5).cpu().numpy())

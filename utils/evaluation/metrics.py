@@ -1,9 +1,7 @@
 """From detections and labels to precision, recall and AP.
 
-Matching, interpolation and the operating point (the confidence with the best mean F1) are defined as upstream defines
-them, and the tests compare with upstream's functions and with pycocotools. This module is its own, and does not call
-upstream's `ap_per_class`, because equal scores, which INT8 networks give often, need a stable order for a reproducible
-AP, and because an engine can then be evaluated where upstream's plotting libraries are not installed.
+Matching, interpolation and the operating point (the confidence with the best mean F1) are upstream's; the tests compare
+with upstream's functions and with pycocotools. Equal scores, which INT8 networks give often, keep their order.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ SIZE_BOUNDS = {"small": 0, "medium": 32**2, "large": 96**2}  # areas in pixels f
 
 def match(
     detections: Sequence[Tensor], labels: Sequence[Tensor], overlaps: Sequence[Tensor] | None = None
-) -> RaggedBatch:
+) -> tuple[RaggedBatch, Tensor]:
     """Which detections are correct, at each IoU threshold, for a batch of images at once.
 
     A detection stands for the label of its class that it overlaps most; the best-scored detection that stands for a
@@ -42,15 +40,8 @@ def match(
         overlaps: for each image IoU `[m, n]` of something else than the boxes, such as masks.
 
     Returns:
-        For each image bool `[n, 10]`.
+        For each image bool `[n, 10]`; and the area of the label's box that each detection stands for, `[sum of n]`.
     """
-    return assign(detections, labels, overlaps)[0]
-
-
-def assign(
-    detections: Sequence[Tensor], labels: Sequence[Tensor], overlaps: Sequence[Tensor] | None = None
-) -> tuple[RaggedBatch, Tensor]:
-    """What `match` gives, and the area of the label's box that each detection stands for, float `[sum of n]`."""
     detections = RaggedBatch.of(detections)
     place, found = _padded(detections, -1.0)  # [B, N, 6]
     _, truth = _padded(RaggedBatch.of(labels), -2.0)  # [B, M, 5]; no class is -1 or -2
@@ -136,9 +127,10 @@ class ClassScores:
     threshold: float
     f1: np.ndarray
 
-    def mean(self) -> Averages:
-        """Means over classes; zeros when there is no label."""
-        parts = (self.ap, self.ap[:, 0], self.precision, self.recall)
+    def mean(self, row: int | None = None) -> Averages:
+        """Means over classes, zeros when there is no label; or the scores of the class in this row."""
+        rows = slice(None) if row is None else slice(row, row + 1)
+        parts = (self.ap[rows], self.ap[rows, 0], self.precision[rows], self.recall[rows])
         return Averages(*(float(part.mean()) if len(self.classes) else 0.0 for part in parts))
 
 
@@ -163,11 +155,12 @@ def score(correct: np.ndarray, confidence: np.ndarray, classes: np.ndarray, labe
         if start == end:
             continue
         for column, hits in enumerate(hits_at[:, start:end]):
-            curve = _curve(hits, count, _corners(hits))
+            found = hits.cumsum()
+            curve = found / (count + _EPSILON), found / np.arange(1, len(hits) + 1)  # recall and precision
             ap[row, column], ap_coco[row, column] = average_precision(*curve), coco_average_precision(*curve)
-        recalls, precisions = _curve(hits_at[0, start:end], count)
-        recall[row] = np.interp(-CONFIDENCES, -confidence[start:end], recalls, left=0)
-        precision[row] = np.interp(-CONFIDENCES, -confidence[start:end], precisions, left=1)
+            if not column:
+                for scores, values, left in ((recall, curve[0], 0), (precision, curve[1], 1)):
+                    scores[row] = np.interp(-CONFIDENCES, -confidence[start:end], values, left=left)
     if not correct.any():
         nothing = np.zeros(len(ids))
         return ClassScores(ids.astype(int), counts, nothing, nothing, ap, ap_coco, 0.0, np.zeros(len(CONFIDENCES)))
@@ -177,24 +170,6 @@ def score(correct: np.ndarray, confidence: np.ndarray, classes: np.ndarray, labe
     return ClassScores(
         ids.astype(int), counts, precision[:, best], recall[:, best], ap, ap_coco, float(CONFIDENCES[best]), f1
     )
-
-
-def _curve(hits: np.ndarray, labels: int, rows: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Recall and precision after each detection, or after those in `rows`; `hits` bool `[n]`, best score first."""
-    found = hits.cumsum()
-    rows = np.arange(len(hits)) if rows is None else rows
-    return found[rows] / (labels + _EPSILON), found[rows] / (rows + 1)
-
-
-def _corners(hits: np.ndarray) -> np.ndarray:
-    """The detections that a curve's envelope depends on: each hit, the one before it, and the last.
-
-    Between two hits recall stays and precision falls, and what is read there is the next hit's precision.
-    """
-    found = np.flatnonzero(hits)
-    chosen: np.ndarray = np.zeros(len(hits), bool)
-    chosen[found] = chosen[np.maximum(found - 1, 0)] = chosen[-1] = True
-    return np.flatnonzero(chosen)
 
 
 def average_precision(recall: np.ndarray, precision: np.ndarray) -> float:
@@ -213,9 +188,8 @@ def average_precision(recall: np.ndarray, precision: np.ndarray) -> float:
 def coco_average_precision(recall: np.ndarray, precision: np.ndarray) -> float:
     """Mean of the precision envelope at 101 recalls, without interpolation, as pycocotools does.
 
-    It is lower than upstream's: upstream draws a line from the last recall down to precision 0 at recall 1, and lines
-    between the recalls that occur; pycocotools counts nothing beyond the last, and takes the next higher one. On a set
-    of some thousand objects that makes up to 0.01 of AP.
+    It is lower than upstream's by up to 0.01: upstream draws a line from the last recall down to precision 0 at recall
+    1, and lines between recalls; pycocotools counts nothing beyond the last, and takes the next higher one.
 
     Args:
         recall, precision: `[n]`, after each detection, best score first.
@@ -242,7 +216,6 @@ class EvalStatistics:
     detections: list[RaggedBatch] = field(default_factory=list)
     labels: list[RaggedBatch] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=lambda: {"images": 0.0, "metrics": 0.0})
     correct_masks: list[RaggedBatch] | None = None
     groups: str | None = None
 
@@ -255,10 +228,10 @@ class EvalStatistics:
         `mask_overlaps` are IoU of their masks, `[m, n]`.
         """
         found, labels = RaggedBatch.of(found), RaggedBatch.of(labels)
-        correct, areas = assign(found, labels)
+        correct, areas = match(found, labels)
         self.correct.append(correct)
         if mask_overlaps is not None:
-            self.correct_masks = [*(self.correct_masks or ()), match(found, labels, mask_overlaps)]
+            self.correct_masks = [*(self.correct_masks or ()), match(found, labels, mask_overlaps)[0]]
         rows = torch.cat((found.flat[:, 4:6], areas.unsqueeze(1).to(found.flat.dtype)), 1)
         self.detections.append(RaggedBatch(rows, found.counts))
         rows = torch.stack((labels.flat[:, 0], box_areas(labels.flat[:, 1:])), 1)
@@ -274,9 +247,8 @@ class EvalStatistics:
     def to_plain(self) -> dict[str, list[Any]]:
         """Lists of tensors on the CPU and of paths, as torch.save takes them."""
         names = ["correct", "detections", "labels", *(["correct_masks"] if self.correct_masks is not None else ())]
-        batches = {name: [RaggedBatch(one.flat.cpu(), one.counts) for one in getattr(self, name)] for name in names}
         # memory of their own: a view would take its batch with it into a file
-        rows = {name: [rows.clone() for one in of_name for rows in one] for name, of_name in batches.items()}
+        rows = {name: [rows.clone() for one in getattr(self, name) for rows in one.cpu()] for name in names}
         return {**rows, "paths": list(self.paths)}
 
     def resampled(self) -> Resampled | None:

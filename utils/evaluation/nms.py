@@ -1,10 +1,8 @@
 """Non-maximum suppression on raw predictions, on the device that they are on.
 
-The semantics are those of upstream's `non_max_suppression`, without its time limit, which leaves the rest of a batch
-without detections when a machine is slow, and with a fixed order among equal scores, which INT8 networks give often.
-
-On a CPU torchvision suppresses image by image. On a GPU that is ten times as slow as the network itself, since each
-image waits for the GPU; there `suppress_together` does the same for a whole batch.
+The semantics are those of upstream's `non_max_suppression`, without its time limit, and with a fixed order among equal
+scores, which INT8 networks give often. On a CPU torchvision suppresses image by image. On a GPU that is ten times as
+slow as the network, since each image waits; there `suppress_together` does the same for a whole batch.
 """
 
 from __future__ import annotations
@@ -54,35 +52,36 @@ def non_max_suppression(
     """
     if prediction.raw.is_cuda:
         return suppress_together(prediction, conf_thres, iou_thres, max_det, agnostic)
-    candidate = ~(prediction.scores.amax(1) <= conf_thres)  # also where a class is NaN: the others are looked at
-    found = []
-    for boxes, scores, keep in zip(prediction.boxes, prediction.scores, candidate, strict=True):
-        _, rows = _candidates(boxes[None, :, keep], scores[None, :, keep], keep.nonzero()[:, 0], conf_thres)
-        rows = rows[rows[:, 4].argsort(descending=True, stable=True)[:MAX_CANDIDATES]]
-        kept = _kept(rows, iou_thres, max_det, agnostic)
-        found.append(rows[kept] if prediction.layout.nm else rows[kept, :6])
-    return RaggedBatch.of(found)
+    rows, counts, _ = _candidates(prediction, conf_thres)
+    kept = [one[_kept(one, iou_thres, max_det, agnostic)] for one in rows.split(counts.tolist())]
+    return RaggedBatch.of(kept if prediction.layout.nm else [one[:, :6] for one in kept])
 
 
-def _candidates(boxes: Tensor, scores: Tensor, anchors: Tensor, conf_thres: float) -> tuple[Tensor, Tensor]:
-    """Cxcywh `[B, 4, A]`, scores `[B, nc, A]` and the anchors' numbers `[A]` → what is above the threshold.
+def _candidates(prediction: Prediction, conf_thres: float) -> tuple[Tensor, Tensor, Tensor]:
+    """What is above the threshold: of each image, one behind the other, the MAX_CANDIDATES best, best first.
 
     Returns:
-        The image of each, int64 `[n]`, ascending, and float32 `[n, 7]`: xyxy, score, class, anchor.
+        float32 `[n, 7]`: xyxy, score, class, anchor; the number of each image's, int64 `[B]`; the image of each, `[n]`.
     """
-    corners, scores = torchvision.ops.box_convert(boxes.mT.float(), "cxcywh", "xyxy"), scores.mT.float()
+    corners = torchvision.ops.box_convert(prediction.boxes.mT.float(), "cxcywh", "xyxy")
+    scores = prediction.scores.mT.float()
     image, anchor, label = ((scores > conf_thres) & corners.isfinite().all(2, keepdim=True)).nonzero().unbind(1)
-    columns = (scores[image, anchor, label], label.float(), anchors[anchor].float())
-    return image, torch.cat([corners[image, anchor], torch.stack(columns, 1)], 1)
+    columns = torch.stack((scores[image, anchor, label], label.float(), anchor.float()), 1)
+    rows = torch.cat([corners[image, anchor], columns], 1)
+    # by image, best score first: a float32 that is not negative, read as an integer, has the order of its value
+    order = (image * 2**32 - rows[:, 4].contiguous().view(torch.int32)).argsort(stable=True)
+    rows, image = rows[order], image[order]
+    counts = image.new_zeros(len(prediction.raw)).scatter_add_(0, image, torch.ones_like(image))
+    rank = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[image]
+    best = (rank < MAX_CANDIDATES).nonzero()[:, 0]
+    return rows[best], counts.clamp(max=MAX_CANDIDATES), image[best]
 
 
 def _kept(rows: Tensor, iou_thres: float, max_det: int, agnostic: bool) -> Tensor:
     """Which of an image's candidates stay, int64 `[m]`; they come best first.
 
-    Suppress among the best rows, and take more of them in only while less than `max_det` remain.
-
-    Whether a box remains depends on better ones alone, so this is exact; and it saves most of the time, which grows
-    with the square of the number of boxes.
+    Time grows with the square of their number. So at first only the best take part, and more while less than `max_det`
+    remain; this is exact, since whether a box stays depends on better ones alone.
     """
     boxes = _apart(rows, agnostic)
     size = FIRST_CANDIDATES * max_det
@@ -102,16 +101,8 @@ def suppress_together(
     prediction: Prediction, conf_thres: float, iou_thres: float, max_det: int, agnostic: bool
 ) -> RaggedBatch:
     """The same for all images of a batch at once, with a few waits for the GPU however many they are."""
-    anchors = torch.arange(prediction.raw.shape[2], device=prediction.raw.device)
-    image, rows = _candidates(prediction.boxes, prediction.scores, anchors, conf_thres)
-    # by image, best score first: a float32 that is not negative, read as an integer, has the order of its value
-    order = (image * 2**32 - rows[:, 4].contiguous().view(torch.int32)).argsort(stable=True)
-    rows, image = rows[order], image[order]
-    counts = image.new_zeros(len(prediction.raw)).scatter_add_(0, image, torch.ones_like(image))
-    rank = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[image]
-    best, counts = (rank < MAX_CANDIDATES).nonzero()[:, 0], counts.clamp(max=MAX_CANDIDATES)
-    rows, image, candidates = rows[best], image[best], counts.tolist()
-
+    rows, counts, image = _candidates(prediction, conf_thres)
+    candidates = counts.tolist()
     width, largest = FIRST_CANDIDATES * max_det, max(candidates)
     stays = _staying(rows, counts, min(width, largest), iou_thres, max_det, agnostic)
     while True:  # of images where too few remain, more candidates take part, as in `_kept`

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,8 +36,9 @@ class ClassResult(Averages):
 
 def as_labels(detections: RaggedBatch) -> RaggedBatch:
     """Detections `[n, 6]` of confidence DISPLAY_CONF at least, as labels of each image: class and xyxy, `[m, 5]`."""
-    confident = [rows[rows[:, 4] >= DISPLAY_CONF] for rows in detections]
-    return RaggedBatch.of([torch.cat((rows[:, 5:6], rows[:, :4]), 1) for rows in confident])
+    confident = detections.flat[:, 4] >= DISPLAY_CONF
+    counts = detections.owners()[confident].bincount(minlength=len(detections)).tolist()
+    return RaggedBatch(detections.flat[confident][:, [5, 0, 1, 2, 3]], counts)
 
 
 @dataclass(frozen=True)
@@ -54,12 +53,6 @@ class Reference:
 
     threshold: float
     detections: Mapping[str, Tensor]
-
-    @classmethod
-    def of(cls, paths: Sequence[str], batches: Sequence[RaggedBatch], threshold: float) -> Reference:
-        """From all detections of an evaluation, `[n, 6]` for each image: xyxy, score, class."""
-        labels = itertools.chain.from_iterable(as_labels(RaggedBatch(one.flat.cpu(), one.counts)) for one in batches)
-        return cls(threshold, dict(zip(paths, labels, strict=True)))
 
     def labels(self, paths: Sequence[str], device: torch.device) -> RaggedBatch:
         """The labels of these images, on `device`."""
@@ -80,27 +73,21 @@ class EvalResult(Averages):
     """What an evaluation found.
 
     Attributes:
-        ap, ap50, precision, recall: fractions, means over the classes that have labels. AP is over
-            IoU 0.50:0.95, and defined as upstream's val.py does.
+        ap, ap50, precision, recall: fractions, means over the classes that have labels, as upstream's val.py has them.
         per_class: those classes.
         images, instances: images evaluated and labels on them.
         ms: milliseconds per image for `preprocess`, `inference`, `nms`, without the first batch if there are more; of
             several processes those of the main one.
-        coco: pycocotools' statistics (see `coco.STATISTICS`), with `save_json` and annotations.
+        coco, mask_coco: pycocotools' statistics (see `coco.STATISTICS`), with `save_json` and annotations.
         seconds: wall time of all of it.
-        parts: seconds over all batches for `images` (waiting for the loader), `preprocess`, `inference`, `nms` and
-            `metrics`.
         left_out: images that could not be read, one line each.
         measured_on: what ran the network, where, at which input.
-        input_size: of the images that went in, such as '640x640', or 'up to 640, rectangular'.
         not_finite: images for which the network gave NaN or infinity; such boxes are left out.
         ap_coco, ap50_coco: the same detections by pycocotools' definition of AP, see `coco_average_precision`.
         statistics: what AP was computed from, image by image; of several processes the main one has it.
         masks: scores of masks; None for detection.
-        mask_coco: as `coco`, of masks.
-        task: of the network.
-        threshold: the confidence of best F1, which `precision` and `recall` belong to.
-        f1: mean over classes at each of metrics.CONFIDENCES, `[1000]`.
+        input_size: of the images that went in, such as '640x640', or 'up to 640, rectangular'.
+        threshold, f1: the confidence of best F1; its mean over classes at each of metrics.CONFIDENCES, `[1000]`.
         groups: how many groups of images are resampled; 0: each image by itself.
         limited: these are not all images of the split.
         at: what is found and missed at the reference's threshold, or at its own where there is none.
@@ -119,7 +106,6 @@ class EvalResult(Averages):
     not_finite: int = 0
     ap_coco: float | None = None
     ap50_coco: float | None = None
-    parts: dict[str, float] = field(default_factory=dict)
     statistics: EvalStatistics | None = field(default=None, repr=False, compare=False)
     masks: Averages | None = None
     mask_coco: dict[str, float] | None = None
@@ -148,15 +134,10 @@ def per_class_results(
     scores: ClassScores, masks: ClassScores | None, data: DataConfig, images: int, single_cls: bool
 ) -> tuple[ClassResult, ...]:
     """The classes that have labels; `masks` are the scores of masks."""
-
-    def of(part: ClassScores, i: int) -> Averages:
-        ap = part.ap[i]
-        return Averages(float(np.mean(ap)), float(ap[0]), float(part.precision[i]), float(part.recall[i]))
-
     return tuple(
         ClassResult(
-            id=int(label), name="object" if single_cls else data.names[int(label)], images=images,
-            instances=int(scores.labels[i]), **vars(of(scores, i)), masks=of(masks, i) if masks else None,
+            **vars(scores.mean(i)), id=int(label), name="object" if single_cls else data.names[int(label)],
+            images=images, instances=int(scores.labels[i]), masks=masks.mean(i) if masks else None,
         )
         for i, label in enumerate(scores.classes)
     )  # fmt: skip

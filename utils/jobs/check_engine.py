@@ -73,7 +73,7 @@ def check_engine(engine: Path, onnx: Path, device: torch.device, count: int) -> 
 
 def _predicted(runner: Runner, images: Tensor) -> Prediction:
     """The predictions for images as bytes, on the CPU."""
-    raw = Detector(runner, None).start(images).raw
+    raw = Detector(runner, None).raw(images)
     return Prediction.of({name: one.cpu().float() for name, one in raw.items()}, runner.task)
 
 

@@ -80,7 +80,7 @@ def compare_predictions(predicted: Prediction, expected: Prediction, size: tuple
     def pixels(prototypes: Tensor, coefficients: Tensor) -> Tensor:
         """Masks bool `[B, K, h, w]`."""
         masks = Masks(prototypes, tuple(coefficients.float()), tuple(corners.float()), size)
-        return masks.pixels(torch.arange(images), torch.arange(count).expand(images, -1))
+        return torch.stack([masks.pixels(image, torch.arange(count)) for image in range(images)])
 
     def of_largest(values: Tensor, reference: Tensor) -> float:
         return float((values - reference).abs().max() / reference.abs().max().clamp(min=SMALLEST))

@@ -17,12 +17,12 @@ from models.quantize import checkpoint
 from models.quantize.modules import rounded_weights
 from utils.core.device import device_name, select_device
 from utils.core.errors import InputError
-from utils.core.files import read_onnx, write_text
+from utils.core.files import read_onnx
 from utils.core.score import AGREEMENT, Resampled
-from utils.core.tasks import AP_CONFIDENCE, DISPLAY_CONF, DISPLAY_IOU
+from utils.core.tasks import AP_CONFIDENCE
 from utils.core.text import plural, short_repr
 from utils.evaluation.data_yaml import load_data
-from utils.evaluation.input_plan import InputPlan, fixed_sizes, has_nms, image_input, mask_frame, nms_words, takes_size
+from utils.evaluation.input_plan import InputPlan, has_nms, mask_frame, nms_words
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.evaluation.results import EvalResult
 from utils.jobs.open import dataset_of, open_runner
@@ -40,12 +40,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SAME = ("batch_size", "iou_thres", "max_det", "workers", "rect", "single_cls", "save_txt", "save_conf", "verbose",
-        "limit", "upsample_masks", "overlap", "groups", "unlabelled")  # of EvalConfig that are options  # fmt: skip
-STUDY_SIZES = tuple(range(256, 1536 + 128, 128))  # those of upstream's val.py
+        "limit", "groups", "unlabelled")  # of EvalConfig that are options  # fmt: skip
 
 
 def run(options: ValOptions, command: str, folder: Path) -> Report:
-    """Evaluate as `options` say; `report.json` in the run folder `folder` is written after each size.
+    """Evaluate as `options` say; the report goes to the run folder `folder`, too.
 
     Raises:
         InputError: or one of its kinds: the file or the dataset cannot be used, or they do not fit each other.
@@ -70,49 +69,34 @@ def run(options: ValOptions, command: str, folder: Path) -> Report:
                 )
         options = options.model_copy(update={"data": dataset_of(options.data, known)})
         data = load_data(options.data or "", options.strict_labels)
-        configs = make_configs(options, runner)
-        if options.overlap and runner.device.type != "cuda":
-            logger.warning("--overlap gains nothing on a CPU, where the network and NMS take turns")
+        config = make_config(options, runner)
         report = Report(command=command, title="Evaluation", data=str(options.data))
-        reference, results, own = None, list[EvalResult](), stage(file)
+        reference, own = None, stage(file)
         if options.reference:
-            plan = InputPlan.of(runner, configs[0].imgsz, configs[0].batch_size, rect=options.rect)
-            config = replace(configs[0], imgsz=plan.imgsz, save_json=False, save_txt=False)
+            plan = InputPlan.of(runner, config.imgsz, config.batch_size, rect=options.rect)
+            same = replace(config, imgsz=plan.imgsz, save_json=False, save_txt=False)
             try:
-                result = evaluate(float_runner, data, config, name=float_file.stem, as_reference=True)
+                result = evaluate(float_runner, data, same, name=float_file.stem, as_reference=True)
             except InputError as error:
                 raise InputError(f"--reference {float_file}: {error}") from error
-            report.add(make_row(float_runner, config, result, float_file, "float", result.seconds))
+            report.add(make_row(float_runner, same, result, float_file, "float", result.seconds))
             reference = result.reference
             own = f"float ({file.suffix[1:]})" if own == "float" else own  # a row that compares with the float row
-        for config in configs:
-            result = evaluate(runner, data, config, out_dir=folder, name=file.stem, reference=reference)
-            report.add(make_row(runner, config, result, options.network, own, result.seconds))
-            report.splits = data.counts()
-            for what, coco in (("", result.coco), (" on masks", result.mask_coco)):
-                if coco:
-                    report.notes.append(f"pycocotools{what}: AP {coco['ap']:.4f}, AP50 {coco['ap50']:.4f}")
-            report.save(folder / "report.json")
-            results.append(result)
-        if options.task == "study":
-            # upstream's columns: P, R, mAP50, mAP50-95, three zeros (losses), times in ms
-            rows = [(r.precision, r.recall, r.ap50, r.ap, 0, 0, 0, r.ms["preprocess"], r.ms["inference"], r.ms["nms"])
-                    for r in results]  # fmt: skip
-            study = folder / f"study_{data.file.stem}_{file.stem}.txt"
-            write_text(study, "".join(" ".join(f"{value:10.4g}" for value in row) + "\n" for row in rows))
-            logger.info("study: %s", study)
+        result = evaluate(runner, data, config, out_dir=folder, name=file.stem, reference=reference)
+        report.add(make_row(runner, config, result, options.network, own, result.seconds))
+        report.splits = data.counts()
+        for what, coco in (("", result.coco), (" on masks", result.mask_coco)):
+            if coco:
+                report.notes.append(f"pycocotools{what}: AP {coco['ap']:.4f}, AP50 {coco['ap50']:.4f}")
+        report.save(folder / "report.json")
     if reference:
         logger.info("\n%s", terminal_table(report))
     logger.info("results: %s", folder)
     return report
 
 
-def make_configs(options: ValOptions, runner: Runner) -> list[EvalConfig]:
-    """What to evaluate: one configuration, or one for each size of a study.
-
-    Raises:
-        InputError: a study of a file whose size is fixed.
-    """
+def make_config(options: ValOptions, runner: Runner) -> EvalConfig:
+    """How to evaluate, as `options` say."""
     coco = not options.save_json and Path(options.data or "").name == "coco.yaml"  # as upstream's val.py
     if coco and runner.task.prototypes and importlib.util.find_spec("pycocotools") is None:
         logger.warning("pycocotools is not installed (pip install pycocotools); masks are not written as COCO JSON")
@@ -121,22 +105,11 @@ def make_configs(options: ValOptions, runner: Runner) -> list[EvalConfig]:
         **{name: getattr(options, name) for name in SAME},
         imgsz=options.size,
         conf_thres=AP_CONFIDENCE if options.conf_thres is None else options.conf_thres,
-        split=options.task if options.task in ("test", "train") else "val",
+        split=options.task,
         save_json=options.save_json or coco,
     )
-    if options.task == "speed":
-        config = replace(config, conf_thres=DISPLAY_CONF, iou_thres=DISPLAY_IOU, rect=False,
-                         save_json=False, save_txt=False)  # fmt: skip
-    if options.task == "study":
-        sizes = options.imgsz or [size for size in STUDY_SIZES if takes_size(runner, size, size)]
-        if None not in fixed_sizes(runner)[2:] or not sizes:
-            raise InputError(
-                f"--task study needs a dynamic image size; {options.network} takes {image_input(runner)}; "
-                "export it with --dynamic, and build its engine for a range of --imgsz"
-            )
-        return [replace(config, imgsz=size, save_json=False, save_txt=False) for size in sizes]
     warn_of_a_cut_curve(config)
-    return [config]
+    return config
 
 
 def stage(file: Path) -> str:
@@ -220,7 +193,6 @@ def ap_with(config: EvalConfig, result: EvalResult, runner: Runner | None = None
         inside: bool(inside),
         f"masks {side}×{side}": bool(side),
         "one class": config.single_cls,
-        "upsampled masks": config.upsample_masks and result.masks is not None,
         result.mark: bool(result.mark),
     }
     return ", ".join(text for text, holds in marks.items() if holds)

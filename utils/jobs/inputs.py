@@ -27,12 +27,11 @@ from utils.core.strict_model import StrictModel, validate
 from utils.core.tasks import task_of_head
 from utils.core.text import plural
 from utils.evaluation.data_yaml import load_data
-from utils.evaluation.dataset import SeededImages, ShareOfBatches, dataset_hash, make_loader, whole_batch
+from utils.evaluation.dataset import SeededImages, dataset_hash, make_loader, whole_batch
 from utils.evaluation.images import find_images, unlabelled
-from utils.evaluation.input_plan import mask_stride
 from utils.jobs.open import dataset_of
 from utils.jobs.options import CalibratingOptions, Kind, QatOptions, QuantizeOptions, SensitiveOptions
-from utils.runners.pytorch import TorchRunner, last_layer
+from utils.runners.pytorch import last_layer
 
 if TYPE_CHECKING:
     import torch
@@ -185,13 +184,10 @@ class Inputs(Generic[Kind]):
 
     def validation_loader(self, limit: int) -> DataLoader[Any]:
         """Validation images in a fixed order, at most `limit` of them, evenly spread."""
-        stride = None  # of the grid that masks are compared on
-        if self.has_masks and not self.options.unlabelled:
-            with TorchRunner(upstream.call_fused(self.network()), self.device) as runner:
-                stride = mask_stride(runner, height_width(self.imgsz))
         return make_loader(
             self.data, "val", imgsz=self.imgsz, batch_size=self.options.batch_size, stride=self.source.stride,
-            workers=self.options.workers, limit=limit, mask_stride=stride, progress=True,
+            workers=self.options.workers, limit=limit, progress=True,
+            masks=self.has_masks and not self.options.unlabelled,
         )  # fmt: skip
 
     @property
@@ -249,16 +245,16 @@ def image_batches(loader: Any) -> Iterator[Tensor]:
         DataError: at the end, if not one of them could be decoded.
     """
     decoded, batches = 0, 0
-    shared = isinstance(loader.batch_sampler, ShareOfBatches)
+    sampler = loader.batch_sampler
     try:
         for batch in loader:
             batches += 1
-            count, images = whole_batch(batch.images) if shared else (len(batch), batch.images)
+            count, images = whole_batch(batch.images) if sampler.shared else (len(batch), batch.images)
             decoded += count
             if count:
                 yield images
     finally:  # the caller may end the pass
-        asked = min(batches * loader.batch_sampler.batch_size, getattr(loader, "number", len(loader.dataset)))
+        asked = min(batches * sampler.batch_size, sampler.images)
         if 0 < decoded < asked and not getattr(loader, "undecodable_said", False):
             loader.undecodable_said = True
             mixed = isinstance(loader.dataset, SeededImages)  # one file may be in several mosaics

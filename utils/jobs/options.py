@@ -257,7 +257,6 @@ class EvalOptions(QatOptions):
     iou_thres: Fraction | None = option(
         None, f"IoU of NMS (default: {AP_NMS_IOU}; segmentation: {MASK_AP_NMS_IOU})", metavar="F"
     )
-    upsample_masks: bool = option(False, "compare masks at the input's size, not on the prototypes' grid")
     groups: str | None = groups_option()
     save_json: bool = option(False, "write detections as COCO JSON, and score them with pycocotools")
 
@@ -268,7 +267,7 @@ class ValOptions(RunFolderOptions, DeviceOptions):
     Options are None where the file or the task decides.
     """
 
-    WRITTEN = ("report.json", "study_*.txt", "*_predictions.json", "labels/*.txt")
+    WRITTEN = ("report.json", "*_predictions.json", "labels/*.txt")
     file: str | None = option(
         None, "an .onnx, .engine or .plan file, or a .pt (at the size that it knows, or 640, unless --imgsz)",
         positional=True, nargs="?", metavar="FILE",
@@ -280,8 +279,8 @@ class ValOptions(RunFolderOptions, DeviceOptions):
         "camera's number, URLs", metavar="PATH",
     )  # fmt: skip
     imgsz: list[ImageSize | tuple[ImageSize, ImageSize]] | None = option(
-        None, "side of the input in pixels, or height and width, as 384 640 or 384x640 (default: the file's own); "
-        "several for --task study", *IMAGE_SIZE_FLAGS, metavar="N", type=image_size,
+        None, "side of the input in pixels, or height and width, as 384 640 or 384x640 (default: the file's own)",
+        *IMAGE_SIZE_FLAGS, metavar="N", type=image_size,
     )  # fmt: skip
     batch_size: BatchSize = option(32, "images at a time (default: 32); a static batch in the file wins", metavar="N")
     conf_thres: Fraction | None = option(
@@ -292,10 +291,7 @@ class ValOptions(RunFolderOptions, DeviceOptions):
         metavar="P",
     )  # fmt: skip
     max_det: Annotated[int, Field(ge=1, le=30_000)] = option(300, "detections per image", metavar="N")
-    task: Literal["val", "test", "train", "speed", "study"] = option(
-        "val", "a split to evaluate; speed: times at everyday thresholds; study: AP and times over image sizes "
-        "(default: val)",
-    )  # fmt: skip
+    task: Literal["val", "test", "train"] = option("val", "the split to evaluate (default: val)")
     workers: Workers = option(8, "processes that read images", metavar="N")
     strict_labels: bool = strict_labels_option()
     rect: bool = option(False, "smallest input that holds an image (dynamic size only)")
@@ -305,7 +301,6 @@ class ValOptions(RunFolderOptions, DeviceOptions):
     save_conf: bool = option(False, "with scores in those files")
     save_json: bool = option(False, "write COCO JSON, and run pycocotools if it can; of --source: detections.json")
     limit: Count | None = option(None, "only N images, evenly spread over the split", metavar="N")
-    upsample_masks: bool = option(False, "compare masks at the input's size, not on the prototypes' grid")
     groups: str | None = groups_option()
     reference: str | None = option(
         None, "the float network (.pt, .onnx or engine), which is evaluated first: differences, agreement with its "
@@ -314,20 +309,17 @@ class ValOptions(RunFolderOptions, DeviceOptions):
     unlabelled: bool = option(
         False, "the images have no labels: AP is that with the detections of --reference as labels"
     )
-    overlap: bool = option(
-        False, "let the network compute the next images during NMS and matching (on a GPU); times of parts overlap too"
-    )
     project: str = project_option("runs/val_trt")
 
     @model_validator(mode="after")
     def check(self) -> ValOptions:
-        """Raise `InputError` unless there is one network, and one size, or several for a study."""
+        """Raise `InputError` unless there is one network, and one size."""
         if bool(self.file) == bool(self.engine_file):
             found = f"{self.file} and {self.engine_file}" if self.file else "none"
             raise InputError(f"expected one network: --engine-file FILE, or FILE in front of --source; found {found}")
         sizes = self.imgsz or []
-        if self.task != "study" and len(sizes) > 1 + all(isinstance(size, int) for size in sizes):
-            raise InputError(f"--imgsz takes one size, and several only with --task study; found {sizes}")
+        if len(sizes) > 1 + all(isinstance(size, int) for size in sizes):
+            raise InputError(f"--imgsz takes one size; found {sizes}")
         return self
 
     @property

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import colorsys
 import contextlib
-import json
 import itertools
+import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,9 +36,8 @@ from utils.evaluation.images import (
     shown,
     target_names,
 )
-from utils.evaluation.input_plan import InputPlan, gives_masks, has_nms, nms_thresholds, nms_words
-from utils.evaluation.letterbox import letterbox_on, letterboxed_planes
-from utils.evaluation.loop import labels_in_images
+from utils.evaluation.input_plan import InputPlan, compares_masks, gives_masks, has_nms, nms_thresholds, nms_words
+from utils.evaluation.letterbox import letterboxed_planes
 from utils.evaluation.masks import Patch, patches
 from utils.evaluation.nms import best_class
 from utils.jobs.open import open_runner
@@ -118,11 +117,8 @@ class Artist:
 
     def _detect(self, image: np.ndarray) -> tuple[BatchDetections, Tensor, Any]:
         """Detections in an image, the numbers of those that are drawn, and where the image lies in the input."""
-        if self.detector.device.type == "cuda":
-            images, box = letterbox_on(image, self._plan.imgsz, self.detector.device)
-        else:
-            planes, box = letterboxed_planes(image, self._plan.imgsz, self._plan.imgsz)
-            images = torch.from_numpy(planes)[None]
+        planes, box = letterboxed_planes(image, self._plan.imgsz, self._plan.imgsz)
+        images = torch.from_numpy(planes)[None]
         with torch.inference_mode():
             self.detector.warm_up(images, [box.shapes])
             detections = self.detector(images, [box.shapes])
@@ -316,10 +312,8 @@ def collect_samples(
         DataError: the split has no readable image, or boxes as labels where a network has masks.
         InputError: a network does not take the images, or its classes are not the dataset's.
     """
-    with_masks = any(runner.task.masks and (gives_masks(runner) or not has_nms(runner)) for runner in runners.values())
-    loader = make_loader(
-        data, split, imgsz=imgsz, batch_size=1, workers=0, limit=count, mask_stride=1 if with_masks else None
-    )
+    with_masks = any(map(compares_masks, runners.values()))
+    loader = make_loader(data, split, imgsz=imgsz, batch_size=1, workers=0, limit=count, masks=with_masks)
     files = {file.path: file for file in loader.dataset.images}
     detectors = {
         name: Detector(runner, data, conf_thres=confidence, iou_thres=DISPLAY_IOU) for name, runner in runners.items()
@@ -335,7 +329,7 @@ def collect_samples(
     samples = []
     with torch.inference_mode():
         for batch in filter(len, loader):  # without images that cannot be decoded
-            labels, file = labels_in_images(batch, batch.labels.device)[0], files[batch.paths[0]]
+            labels, file = batch.labels[0], files[batch.paths[0]]
             polygons = [filled(one * np.float32(file.size), file.size[::-1]) for one in file.labels.polygons]
             outlines = list(map(outline_of, polygons)) if with_masks else []
             truth = report_boxes(labels[:, [1, 2, 3, 4, 0]], data.names, outlines)

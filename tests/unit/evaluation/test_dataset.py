@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +14,7 @@ from known_images import write_set
 
 from utils.core.errors import DataError
 from utils.evaluation.data_yaml import load_data
-from utils.evaluation.dataset import ImageDataset, ShapeBatches, loading_processes, make_loader
+from utils.evaluation.dataset import ImageDataset, loading_processes, make_loader
 from utils.evaluation.images import find_images
 
 
@@ -34,8 +33,9 @@ def test_items(folder):
     assert image.dtype == torch.uint8
     entry = cv2.imread(path)[:, :, ::-1]
     np.testing.assert_array_equal(image.permute(1, 2, 0), entry)  # 64×64 needs no resizing
-    assert (labels[:, 1] == 0).all()  # single class
-    np.testing.assert_allclose(labels[:, 2:], dataset.images[0].labels.rows[:, 1:], atol=1e-6)
+    assert (labels[:, 0] == 0).all()  # single class
+    cx, cy, w, h = dataset.images[0].labels.rows[:, 1:].T * 64
+    np.testing.assert_allclose(labels[:, 1:], np.stack([cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2], 1), atol=1e-4)
     assert shapes[0] == (64, 64)
 
 
@@ -47,7 +47,7 @@ def test_every_image_comes_once_and_batches_have_one_shape(folder, batch_size, r
     seen = []
     for batch in loader:
         assert len(batch) == len(batch.images) == len(batch.paths) == len(batch.shapes) <= batch_size
-        assert batch.labels[:, 0].tolist() == sorted(batch.labels[:, 0].tolist())
+        assert len(batch.labels) == len(batch)
         seen += batch.paths
     assert sorted(seen) == sorted(str(path) for path in (folder / "images/val").iterdir())
 
@@ -71,7 +71,7 @@ def test_workers_give_the_same_batches(folder):
     loaders = [make_loader(data, "val", imgsz=64, batch_size=8, workers=workers, rect=True) for workers in (0, 2)]
     for alone, helped in zip(*loaders, strict=True):
         torch.testing.assert_close(alone.images, helped.images)
-        torch.testing.assert_close(alone.labels, helped.labels)
+        torch.testing.assert_close(alone.labels.flat, helped.labels.flat)
         assert (alone.paths, alone.shapes) == (helped.paths, helped.shapes)
 
 
@@ -91,16 +91,6 @@ def test_keep_takes_only_the_images_that_it_holds_for(folder):
     assert sorted(one for batch in loader for one in batch.paths) == kept
     with pytest.raises(DataError, match="'val'"):
         ImageDataset(data.read("val"), 64, keep=lambda _: False)
-
-
-def test_batches_that_are_given_together_come_after_a_first_one_alone():
-    batches = ShapeBatches([(64, 64)] * 500, 8, 16)
-    sizes = list(map(len, batches))
-    assert list(itertools.chain(*batches)) == list(range(500))
-    assert sizes == [8, *[56] * 8, 44]  # of 500 images an eighth at most: several workers have something to read
-    assert (len(batches), batches.batch_size) == (10, 8)
-    assert list(map(len, ShapeBatches([(64, 64)] * 1100, 8, 16))) == [8, *[128] * 8, 68]
-    assert list(map(len, ShapeBatches([(64, 64)] * 20, 8, 16))) == list(map(len, ShapeBatches([(64, 64)] * 20, 8)))
 
 
 @pytest.mark.parametrize(("free", "workers"), [(0, 0), (64, 0), (500, 4), (24_000, 8)])

@@ -47,6 +47,8 @@ def test_agreement_is_ap_with_the_reference_in_place_of_the_labels(mixed, refere
     assert 0.3 < result.agreement.ap < 0.97
     assert result.agreement.ap != pytest.approx(result.ap, abs=0.05)
     assert mixed.evaluate(reference=reference).agreement.ap > 0.99
+    unlabelled = mixed.evaluate(replace(CONFIG, conf_thres=0.3, unlabelled=True), reference=reference)
+    assert unlabelled.ap == unlabelled.agreement.ap == result.agreement.ap
 
 
 def test_what_is_found_at_a_threshold_is_counted_image_by_image(mixed, reference):

@@ -10,7 +10,6 @@ from known_images import damaged_png, write_set
 from PIL import Image
 
 from utils.core.errors import DataError
-from utils.evaluation import images as images_module
 from utils.evaluation.batch import collate
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.dataset import ImageDataset
@@ -108,6 +107,9 @@ def test_what_upstream_accepts_is_not_clipped_here(tmp_path):
     labels = read_labels(tmp_path / "a.txt", 2)
     np.testing.assert_allclose(labels.rows[1:, 1:], [(0.9, 0.5, 0.6, 0.2), (0.8, 0.3, 0.8, 0.4)], atol=1e-6)
     assert (labels.bad, labels.clipped, labels.boxes, labels.polygons[2].max()) == ((), (), 2, np.float32(1.2))
+    cv2.imwrite(str(tmp_path / "a.png"), np.zeros((40, 80, 3), np.uint8))
+    boxes = ImageDataset(read_images([str(tmp_path / "a.png")], 2), 64)[0].labels
+    np.testing.assert_allclose(boxes[1:, 1:], [(48, 16, 80, 24), (32, 4, 80, 20)], atol=1e-4)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be"])
@@ -151,10 +153,7 @@ def test_labels_are_sorted_and_each_is_there_once(tmp_path):
     np.testing.assert_array_equal(read_labels(file, 3).rows, np.unique(rows.astype(np.float32), axis=0))
 
 
-@pytest.mark.parametrize("slow", [60.0, 0.0])  # a disk that counts as fast: one after the other; slow: in threads
-def test_unreadable_images_are_left_out_and_reported(tmp_path, monkeypatch, slow):
-    monkeypatch.setattr(images_module, "FIRST", 2)
-    monkeypatch.setattr(images_module, "SLOW", slow)
+def test_unreadable_images_are_left_out_and_reported(tmp_path):
     write_set(tmp_path, 12)
     files = sorted((tmp_path / "images/val").iterdir())
     files[0].write_bytes(b"not an image")
@@ -170,9 +169,7 @@ def test_unreadable_images_are_left_out_and_reported(tmp_path, monkeypatch, slow
     assert "GIF" in dataset.split.left_out[4]
     assert dataset[0][0] is None
     batch = collate([dataset[0], dataset[1], dataset[2]])
-    images, labels, paths, shapes = batch.images, batch.labels, batch.paths, batch.shapes
-    assert len(images) == len(paths) == len(shapes) == 2
-    assert set(labels[:, 0].tolist()) <= {0.0, 1.0}
+    assert len(batch) == len(batch.images) == len(batch.shapes) == len(batch.labels) == 2
     assert collate([dataset[0]]).images.shape[0] == len(collate([dataset[0]])) == 0
 
 
@@ -197,7 +194,7 @@ def test_exif_orientation_is_followed_where_opencv_follows_it(tmp_path, suffix):
     Image.new("RGB", (40, 20), (255, 0, 0)).save(tmp_path / f"a.{suffix}", exif=exif)
     decoded = decode(str(tmp_path / f"a.{suffix}")).shape[:2]
     assert suffix != "jpg" or decoded == (40, 20)
-    dataset = ImageDataset(read_images(find_images([str(tmp_path)]), 1), 64, stride=32, rect=True, pad=0)
+    dataset = ImageDataset(read_images(find_images([str(tmp_path)]), 1), 64, rect=True)
     assert dataset.images[0].size == decoded[::-1]
     assert dataset[0][3][0] == decoded
 

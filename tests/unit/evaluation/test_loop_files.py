@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from known_images import SQUARE, KnowingModel, coco_json, write_set
 from known_sets import CONFIG, NAMES, Known
 
 from utils.core.errors import DataError
-from utils.evaluation.coco import COCO_CATEGORIES, CocoEvaluation
+from utils.evaluation.coco import COCO_CATEGORIES
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.loop import evaluate
 from utils.runners.pytorch import TorchRunner
@@ -109,22 +110,18 @@ def test_json_without_detections(square, tmp_path):
     assert set(result.coco.values()) == {0.0}
 
 
-def test_images_of_one_name_in_two_folders_have_their_own_ids(tmp_path):
+@pytest.mark.parametrize("among", ["annotations", "files"])
+def test_images_of_one_name_cannot_be_told_apart(tmp_path, among):
     known = Known(tmp_path, SQUARE, 4)
-    file = tmp_path / "annotations/instances_val.json"
-    content = json.loads(file.read_text())
-    first = content["images"][0]
-    content["images"].append({**first, "id": 99, "file_name": f"elsewhere/{first['file_name']}"})
-    file.write_text(json.dumps(content))
-    path = known.data.paths("val")[0]
-    truth = CocoEvaluation(known.data, "val")
-    assert [truth.image_id(f"{path}/{folder}{first['file_name']}") for folder in ("", "elsewhere/")] == [
-        first["id"],
-        99,
-    ]
-    first["file_name"] = f"here/{first['file_name']}"
-    file.write_text(json.dumps(content))
-    with pytest.raises(DataError, match="unclear which"):
+    if among == "files":
+        (tmp_path / "images/val/elsewhere").mkdir()
+        shutil.copy(known.samples[0].path, tmp_path / "images/val/elsewhere")
+    else:
+        file = tmp_path / "annotations/instances_val.json"
+        content = json.loads(file.read_text())
+        content["images"].append({**content["images"][0], "id": 99, "file_name": "elsewhere/000000000001.jpg"})
+        file.write_text(json.dumps(content))
+    with pytest.raises(DataError, match="000000000001"):
         known.evaluate(replace(CONFIG, save_json=True), out_dir=tmp_path)
 
 

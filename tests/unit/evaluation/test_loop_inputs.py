@@ -26,10 +26,10 @@ def plan(square, tmp_path, imgsz, rect=False, **export):
 
 
 def test_input_plan(square, tmp_path, caplog):
-    assert plan(square, tmp_path, None, size=96) == InputPlan((96, 96), 8)
-    assert plan(square, tmp_path, 96, size=96, batch=5) == InputPlan((96, 96), 5)
-    assert plan(square, tmp_path, None) == InputPlan((640, 640), 8)
-    assert plan(square, tmp_path, 50) == InputPlan((64, 64), 8)
+    assert plan(square, tmp_path, None, size=96) == InputPlan((96, 96), 8, 8)
+    assert plan(square, tmp_path, 96, size=96, batch=5) == InputPlan((96, 96), 5, 5)
+    assert plan(square, tmp_path, None) == InputPlan((640, 640), 8, 8)
+    assert plan(square, tmp_path, 50) == InputPlan((64, 64), 8, 8)
     assert "50 is no multiple of the stride 32; using 64" in caplog.text
     with pytest.raises(
         InputError, match=r"--imgsz 64 was asked for, and the network takes images float32 \[any, 3, 96, 96\]"
@@ -39,41 +39,12 @@ def test_input_plan(square, tmp_path, caplog):
         plan(square, tmp_path, 96, rect=True, size=96)
 
 
-@pytest.mark.parametrize(
-    ("batch", "side", "asked", "together"),
-    [(8, 64, 32, 16), (8, 640, 32, 4), (32, 320, 32, 4), (32, 640, 1, 1), (48, 320, 32, 2), (200, 64, 32, 1),
-     (1, 1280, 32, 8), (None, 320, 8, 1)],
-)  # fmt: skip
-def test_a_gpu_gets_several_static_batches_at_once(square, batch, side, asked, together):
-    """As many as hold no more than 32 images of 640 pixels, and no more than 128 images."""
-    runner = Shell(square, (TensorSpec("images", (batch, 3, side, side), "float32"),))
-    assert InputPlan.of(runner, None, asked) == InputPlan((side, side), batch or asked)
-    runner.device = torch.device("cuda")
-    found = InputPlan.of(runner, None, asked)
-    assert found == InputPlan((side, side), batch or asked, together)
-    assert found.describe(False) == f"batch {batch or asked}, {side}x{side}"
+@pytest.mark.parametrize(("batch", "asked", "loaded"), [(8, 32, 32), (3, 32, 30), (48, 32, 48), (None, 7, 7)])
+def test_the_loader_gives_several_static_batches_at_once(square, batch, asked, loaded):
+    runner = Shell(square, (TensorSpec("images", (batch, 3, 64, 64), "float32"),))
+    assert InputPlan.of(runner, None, asked) == InputPlan((64, 64), batch or asked, loaded)
     runner.metadata["task"] = "segment"
-    assert InputPlan.of(runner, None, asked).together == 1
-
-
-def test_a_gpu_gets_several_batches_at_once_where_a_profile_ends_below_the_wish(square):
-    runner = Shell(square, (TensorSpec("images", (None, 3, None, None), "float32"),))
-    runner.device, runner.limits = torch.device("cuda"), {"images": ((1, 3, 32, 32), (8, 3, 640, 640))}
-    assert InputPlan.of(runner, 320, 16) == InputPlan((320, 320), 8, 16)
-    for asked in (4, 8):
-        assert InputPlan.of(runner, 320, asked) == InputPlan((320, 320), asked)
-    assert InputPlan.of(runner, 320, 16, rect=True) == InputPlan((320, 320), 8)
-
-
-@pytest.mark.parametrize("overlap", [False, True])
-def test_batches_that_are_read_at_once_give_the_same(square, tmp_path, monkeypatch, overlap):
-    with open_runner(export_answers(square.model, tmp_path / "a.onnx", 2, 64)) as runner:
-        config, plan = replace(CONFIG, overlap=overlap), InputPlan.of
-        alone = evaluate(runner, square.data, config, progress=False)
-        monkeypatch.setattr(InputPlan, "of", lambda *words, **options: replace(plan(*words, **options), together=16))
-        result = evaluate(runner, square.data, config, progress=False)
-    assert numbers(result) == numbers(alone)
-    assert "batch 2, 64x64" in result.measured_on
+    assert InputPlan.of(runner, None, asked).loaded == (batch or asked)
 
 
 class Shell(TorchRunner):
@@ -160,7 +131,7 @@ def test_a_wrong_class_count_names_both(square, tmp_path):
     content = yaml.safe_load((square.folder / "data.yaml").read_text()) | {"names": ["a", "b", "c", "d"]}
     file = tmp_path / "four.yaml"
     file.write_text(yaml.safe_dump(content))
-    message = r"the network has 3 classes \(cat, dog, owl\), and .*four.yaml has 4 \(a, b, c, ...\)"
+    message = r"the network has 3 classes .*cat.*, and .*four.yaml has 4 .*d"
     for runner in (TorchRunner(square.model, "cpu"), open_runner(export_answers(square.model, tmp_path / "a.onnx"))):
         with pytest.raises(InputError, match=message) as caught:
             evaluate(runner, load_data(file), CONFIG, progress=False)
@@ -182,4 +153,4 @@ def test_other_class_names_are_a_warning(square, tmp_path, caplog):
     path = export_answers(square.model, tmp_path / "a.onnx", names=dict(enumerate("abc")))
     evaluate(open_runner(path), square.data, replace(CONFIG, limit=2), progress=False)
     evaluate(open_runner(path), square.data, replace(CONFIG, limit=2), progress=False)
-    assert caplog.text.count("class names (a, b, c) differ from those of") == 1
+    assert caplog.text.count("class names") == 1

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from utils.evaluation.letterbox import placed
-from utils.evaluation.masks import Masks, MasksFromModel, patches
+from utils.evaluation.masks import Masks, patches
 
 SIZE, GRID, COEFFICIENTS = (96, 128), (24, 32), 6
 PLACES = [(14.2, 20.7, 80.3, 70.0), (-20.0, -9.0, 60.5, 50.5), (70.1, 40.0, 300.0, 200.0), (3.0, 2.0, 125.0, 90.0)]
@@ -27,7 +27,7 @@ def probability(masks, number, box):
     x = ((np.arange(width) + 0.5) * box.ratio[1] + left) / SIZE[1] * 2 - 1
     y = ((np.arange(height) + 0.5) * box.ratio[0] + top) / SIZE[0] * 2 - 1
     grid = torch.from_numpy(np.stack(np.meshgrid(x, y), 2))[None]
-    sums = torch.einsum("k,khw->hw", masks.coefficients[0][number].double(), masks.prototypes[0].double())
+    sums = torch.einsum("k,khw->hw", masks.picks[0][number].double(), masks.source[0].double())
     sampled = torch.nn.functional.grid_sample(
         sums.sigmoid()[None, None], grid, mode="bilinear", padding_mode="border", align_corners=False
     )
@@ -68,20 +68,18 @@ def test_a_box_between_two_pixels_has_an_empty_mask_and_no_box_has_none():
     assert list(patches(made([]), 0, torch.arange(0), shapes)) == []
 
 
-@pytest.mark.parametrize("framed", [True, False])
-def test_given_masks_are_stretched_over_their_boxes_or_the_input(framed):
+def test_masks_in_frames_are_stretched_over_their_boxes():
     random = torch.Generator().manual_seed(1)
     shares = torch.nn.functional.interpolate(torch.rand(1, 6, 5, 5, generator=random), (20, 20), mode="bilinear")
-    given = shares.flatten(2) if framed else torch.nn.functional.interpolate(shares, GRID, mode="bilinear")
     boxes, numbers = torch.tensor(PLACES), torch.tensor([5, 2, 0, 1])
-    masks = MasksFromModel.of(given, [numbers], [boxes], SIZE, upsampled=False)
+    masks = Masks.from_model(shares.flatten(2), [numbers], [boxes], SIZE)
     shapes = ((192, 256), ((0.5, 0.5), (0.0, 0.0)))
     for place, patch in enumerate(patches(masks, 0, torch.arange(4), shapes)):
         y, x = np.indices(patch.inside.shape) + 0.5
         x, y = (x + patch.left) * 0.5, (y + patch.top) * 0.5  # in the input
-        x1, y1, x2, y2 = PLACES[place] if framed else (0, 0, SIZE[1], SIZE[0])
+        x1, y1, x2, y2 = PLACES[place]
         where = torch.from_numpy(np.stack([(x - x1) / (x2 - x1) * 2 - 1, (y - y1) / (y2 - y1) * 2 - 1], 2))[None]
-        values = (shares if framed else given)[:, numbers[place], None].double()
+        values = shares[:, numbers[place], None].double()
         found = torch.nn.functional.grid_sample(values, where, padding_mode="border", align_corners=False)[0, 0].numpy()
         certain = np.abs(found - 0.5) > 1e-4
         np.testing.assert_array_equal(patch.inside[certain], found[certain] > 0.5)

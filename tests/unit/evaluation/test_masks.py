@@ -1,14 +1,17 @@
 """Masks of detections and their overlaps, against NumPy, detection by detection, and pycocotools."""
 
+from dataclasses import replace
+
+import cv2
 import numpy as np
 import pytest
 import torch
 from pycocotools import mask as coco_mask
 
+from utils.core.errors import InputError
 from utils.core.tasks import DETECT, Layout, Prediction, prediction_of
 from utils.evaluation import masks as masks_module
 from utils.evaluation import nms
-from utils.evaluation.batch import PackedMasks
 from utils.evaluation.masks import Masks, image_pixels, mask_overlaps, run_lengths
 from utils.evaluation.nms import non_max_suppression
 
@@ -26,10 +29,10 @@ def prediction(batch=3, anchors=40, seed=0):
     return Prediction(raw, Layout(CLASSES, COEFFICIENTS), torch.randn(batch, COEFFICIENTS, *GRID, generator=random))
 
 
-def detected(batch=3, upsampled=False):
+def detected(batch=3):
     found = prediction(batch)
     rows = non_max_suppression(found, 0.3, 0.6)
-    return found, rows, Masks.of(found, rows, SIZE, upsampled=upsampled)
+    return found, rows, Masks.of(found, rows, SIZE)
 
 
 def plain_mask(found, image, row, upsampled=False):
@@ -71,10 +74,11 @@ def test_all_images_at_once_have_the_same_anchors():
 
 @pytest.mark.parametrize("upsampled", [False, True])
 def test_pixels_are_those_of_each_mask_by_itself(upsampled):
-    found, rows, masks = detected(upsampled=upsampled)
+    found, rows, masks = detected()
+    masks = replace(masks, upsampled=upsampled)
     assert masks.grid == (SIZE if upsampled else GRID)
     for image, one in enumerate(rows):
-        inside = masks.pixels(torch.tensor([image]), torch.arange(len(one))[None])[0]
+        inside = masks.pixels(image, torch.arange(len(one)))
         for mask, row in zip(inside, one, strict=True):
             np.testing.assert_array_equal(mask, plain_mask(found, image, row, upsampled))
         assert 0.01 < inside.float().mean() < 0.5
@@ -86,21 +90,20 @@ def truth_of(masks, rows, seed=1):
     labels, planes = [], []
     for image, one in enumerate(rows):
         chosen = torch.arange(0, len(one), 3) if image != 1 else torch.arange(0)  # the second image shows nothing
-        inside = masks.pixels(torch.tensor([image]), chosen[None])[0].numpy() if len(chosen) else []
+        inside = masks.pixels(image, chosen).numpy()
         planes += [mask ^ (random.random(mask.shape) < 0.05) for mask in inside]
         labels.append(torch.cat([one[chosen, 5:6], one[chosen, :4]], 1))
-    return labels, PackedMasks.pack(np.stack(planes)), planes
+    return labels, planes
 
 
 @pytest.mark.parametrize("largest", [None, 1, 5000])  # bytes of masks at a time
 def test_overlaps_are_pycocotools(monkeypatch, largest):
     monkeypatch.setitem(masks_module.LARGEST, "cpu", largest or masks_module.LARGEST["cpu"])
     found, rows, masks = detected()
-    labels, truth, planes = truth_of(masks, rows)
+    labels, planes = truth_of(masks, rows)
     labels[2] = labels[2][:1].clone()  # detections of other classes are skipped there
     planes = planes[: len(labels[0]) + 1]
-    truth = PackedMasks.pack(np.stack(planes))
-    whole = mask_overlaps(masks, truth, rows, labels)
+    whole = mask_overlaps(masks, torch.from_numpy(np.stack(planes)), rows, labels)
     first = 0
     for image, (one, theirs, overlap) in enumerate(zip(rows, labels, whole, strict=True)):
         assert overlap.shape == (len(theirs), len(one))
@@ -120,25 +123,17 @@ def test_overlaps_are_pycocotools(monkeypatch, largest):
 
 def test_masks_of_another_size_are_refused():
     _, rows, masks = detected()
-    truth = PackedMasks.pack(np.zeros((0, 6, 8), bool))
-    with pytest.raises(ValueError, match=r"masks are \(6, 8\) and the network's \(12, 16\)"):
-        mask_overlaps(masks, truth, rows, [torch.zeros(0, 5)] * 3)
+    with pytest.raises(InputError, match="prototypes of 12x16 do not fit an input of 48x64"):
+        mask_overlaps(masks, torch.zeros(0, 6, 8, dtype=torch.bool), rows, [torch.zeros(0, 5)] * 3)
 
 
-def test_run_lengths_are_those_of_the_images_pixels(monkeypatch):
-    _, rows, masks = detected()
+def test_run_lengths_are_those_of_the_images_pixels():
+    raw, rows, masks = detected()
     pixels = np.concatenate(list(image_pixels(masks, 0, SHAPES)))
-    assert pixels.shape == (len(rows[0]), 96, 128)
-    monkeypatch.setitem(masks_module.LARGEST, "cpu", 3 * 4 * SIZE[0] * SIZE[1])
-    parts = list(image_pixels(masks, 0, SHAPES))
-    assert max(map(len, parts)) == 3
-    np.testing.assert_array_equal(np.concatenate(parts), pixels)
-    monkeypatch.setattr(masks_module, "LARGEST_PIXELS", 2 * 96 * 128)  # of the image's own size
-    parts = list(image_pixels(masks, 0, SHAPES))
-    assert max(map(len, parts)) == 2
-    np.testing.assert_array_equal(np.concatenate(parts), pixels)
+    wide = [plain_mask(raw, 0, row, upsampled=True).astype(np.uint8) for row in rows[0]]
+    np.testing.assert_array_equal(pixels, np.stack([cv2.resize(mask, (128, 96)) for mask in wide]))
     found = run_lengths(masks, 0, SHAPES)
     np.testing.assert_array_equal(coco_mask.decode(found).transpose(2, 0, 1), pixels)
     assert all(isinstance(one["counts"], str) for one in found)
-    nothing = Masks(masks.prototypes, (masks.coefficients[0][:0],), (masks.boxes[0][:0],), SIZE)
+    nothing = Masks(masks.source, (masks.picks[0][:0],), (masks.boxes[0][:0],), SIZE)
     assert run_lengths(nothing, 0, SHAPES) == []

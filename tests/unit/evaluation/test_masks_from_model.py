@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,8 +12,7 @@ import torchvision
 
 from utils.core.errors import InputError
 from utils.core.tasks import Layout, Prediction
-from utils.evaluation.batch import PackedMasks
-from utils.evaluation.masks import Masks, MasksFromModel, image_pixels, mask_overlaps, pasted
+from utils.evaluation.masks import Masks, image_pixels, pasted
 from utils.evaluation.nms import non_max_suppression
 
 SIZE, GRID, SIDE = (48, 64), (12, 16), 10
@@ -54,24 +54,6 @@ def test_masks_in_boxes_are_pasted_pixel_by_pixel(grid: tuple[int, int]):
     assert found.isfinite().all()
 
 
-@pytest.mark.parametrize("upsampled", [False, True])
-def test_pixels_are_above_a_half_and_inside_the_box(upsampled: bool):
-    given = MasksFromModel.of(shares(), [torch.tensor([4, 0, 2])], [BOXES[[4, 0, 2]]], SIZE, upsampled=upsampled)
-    assert given.framed
-    assert given.grid == (SIZE if upsampled else GRID)
-    found = given.pixels(torch.tensor([0]), torch.tensor([[1, 2, 0, -1]]))[0].numpy()
-    for mask, index in zip(found, (0, 2, 4), strict=False):
-        box = BOXES[index].tolist()
-        whole = looked_up(shares()[0, index].view(SIDE, SIDE).double().numpy(), box, SIZE, given.grid) > 0.5
-        rows, columns = np.indices(given.grid)
-        scale = SIZE[0] / given.grid[0]
-        whole &= (rows >= box[1] / scale) & (rows < box[3] / scale)
-        whole &= (columns >= box[0] / scale) & (columns < box[2] / scale)
-        assert (mask != whole).mean() < 0.002  # at one half itself
-    assert found[0].any()
-    assert not found[3].any()
-
-
 def predicted() -> tuple[Prediction, list[torch.Tensor]]:
     """Smooth prototypes, for one image and another that shows nothing."""
     random = torch.Generator().manual_seed(3)
@@ -98,10 +80,10 @@ def test_masks_in_boxes_are_nearly_the_sums_of_prototypes():
     found, rows = predicted()
     numbers = [torch.arange(len(one)).flip(0) for one in rows]
     boxes = [one[:, :4] for one in rows]
-    given = MasksFromModel.of(framed_by_roi_align(found, rows, 64), numbers, boxes, SIZE, upsampled=False)
+    given = Masks.from_model(framed_by_roi_align(found, rows, 64), numbers, boxes, SIZE)
     sums = Masks.of(found, rows, SIZE)
-    everything = torch.arange(len(rows[0]))[None]
-    one, other = (masks.pixels(torch.tensor([0]), everything) for masks in (given, sums))
+    everything = torch.arange(len(rows[0]))
+    one, other = (masks.pixels(0, everything) for masks in (given, sums))
     assert len(rows[0]) > 8
     assert other.float().mean() > 0.05
     assert (one != other).float().mean() < 0.01
@@ -118,24 +100,18 @@ def test_masks_on_the_grid_are_the_sums_of_prototypes():
     sums = torch.einsum("nk,khw->nhw", found.coefficients[0][:, rows[0][:, 6].long()].T, found.prototypes[0])
     whole = torch.zeros(2, 40, *GRID)
     whole[0, numbers[0]] = sums.sigmoid()  # not cropped: the loop crops
-    given = MasksFromModel.of(whole, numbers, [one[:, :4] for one in rows], SIZE, upsampled=False)
+    given = Masks.from_model(whole, numbers, [one[:, :4] for one in rows], SIZE)
     assert not given.framed
     assert given.grid == GRID
     masks = Masks.of(found, rows, SIZE)
-    everything = torch.arange(len(rows[0]))[None]
-    assert torch.equal(*(one.pixels(torch.tensor([0]), everything) for one in (given, masks)))
-    labels = [rows[0][::2, [5, 0, 1, 2, 3]], torch.zeros(0, 5)]
-    truth = PackedMasks.pack(masks.pixels(torch.tensor([0]), everything[:, ::2])[0].numpy())
-    expected = mask_overlaps(masks, truth, rows, labels)
-    for one, other in zip(mask_overlaps(given, truth, rows, labels), expected, strict=True):
-        torch.testing.assert_close(one, other)
-    wide = given.at_input_size()
-    assert wide.grid == SIZE
-    pixels = wide.pixels(torch.tensor([0]), everything)
-    assert (pixels != masks.at_input_size().pixels(torch.tensor([0]), everything)).float().mean() < 0.02
+    everything = torch.arange(len(rows[0]))
+    assert torch.equal(*(one.pixels(0, everything) for one in (given, masks)))
+    wide, sums = (replace(one, upsampled=True).pixels(0, everything) for one in (given, masks))
+    assert wide.shape[1:] == SIZE
+    assert (wide != sums).float().mean() < 0.02
 
 
 @pytest.mark.parametrize("count", [0, 99])
 def test_masks_that_are_no_square(count: int):
     with pytest.raises(InputError, match=rf"masks are \[1, 5, {count}\]; expected \[batch, detections, R \* R\]"):
-        MasksFromModel.of(torch.zeros(1, 5, count), [torch.arange(5)], [BOXES], SIZE, upsampled=False)
+        Masks.from_model(torch.zeros(1, 5, count), [torch.arange(5)], [BOXES], SIZE)

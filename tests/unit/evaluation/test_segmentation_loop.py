@@ -19,7 +19,6 @@ from utils.core.score import Score
 from utils.core.tasks import SEGMENT, Prediction, task_of_outputs
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.dataset import make_loader
-from utils.evaluation.input_plan import mask_stride
 from utils.evaluation.loop import EvalConfig, add_detections, detections_of, evaluate
 from utils.evaluation.metrics import EvalStatistics
 from utils.evaluation.results import result_table
@@ -84,19 +83,16 @@ def test_the_batch_does_not_matter(known):
 def test_the_table_has_boxes_and_masks_of_each_class(known):
     result = known.evaluate()
     lines = [line.split() for line in result_table(result, per_class=True)]
-    assert lines[0] == ["Class", "Images", "Instances", "Box(P", "R", "mAP50", "mAP50-95)", "Mask(P", "R", "mAP50",
-                        "mAP50-95)"]  # fmt: skip
+    assert lines[0][3:] == ["Box(P", "R", "mAP50", "mAP50-95)", "Mask(P", "R", "mAP50", "mAP50-95)"]
     assert [line[0] for line in lines[1:5]] == ["all", *NAMES]
-    assert [float(word) for word in lines[1][3:]] == pytest.approx(
-        [result.precision, result.recall, result.ap50, result.ap, result.masks.precision, result.masks.recall,
-         result.masks.ap50, result.masks.ap], abs=1e-3
-    )  # fmt: skip
+    scores = [getattr(part, name) for part in (result, result.masks) for name in ("precision", "recall", "ap50", "ap")]
+    assert [float(word) for word in lines[1][3:]] == pytest.approx(scores, abs=1e-3)
     assert np.mean([row.masks.ap for row in result.per_class]) == pytest.approx(result.masks.ap)
 
 
 def test_coco_json_holds_the_masks_and_pycocotools_agrees(known, tmp_path):
-    """Upsampled masks are nearly those in the images' pixels; pycocotools compares the latter."""
-    result = known.evaluate(replace(CONFIG, save_json=True, upsample_masks=True), out_dir=tmp_path)
+    """Masks on the grid are nearly those in the images' pixels; pycocotools compares the latter."""
+    result = known.evaluate(replace(CONFIG, save_json=True), out_dir=tmp_path)
     assert result.coco["ap50"] == pytest.approx(result.ap50_coco, abs=1e-3)
     assert result.mask_coco["ap50"] == pytest.approx(result.masks.ap50, abs=0.05)
     rows = json.loads((tmp_path / "model_predictions.json").read_text())
@@ -132,15 +128,15 @@ def test_a_row_of_a_report_has_masks_with_a_standard_error(known):
     assert row.resampled("mask_ap") != row.resampled()
     both = result.statistics.score_resampled()
     assert both.ap[0] == pytest.approx((row.resampled().ap[0] + row.resampled("mask_ap").ap[0]) / 2, abs=1e-6)
-    other = replace(CONFIG, upsample_masks=True, iou_thres=0.7)
+    other = replace(CONFIG, iou_thres=0.7)
     row = make_row(torch.device("cpu"), other, known.evaluate(other), known.folder / "data.yaml", "float", 1.0)
-    assert row.ap_with == "NMS IoU 0.7, upsampled masks"
+    assert row.ap_with == "NMS IoU 0.7"
 
 
 def test_predictions_of_a_network_add_up_to_the_same(known):
     """What sensitivity analysis does: no runner, and batches of its own."""
     statistics = EvalStatistics()
-    loader = make_loader(known.data, "val", imgsz=192, batch_size=5, workers=0, mask_stride=4)
+    loader = make_loader(known.data, "val", imgsz=192, batch_size=5, workers=0, masks=True)
     with TorchRunner(known.model, "cpu") as runner, torch.inference_mode():
         for batch in loader:
             found = runner.infer({"images": batch.images / 255})
@@ -188,10 +184,6 @@ def test_val_trt_reports_masks(known, tmp_path):
     assert [note.split(":")[0] for note in report.notes] == ["pycocotools", "pycocotools on masks"]
     assert "mask AP" in terminal_table(report)
     assert Report.load(tmp_path / "report.json").rows == [row]
-    options = options.model_copy(update={"upsample_masks": True, "save_json": False})
-    (again,) = evaluate_file.run(options, "command", tmp_path).rows
-    assert again.ap_with == "upsampled masks"
-    assert again.mask_ap != row.mask_ap
 
 
 # what is refused
@@ -245,30 +237,12 @@ def test_outputs_in_another_order_and_without_metadata(known):
     assert of_masks(known.evaluate(runner=runner)) == pytest.approx(of_masks(known.evaluate()), abs=1e-9)
 
 
-def test_the_stride_of_the_prototypes_is_asked_for_or_said(known):
-    runner = Shell(known)
-    assert mask_stride(runner, (192, 192)) == 4
-    assert mask_stride(runner, (192, 192), upsampled=True) == 1
-    said = (runner.outputs[0], TensorSpec("output1", (None, 32, 24, 24), "float32"))
-    assert mask_stride(Shell(known, said), (192, 192)) == 8
-    for shape in ((None, 32, 50, 50), (None, 32, 24, 48), (None, 32, 0, 0)):
-        said = (runner.outputs[0], TensorSpec("output1", shape, "float32"))
-        with pytest.raises(InputError, match=r"prototypes of \d+x\d+ do not fit an input of 192x192"):
-            mask_stride(Shell(known, said), (192, 192))
-    boxes_only = TorchRunner(KnowingModel(known.samples, NAMES, 192), "cpu")
-    assert mask_stride(boxes_only, (192, 192)) is None
-    with pytest.raises(InputError, match="--upsample-masks is for networks that give masks"):
-        mask_stride(boxes_only, (192, 192), upsampled=True)
-
-
 def test_prototypes_on_another_grid(known):
-    """Of every four in a square one: masks of a stride of 8 pixels, and truth that fits them."""
-
     def coarser(found):
         return {**found, "output1": torch.nn.functional.avg_pool2d(found["output1"], 2)}
 
-    result = known.evaluate(runner=Shell(known, change=coarser))
-    assert 0.1 < result.masks.ap < known.evaluate().masks.ap + 0.1
+    with pytest.raises(InputError, match="prototypes of 24x24 do not fit an input of 192x192"):
+        known.evaluate(runner=Shell(known, change=coarser))
 
 
 @pytest.mark.parametrize("wrong", [None, [["a"] * 6], {"counts": [1]}])
@@ -303,40 +277,17 @@ def with_nms(plain_file, side, path):
     return path
 
 
-def test_masks_on_the_grid_score_as_those_of_the_plain_file(known, plain_file, tmp_path):
-    with open_runner(plain_file) as runner:
-        expected = known.evaluate(runner=runner)
-    with open_runner(with_nms(plain_file, 0, tmp_path / "a.onnx")) as runner:
-        found = known.evaluate(runner=runner)
-        assert mask_stride(runner, (192, 192)) == 4
-    assert (found.ap, found.ap50) == pytest.approx((expected.ap, expected.ap50), abs=1e-9)
-    assert of_masks(found) == pytest.approx(of_masks(expected), abs=1e-9)
-    assert found.task is SEGMENT
-
-
-def test_masks_in_boxes_lose_a_little_and_less_with_more_rows(known, plain_file, tmp_path):
-    expected, losses = known.evaluate().masks.ap, []
-    for side in (80, 12):
-        with open_runner(with_nms(plain_file, side, tmp_path / "a.onnx")) as runner:
-            found = known.evaluate(runner=runner)
-            assert mask_stride(runner, (192, 192)) == 4
-        assert found.ap == pytest.approx(known.evaluate().ap, abs=1e-9)
-        losses.append(abs(expected - found.masks.ap))
-    assert losses[0] < 0.02
-    assert losses[0] < losses[1] < 0.15
-
-
-@pytest.mark.parametrize("side", [0, 80])
-def test_their_coco_json_and_upsampled_masks(known, plain_file, tmp_path, side):
-    config = replace(CONFIG, save_json=True, upsample_masks=True)
+@pytest.mark.parametrize(("side", "mask_loss"), [(0, 1e-9), (80, 0.02), (12, 0.15)])
+def test_masks_in_boxes_lose_a_little_and_those_on_the_grid_nothing(known, plain_file, tmp_path, side, mask_loss):
+    config = replace(CONFIG, save_json=True)
     expected = known.evaluate(config, out_dir=tmp_path)
     with open_runner(with_nms(plain_file, side, tmp_path / "a.onnx")) as runner:
         found = known.evaluate(config, runner, out_dir=tmp_path, name="given")
         row = make_row(runner, config, found, tmp_path / "a.onnx", "ONNX", 1.0)
-    assert found.masks.ap == pytest.approx(expected.masks.ap, abs=0.06)
-    assert found.mask_coco["ap50"] == pytest.approx(expected.mask_coco["ap50"], abs=0.03)
-    frames = ", masks 80×80" if side else ""
-    assert row.ap_with == f"NMS in the file{frames}, upsampled masks"
+    assert (found.task, found.ap) == (SEGMENT, pytest.approx(expected.ap, abs=1e-9))
+    assert found.masks.ap == pytest.approx(expected.masks.ap, abs=mask_loss)
+    assert found.mask_coco["ap50"] == pytest.approx(expected.mask_coco["ap50"], abs=max(mask_loss, 0.01))
+    assert row.ap_with == "NMS in the file" + (f", masks {side}×{side}" if side else "")
     assert "segmentation" in json.loads((tmp_path / "given_predictions.json").read_text())[0]
     Report(command="", title="", data="", rows=[row]).save(tmp_path / "report.json")
     assert Report.load(tmp_path / "report.json").rows == [row]

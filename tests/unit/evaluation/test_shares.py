@@ -89,7 +89,6 @@ def test_collectives(three):
     assert [one["world"] for one in found] == [(0, 3, 0), (1, 3, 1), (2, 3, 2)]
     assert [one["main"] for one in found] == [True, False, False]
     assert [one["gathered"] for one in found] == [[0, 1, 2], [], []]
-    assert [one["rows"] for one in found] == [["a", "b", "c", "e", "d"], [], []]
     for one in found:
         assert one["sum"] == [3.0, 3.0]
         assert one["numbers"] == [[0, 2**53], [1, 2**53], [2, 2**53]]

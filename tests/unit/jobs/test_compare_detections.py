@@ -27,7 +27,7 @@ def framed(found: Prediction, rows: torch.Tensor) -> torch.Tensor:
 def on_grid(found: Prediction, rows: torch.Tensor) -> torch.Tensor:
     sums = torch.einsum("kn,khw->nhw", found.coefficients[0][:, rows[:, 6].long()], found.prototypes[0])
     ones = torch.ones(1, len(sums), *found.prototypes.shape[2:]), (torch.ones(len(sums), len(sums)),)
-    inside = Masks(*ones, (rows[:, :4],), (HEIGHT, WIDTH)).pixels(torch.tensor([0]), torch.arange(len(rows))[None])[0]
+    inside = Masks(*ones, (rows[:, :4],), (HEIGHT, WIDTH)).pixels(0, torch.arange(len(rows)))
     return sums.sigmoid() * inside
 
 

@@ -9,12 +9,13 @@ import pytest
 import torch
 from small_networks import detector
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, TensorDataset
 
 from models.quantize import calibration, placement
 from models.quantize.finetune import held_out_loss, learning_rate
 from models.quantize.recipe import Calibration, Finetune, Recipe
 from utils.evaluation.batch import Batch
+from utils.evaluation.dataset import Batches
 from utils.jobs.options import QuantizeOptions
 from utils.jobs.quantize import Training
 
@@ -42,11 +43,13 @@ class Given:
 
     def _loader(self, images: torch.Tensor, shuffle: bool) -> DataLoader[Any]:
         def collate(items: Any) -> Batch:
-            return Batch(torch.stack([one[0] for one in items]), torch.zeros(0, 6), ("",) * len(items))
+            return Batch(torch.stack([one[0] for one in items]), ("",) * len(items))
 
-        return DataLoader(
-            TensorDataset(images), self.batch_size, shuffle=shuffle, generator=torch.Generator(), collate_fn=collate
-        )
+        dataset, generator = TensorDataset(images), torch.Generator()
+        order = RandomSampler(dataset, generator=generator) if shuffle else SequentialSampler(dataset)
+        batches = BatchSampler(order, self.batch_size, drop_last=False)
+        sampler = Batches(batches, self.batch_size, len(images), shared=False)
+        return DataLoader(dataset, batch_sampler=sampler, generator=generator, collate_fn=collate)
 
     def training_loader(self) -> DataLoader[Any]:
         loader = self._loader(IMAGES[:8], shuffle=True)

@@ -74,7 +74,7 @@ def test_masks_on_the_grid_are_the_loops(dynamic: tuple[str, ...]):
     rows = detections(raw, ALL)
     masks = Masks.of(raw, rows, (HEIGHT, WIDTH))
     for image, one in enumerate(rows):
-        inside = masks.pixels(torch.tensor([image]), torch.arange(len(one))[None])[0].numpy()
+        inside = masks.pixels(image, torch.arange(len(one))).numpy()
         np.testing.assert_array_equal(found["det_masks"][image, : len(one)] > 0.5, inside)
         assert not found["det_masks"][image, len(one) :].any()
         sums = np.einsum("kn,khw->nhw", raw.coefficients[image][:, one[:, 6].long()], raw.prototypes[image])
@@ -130,9 +130,8 @@ def test_masks_behind_a_plugin_that_rounds_boxes_to_fp16(side: int):
         if side:
             masks = pooled(raw, image, rows, side).flatten(1)
         else:
-            masks = Masks.of(raw, expected, tuple(4 * cells for cells in raw.prototypes.shape[2:])).pixels(
-                torch.tensor([image]), torch.arange(len(rows))[None]
-            )[0]
+            size = tuple(4 * cells for cells in raw.prototypes.shape[2:])
+            masks = Masks.of(raw, expected, size).pixels(image, torch.arange(len(rows)))
         one = found[image, : len(rows)]
         np.testing.assert_allclose(one if side else one > 0.5, masks, atol=2e-5)
         assert not found[image, len(rows) :].any()

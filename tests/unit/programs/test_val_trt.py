@@ -4,7 +4,6 @@ import json
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 from known_images import SQUARE, KnowingModel, export_answers, write_set
 
@@ -98,27 +97,6 @@ def test_files_that_are_asked_for(program, tmp_path):
     present = {size: pytest.approx(float(ap), abs=6e-4) for size, ap in printed.items() if float(ap) >= 0}
     assert report.rows[0].ap_by_size == present
     assert present
-
-
-def test_speed(program, tmp_path):
-    code, out, _ = program("--imgsz", 64, "--task", "speed")
-    assert code == 0
-    assert [path.name for path in (tmp_path / "exp").glob("[!.]*")] == ["report.json"]
-    slow = program("--imgsz", 64)[1]
-    recalls = [float(next(line for line in text.splitlines() if "all" in line).split()[4]) for text in (out, slow)]
-    assert recalls[0] <= recalls[1]  # everyday thresholds find less
-
-
-def test_study(program, tmp_path):
-    code, _, _ = program("--imgsz", 64, 96, 128, "--task", "study", "--limit", 6)
-    assert code == 0
-    table = np.loadtxt(tmp_path / "exp/study_data_a.txt")
-    assert table.shape == (3, 10)
-    assert (table[:, 3] > 0.2).all()
-    assert (table[:, 8] > 0).all()
-    rows = Report.load(tmp_path / "exp/report.json").rows
-    assert [row.measured_on.split(", ")[-1] for row in rows] == [f"{side}x{side}; 6 images" for side in (64, 96, 128)]
-    assert [row.ap for row in rows] == pytest.approx(table[:, 3], abs=1e-3)
 
 
 @pytest.mark.parametrize("words", [("--imgsz", 64, 96), ("--imgsz", "64x96")])

@@ -121,7 +121,7 @@ class Passes:
                 images = self._images(batch)
                 if self._unlabelled:
                     reference = detections_of(self._network.predict(images, State()), batch)
-                    batch = replace(batch, truth=as_labels(reference.rows))
+                    batch = replace(batch, labels=as_labels(reference.rows))
                 for name, statistics in results.items():
                     prediction = self._network.predict(images, missing[name])
                     add_detections(statistics, detections_of(prediction, batch), batch)
