@@ -158,6 +158,7 @@ private:
     void read_names(const fs::path& path) {
         if (!fs::exists(path)) return;
         const std::string text = read_file(path);
+        if (text.find("strip_weights\": true") != text.npos) throw std::runtime_error("build without --strip-weights");
         const std::regex entry(R"re(\\"(\d+)\\":\s*\\"(.*?)\\")re");
         for (std::sregex_iterator match(text.begin(), text.end(), entry), end; match != end; ++match)
             names[std::stoi((*match)[1])] = (*match)[2];
@@ -199,10 +200,9 @@ private:
 
     // The same of raw predictions [4 + classes + masks, anchors] (cx, cy, w, h, scores), by NMS of each class.
     std::vector<Detection> decode() {
-        const std::vector<int>& shape = tensors_.at("output0").shape;
         const auto prototypes = tensors_.find("output1");
         const int masks = prototypes == tensors_.end() ? 0 : prototypes->second.shape[1];
-        const cv::Mat raw = values("output0").reshape(1, shape[1]);
+        const cv::Mat raw = values("output0").reshape(1, tensors_.at("output0").shape[1]);
         std::vector<Detection> candidates;
         for (int row = 4; row < raw.rows - masks; ++row)  // a box counts for each class that it may be
             for (int anchor = 0; anchor < raw.cols; ++anchor)

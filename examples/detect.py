@@ -17,8 +17,11 @@ from typing import Any
 
 import cv2
 import numpy as np
-import tensorrt as trt
 
+try:
+    import tensorrt as trt
+except ImportError:
+    import tensorrt_lean as trt  # it runs engines that were built with --version-compatible
 try:
     from cuda.bindings import runtime as cudart  # cuda-python from 12.6 on
 except ImportError:
@@ -34,19 +37,25 @@ class Detector:
         """Load an engine on the GPU with this number; `conf` is the least score, `iou` NMS drops boxes above it.
 
         An engine with NMS inside has an `iou` of its own, and finds nothing below its own `conf`. Raises OSError or
-        ValueError if the file cannot be read, or is no engine for here.
+        ValueError if a file cannot be read, or is not for here.
         """
         content, note = Path(path).read_bytes(), Path(f"{path}.json")
-        metadata = json.loads(note.read_text(encoding="utf-8"))["metadata"] if note.is_file() else {}
-        self.names = {int(key): name for key, name in json.loads(metadata.get("names", "{}")).items()}
+        about = json.loads(note.read_text(encoding="utf-8")) if note.is_file() else {"metadata": {}}
+        self.names = {int(key): name for key, name in json.loads(about["metadata"].get("names", "{}")).items()}
         self.conf, self.iou = conf, iou
         _cuda(cudart.cudaSetDevice(device))
         self._stream = _cuda(cudart.cudaStreamCreate())
         self._logger = trt.Logger(trt.Logger.WARNING)
-        trt.init_libnvinfer_plugins(self._logger, "")  # EfficientNMS
+        if hasattr(trt, "init_libnvinfer_plugins"):  # EfficientNMS; the lean runtime has none
+            trt.init_libnvinfer_plugins(self._logger, "")
         self._engine = engine = trt.Runtime(self._logger).deserialize_cuda_engine(content)
         if engine is None:
             raise ValueError(f"{path} is no engine of TensorRT {trt.__version__} for this GPU; build it again here")
+        if about.get("options", {}).get("strip_weights"):
+            onnx, refitter = Path(path).with_name(Path(about["onnx"]).name), trt.Refitter(engine, self._logger)
+            parser = trt.OnnxParserRefitter(refitter, self._logger)
+            if not (parser.refit_from_file(str(onnx)) and refitter.refit_cuda_engine()):
+                raise ValueError(f"{path} has no weights (--strip-weights), and those of {onnx} do not fit")
         self._context = context = engine.create_execution_context()
         tensors = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
         self._input = next(name for name in tensors if engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT)
@@ -67,14 +76,7 @@ class Detector:
             context.set_tensor_address(name, self._device[name])
 
     def __call__(self, image: np.ndarray) -> np.ndarray:
-        """Detect.
-
-        Args:
-            image: uint8 BGR `[H, W, 3]`, as OpenCV reads it.
-
-        Returns:
-            float32 `[n, 6]`: x1, y1, x2, y2 in pixels of the image, score, class; the best first.
-        """
+        """Detect in uint8 BGR `[H, W, 3]`; float32 `[n, 6]`: x1, y1, x2, y2 in its pixels, score, class, sorted."""
         pixels, ratio, corner = letterbox(image, self.size)
         outputs = self.infer(pixels)
         rows = self._read_detections(outputs) if "num_dets" in outputs else self._suppress(outputs)
@@ -123,9 +125,7 @@ def letterbox(image: np.ndarray, size: tuple[int, int]) -> tuple[np.ndarray, tup
     height, width = image.shape[:2]
     ratio = min(size[0] / height, size[1] / width)
     new_height, new_width = max(int(height * ratio), 1), max(int(width * ratio), 1)
-    if (new_height, new_width) != (height, width):
-        method = cv2.INTER_LINEAR if ratio > 1 else cv2.INTER_AREA
-        image = cv2.resize(image, (new_width, new_height), interpolation=method)
+    image = cv2.resize(image, (new_width, new_height), interpolation=cv2.INTER_LINEAR if ratio > 1 else cv2.INTER_AREA)
     x, y = (size[1] - new_width) / 2, (size[0] - new_height) / 2
     top, left = round(y - 0.1), round(x - 0.1)
     canvas = np.full((*size, 3), 114, np.uint8)

@@ -77,7 +77,8 @@ def main(options: EngineOptions) -> None:
         raise InputError("--tune times engines, and those of --target are for GPUs elsewhere; leave one of them out")
     if options.target:
         options.reject_unused(["check"], "with --target, whose engine need not run here")
-        options.reject_unused(["hardware_compatible"], "with --target, whose engine is for the GPUs that it names")
+        portable = ["version_compatible", "hardware_compatible", "strip_weights"]
+        options.reject_unused(portable, "with --target, whose engine is for the GPUs that it names")
     need_tensorrt()
     need("torch", "onnx")
     from utils.trt import layers, tensorrt_api

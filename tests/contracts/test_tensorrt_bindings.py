@@ -2,16 +2,22 @@
 
 import ast
 import enum
+import importlib.util
 import inspect
+import sys
 import types
 from pathlib import Path
 
 import fake_tensorrt
 import pytest
+from one_conv import write_onnx
 from packaging.specifiers import SpecifierSet
 from real_tensorrt import BINDINGS, record, signatures, surface
+from tensorrt_stand_in import GPU
 
-from utils.trt.tensorrt_api import Api
+from utils.core.errors import InputError
+from utils.trt.preflight import BuildConfig, OnnxFile, check_target, decide
+from utils.trt.tensorrt_api import MODULES, Api, load_tensorrt
 
 ROOT = Path(__file__).resolve().parents[2]
 USED = {  # by utils/trt and examples/detect.py, beside what the stand-in's classes have
@@ -20,7 +26,7 @@ USED = {  # by utils/trt and examples/detect.py, beside what the stand-in's clas
     "INetworkDefinition": "num_layers", "IExecutionContext": "profiler", "OnnxParser": "num_errors",
     "ICudaEngine": "num_aux_streams num_io_tensors", "EngineInspector": "execution_context",
     "BuilderFlag": "TF32", "MemoryPoolType": "WORKSPACE", "ProfilingVerbosity": "DETAILED",
-    "LayerInformationFormat": "JSON", "HardwareCompatibilityLevel": "AMPERE_PLUS", "TensorIOMode": "INPUT OUTPUT",
+    "LayerInformationFormat": "JSON", "TensorIOMode": "INPUT OUTPUT",
     "DataType": "FLOAT HALF INT8 INT32 UINT8 BOOL", "TensorFormat": "LINEAR",
 }  # fmt: skip
 # asked for before it is used, with hasattr or by name: from a version on, or up to one without it
@@ -31,10 +37,11 @@ SOMETIMES = {
     ("ILayer", "precision"): "<11", ("ILayer", "set_output_type"): "<11", ("DataType", "INT64"): ">=10",
     ("IBuilderConfig", "progress_monitor"): ">=10", ("ParserError", "node_name"): ">=10",
     ("ParserError", "node_operator"): ">=10", ("Runtime", "engine_host_code_allowed"): ">=8.6",
+    ("OnnxParserRefitter", "refit_from_file"): ">=10",
 }  # fmt: skip
 OTHER = {  # of other objects, too
     "__init__", "reset", "name", "update", "min", "max", "kind", "type", "data", "size", "shape", "dims", "format",
-    "file", "node", "metadata", "engine", "value", "read", "write", "log", "ERROR",
+    "file", "flags", "node", "metadata", "engine", "value", "read", "write", "log", "ERROR",
 }  # fmt: skip
 ANSWERS = {  # weakly typed, strongly typed, how files are exported by default
     "8.6": (True, False, "weak"), "10.0": (True, True, "weak"), "10.3": (True, True, "weak"),
@@ -101,15 +108,39 @@ def test_the_comparison_notices_a_member_that_is_not_there(real, monkeypatch):
         test_the_stand_in_has_only_what_the_real_one_has(real)
 
 
-@pytest.mark.usefixtures("real")
-def test_the_stand_in_is_made_from_the_real_one(version):
+def test_the_lean_runtime_has_what_runs_an_engine(real, version):
+    """Methods that give what it has no class for raise TypeError, such as get_tensor_format."""
+    try:
+        lean = surface(version, "tensorrt_lean")
+    except (OSError, ValueError) as error:
+        pytest.skip(f"the lean runtime's bindings of TensorRT {version} cannot be had here: {error}")
+    for kind in ["Runtime", "ICudaEngine", "IExecutionContext", "ILogger"]:
+        assert {*stand_in()[kind], *USED.get(kind, "").split()} <= lean[kind].keys(), kind
+    for kind in ("DataType", "TensorIOMode"):
+        assert set(USED[kind].split()) <= lean[kind].keys()
+    with pytest.raises(InputError, match="builds no engines"):
+        check_target(Api(module_of(lean, version, "tensorrt_lean")), GPU, ())
+
+
+def test_the_lean_runtime_is_taken_where_it_alone_is_installed(monkeypatch):
+    for name in MODULES:
+        monkeypatch.setitem(sys.modules, name, fake_tensorrt.make("10.3.0", lean=True) if "lean" in name else None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: sys.modules[name])
+    assert load_tensorrt().name == "TensorRT's lean runtime 10.3.0"
+
+
+@pytest.mark.parametrize("name", ["tensorrt", "tensorrt_lean"])
+def test_the_stand_in_is_made_from_the_real_one(version, name):
     """tests/support/tensorrt_surface.json holds what a real module has."""
-    recorded = record(version, {kind for kinds in fake_tensorrt.SURFACE.values() for kind in kinds})
-    assert fake_tensorrt.SURFACE[version] == recorded
+    try:
+        recorded = record(version, name, {kind for kinds in fake_tensorrt.SURFACE.values() for kind in kinds})
+    except (OSError, ValueError) as error:
+        pytest.skip(f"the bindings of {name} {version} cannot be had here: {error}")
+    assert fake_tensorrt.SURFACE[f"{name} {version}"] == recorded
 
 
-def module_of(real, version):
-    module = types.ModuleType("tensorrt")
+def module_of(real, version, name="tensorrt"):
+    module = types.ModuleType(name)
     module.__version__ = BINDINGS[version].partition("==")[2]
     for kind, members in real.items():
         setattr(module, kind, type(kind, (), members))
@@ -121,3 +152,25 @@ def test_what_is_asked_of_a_version_is_answered(real, version):
     assert (api.weakly_typed, api.strongly_typed, api.typing) == ANSWERS[version]
     assert api.ahead_of_time == ()
     assert (api.progress_monitor is not None) == (version != "8.6")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "versions"),
+    [
+        ("optimization_level", 2, ">=8.6"), ("max_aux_streams", 0, ">=8.6"),
+        ("version_compatible", True, ">=8.6"), ("hardware_compatible", "ampere+", ">=8.6"),
+        ("hardware_compatible", "same-cc", ">=10.9"), ("strip_weights", True, ">=10.0"),
+        ("tiling_level", "fast", ">=10.9"), ("tiling_level", "moderate", ">=10.9"), ("tiling_level", "full", ">=10.9"),
+        ("max_tactics", 9, ">=10.9"),
+    ],
+)  # fmt: skip
+def test_an_option_is_taken_or_refused_by_name(real, version, name, value, versions, tmp_path):
+    file = OnnxFile.read(write_onnx(tmp_path / "a.onnx", (1, 3, 64, 96)))
+    config, api = BuildConfig(**{name: value}, allow_fp32=True), Api(module_of(real, version))
+    if version in SpecifierSet(versions):
+        decide(file, api, GPU, config)
+    else:
+        with pytest.raises(
+            InputError, match=rf"^TensorRT {version}\.\d+ has no .*--{name.replace('_', '-')}( {value})?$"
+        ):
+            decide(file, api, GPU, config)

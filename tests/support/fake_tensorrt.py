@@ -20,7 +20,7 @@ import onnxruntime
 from google.protobuf.message import DecodeError
 from packaging.version import Version
 
-# Version → class → an enum's values, or names of what an object has from the start: see real_tensorrt.record
+# Module and version → class → an enum's values, or names of what an object has from the start: see real_tensorrt.record
 SURFACE = json.loads(Path(__file__).with_name("tensorrt_surface.json").read_text())
 TYPES = {"float32": "FLOAT", "float16": "HALF", "int32": "INT32", "int64": "INT64", "uint8": "UINT8"}
 # Class → its methods that are one expression; the others are in the classes below
@@ -51,19 +51,21 @@ PLAIN = {
         "get_tensor_format": lambda self, name: self.trt.TensorFormat[self.formats.get(name, "LINEAR")],
         "create_engine_inspector": lambda self: self.trt.EngineInspector(engine=self),
     },
+    "Refitter": {"refit_cuda_engine": lambda self: self.engine._compute_with(self.model)},
 }
 
 
-def make(version: str = "8.6.0"):
-    """A module like TensorRT of that version, 8.6, 10 (both typings) or 11 (strong only).
+def make(version: str = "8.6.0", lean: bool = False):
+    """A module like TensorRT of that version, 8.6, 10 (both typings) or 11 (strong only), or like its lean runtime.
 
     Tests read `calls`: (what, arguments), in order. They may set `ticks`: how long an engine runs beside its start, by
     the IBuilderConfig that it was built with.
     """
-    trt = ModuleType("tensorrt")
+    trt = ModuleType("tensorrt_lean" if lean else "tensorrt")
     trt.__version__, trt.calls, trt.ticks = version, [], lambda config: 0
-    last = [one for one in SURFACE if Version(one) <= Version(version)][-1]  # not later than it
-    for kind, members in SURFACE[last].items():
+    recorded = [key.split()[1] for key in SURFACE if key.startswith(f"{trt.__name__} ")]
+    last = [one for one in recorded if Version(one) <= Version(version)][-1]  # not later than it
+    for kind, members in SURFACE[f"{trt.__name__} {last}"].items():
         if isinstance(members, dict):
             setattr(trt, kind, enum.IntEnum(kind, members))
         else:
@@ -75,7 +77,8 @@ def make(version: str = "8.6.0"):
         trt.calls.append(("plugins", namespace))
         return True
 
-    trt.init_libnvinfer_plugins = init_libnvinfer_plugins
+    if not lean:
+        trt.init_libnvinfer_plugins = init_libnvinfer_plugins
     return trt
 
 
@@ -107,6 +110,8 @@ class Builder(_Object):
         self._say("WARNING", "onnx2trt_utils.cpp:374: a warning about\n this network")
         if config.cache is not None:
             config.cache.content += b"+measured"
+        for tensor in model.graph.initializer if "STRIP_PLAN" in flags else ():
+            tensor.raw_data = b"\0" * len(tensor.raw_data)
         about = {"version": self.trt.__version__, "flags": flags, "profiles": config.profiles,
                  "ticks": self.trt.ticks(config), "num_aux_streams": max(0, config.max_aux_streams),
                  "formats": {value.name: "LINEAR" for value in model.graph.input}}  # fmt: skip
@@ -182,6 +187,8 @@ class Runtime(_Object):
         except (ValueError, DecodeError):
             self._say("ERROR", "1: [stdArchiveReader.cpp::StdArchiveReader::40] Error Code 1: Serialization failed")
             return None
+        if "lean" in self.trt.__name__ and "VERSION_COMPATIBLE" not in about["flags"]:
+            return None
         if about["version"] != self.trt.__version__:
             self._say("ERROR", "6: The engine plan file is not compatible with this version of TensorRT")
             return None
@@ -194,9 +201,14 @@ class ICudaEngine(_Object):
         self.tensors = {value.name: value.type.tensor_type for value in [*model.graph.input, *model.graph.output]}
         self.dtypes = {name: onnx.helper.tensor_dtype_to_np_dtype(one.elem_type) for name, one in self.tensors.items()}
         self.inputs, self.num_io_tensors = [value.name for value in model.graph.input], len(self.tensors)
+        self._compute_with(model)
+
+    def _compute_with(self, model):
+        """Use this model's weights from now on; True, as TensorRT says where it worked."""
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
         self.session = onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
+        return True
 
     def get_tensor_profile_shape(self, name, profile):
         assert profile == 0
@@ -208,6 +220,12 @@ class ICudaEngine(_Object):
         context = self.trt.IExecutionContext(engine=self, **more)
         self.profile_owner = self.profile_owner or weakref.ref(context)
         return context
+
+
+class OnnxParserRefitter(_Object):
+    def refit_from_file(self, path):
+        self.refitter.model = onnx.load(path)
+        return True
 
 
 class EngineInspector(_Object):

@@ -23,6 +23,10 @@ BINDINGS = {
     "10.12": "tensorrt-cu12-bindings==10.12.0.36", "10.16": "tensorrt-cu12-bindings==10.16.1.11",
     "11.0": "tensorrt-cu12-bindings==11.0.0.114", "11.4": "tensorrt-cu12-bindings==11.4.0.106",
 }  # fmt: skip
+LEAN = {
+    version: wheel.replace("bindings==", "lean-bindings==").replace("cu12-lean", "lean-cu12")
+    for version, wheel in BINDINGS.items()
+}
 DUMP = """
 import importlib.machinery, importlib.util, json, pathlib, sys
 name = pathlib.Path(sys.argv[1]).stem
@@ -36,32 +40,33 @@ print(json.dumps({name: {member: int(getattr(kind, member)) if member in getattr
 """
 
 
-def surface(version: str) -> dict[str, dict[str, Any]]:
-    """Of `tensorrt`: class → member → the value of an enum's, or the documentation of another.
+def surface(version: str, name: str = "tensorrt") -> dict[str, dict[str, Any]]:
+    """Of `tensorrt` or `tensorrt_lean`: class → member → the value of an enum's, or the documentation of another.
 
     Raises:
         OSError: the wheel cannot be had, the stubs cannot be compiled, or the extension is for another Python.
     """
-    known = FOLDER / f"{version}-py{sys.version_info[0]}{sys.version_info[1]}.json"
+    prefix, wheels = ("", BINDINGS) if name == "tensorrt" else ("lean-", LEAN)
+    known = FOLDER / f"{prefix}{version}-py{sys.version_info[0]}{sys.version_info[1]}.json"
     if not known.exists():
         folder = FOLDER / known.stem
         folder.mkdir(parents=True, exist_ok=True)
-        ran("pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest", str(folder), BINDINGS[version])
+        ran("pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest", str(folder), wheels[version])
         (wheel,) = folder.glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:
-            extension = Path(archive.extract("tensorrt_bindings/tensorrt.so", folder))
+            extension = Path(archive.extract(f"{name}_bindings/{name}.so", folder))
         known.write_text(dump(extension, folder))
         wheel.unlink()
     found: dict[str, dict[str, Any]] = json.loads(known.read_text())
     return found
 
 
-def record(version: str, kinds: Iterable[str]) -> dict[str, Any]:
+def record(version: str, name: str, kinds: Iterable[str]) -> dict[str, Any]:
     """What the stand-in is made from: those of these classes that are there, with the values of an enum.
 
     Of another class it is what its constructor takes; of IBuilderConfig, which has none, the names of all members.
     """
-    found = {kind: members for kind, members in sorted(surface(version).items()) if kind in kinds}
+    found = {kind: members for kind, members in sorted(surface(version, name).items()) if kind in kinds}
     values = {kind: {key: one for key, one in of.items() if isinstance(one, int)} for kind, of in found.items()}
     takes = {kind: re.findall(r", (\w+): ", str(of["__init__"]).partition(" ->")[0]) for kind, of in found.items()}
     takes["IBuilderConfig"] = sorted(set(found.get("IBuilderConfig", ())) - {"__init__"})

@@ -16,8 +16,10 @@ from build_engine import EngineOptions
 @pytest.mark.parametrize("kind", [EngineOptions, BenchmarkOptions])
 def test_every_program_that_builds_takes_them(kind):
     words = ["--tactic-sources-off", "CUBLAS", "CUDNN", "--optimization-level", "4", "--max-aux-streams", "0"]
-    words += ["--tune", "2.5", "--hardware-compatible", "ampere+"]
+    words += ["--tune", "2.5", "--tiling-level", "full", "--max-tactics", "9", "--version-compatible"]
+    words += ["--hardware-compatible", "same-cc", "--strip-weights"]
     expected = BuildConfig(tactic_sources_off=["CUBLAS", "CUDNN"], optimization_level=4, max_aux_streams=0, tune=2.5,
-                           hardware_compatible="ampere+", progress=False)  # fmt: skip
+                           tiling_level="full", max_tactics=9, version_compatible=True, hardware_compatible="same-cc",
+                           strip_weights=True, progress=False)  # fmt: skip
     assert parsed(kind, "a.onnx", *words).build_config(progress=False) == expected
     assert parsed(kind, "a.onnx").build_config() == BuildConfig()

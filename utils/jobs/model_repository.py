@@ -49,6 +49,7 @@ MODEL_FILES = {PLAN: "model.plan", ONNX: "model.onnx", PYTHON: "model.py"}  # th
 
 STRONG = "it is strongly typed, which ONNX Runtime refuses; export it with --typing weak, or serve its engine"
 PLUGIN = "it has a plugin of TensorRT's, which ONNX Runtime lacks; export it with --nms onnx, or serve its engine"
+STRIPPED = "it has no weights (--strip-weights), which Triton does not add; build it without that"
 RTX = "{} built it, and Triton loads engines of TensorRT only; build one with TensorRT"
 
 
@@ -154,7 +155,7 @@ def of_engine(path: Path, note: EngineNote) -> ServedFile:
         specs = {name: TensorSpec(name, tuple(shape), str(dtype)) for name, (dtype, shape) in note.tensors.items()}
         inputs = [specs[name] for name in list(note.profile) or list(specs)[:1]]  # a static engine has no profile
         outputs = [spec for spec in specs.values() if spec not in inputs]
-        unfit = RTX.format(note.api) if "RTX" in note.api else ""
+        unfit = STRIPPED if note.options.get("strip_weights") else RTX.format(note.api) if "RTX" in note.api else ""
         return ServedFile(path, PLAN, tuple(inputs), tuple(outputs), note.metadata, _limits(note.profile), unfit)
     except (TypeError, ValueError, LookupError) as error:
         raise InputError(f"the note beside {path} is damaged ({error}); build the engine again") from error

@@ -19,7 +19,7 @@ from typing import Any
 from tqdm import tqdm
 
 from utils.core.errors import InputError, QatError
-from utils.core.files import atomic_path, check_writable, read_onnx
+from utils.core.files import atomic_path, check_writable, file_hash, read_onnx
 from utils.trt import tensorrt_api
 from utils.trt.engine_file import EngineNote
 from utils.trt.preflight import BuildConfig, Decision, OnnxFile, decide
@@ -123,8 +123,10 @@ def build(
         temporary.write_bytes(content)
     note = EngineNote(
         onnx=str(file.path),
+        onnx_sha256=file_hash(file.path) if config.strip_weights else "",
         api=api.name,
         gpu=" ".join(config.targets) or (gpu.name if gpu else ""),
+        architecture=" ".join(config.targets) or (gpu.architecture if gpu else ""),
         typing=decision.typing,
         precision=decision.precision,
         profile={name: [list(shape) for shape in triple] for name, triple in decision.shapes.items()},
@@ -204,12 +206,8 @@ def _configure(api: Api, setup: Any, config: BuildConfig, decision: Decision, gp
                 raise InputError(f"{api.name} has no tactic source {name}; it has {', '.join(known.__members__)}")
             sources &= ~(1 << int(source))
         setup.set_tactic_sources(sources)
-    if config.optimization_level is not None:
-        setup.builder_optimization_level = config.optimization_level
-    if config.max_aux_streams is not None:
-        setup.max_aux_streams = config.max_aux_streams
-    if config.hardware_compatible:
-        setup.hardware_compatibility_level = api.module.HardwareCompatibilityLevel.AMPERE_PLUS
+    for name, value in config.builder_options.items():
+        api.set_option(setup, name, value)
     if config.targets:
         setup.num_compute_capabilities = len(config.targets)
         for index, target in enumerate(config.targets):

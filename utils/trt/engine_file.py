@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from utils.core.errors import InputError, no_file
-from utils.core.files import write_text
+from utils.core.files import file_hash, write_text
 from utils.trt.preflight import BuildConfig
 from utils.trt.tensorrt_api import Api, Gpu, Log
 
@@ -29,8 +30,10 @@ class EngineNote:
 
     Attributes:
         onnx: the file it was built from.
+        onnx_sha256: of that file, if the engine's weights are read from it (`--strip-weights`).
         api: name and version of what built it.
         gpu: name of the GPU it was built on, or the architectures it was built for ahead of time, such as 'SM89'.
+        architecture: of that GPU, such as 'SM89', or the same architectures.
         typing: 'weak' or 'strong'.
         precision: 'int8', 'fp16' or 'fp32', as it was asked for.
         profile: input → min, opt, max shape.
@@ -47,8 +50,10 @@ class EngineNote:
     __pydantic_config__ = ConfigDict(strict=True)  # for `load`; keys of other versions are left out
 
     onnx: str = ""
+    onnx_sha256: str = ""
     api: str = ""
     gpu: str = ""
+    architecture: str = ""
     typing: str = ""
     precision: str = ""
     profile: Mapping[str, Any] = field(default_factory=dict)
@@ -113,7 +118,7 @@ def load_engine(path: str | Path, api: Api, log: Log, gpu: Gpu | None) -> Any:
         The ICudaEngine; TensorRT's bindings keep its runtime alive as long as it.
 
     Raises:
-        InputError: it is missing, truncated, no engine, or of another TensorRT or GPU.
+        InputError: it is missing, truncated, no engine, of another TensorRT or GPU, or its weights cannot be had.
     """
     path = Path(path)
     if not path.is_file():
@@ -137,5 +142,40 @@ def load_engine(path: str | Path, api: Api, log: Log, gpu: Gpu | None) -> Any:
         else:
             reason = reason or log.reason("it is no engine, or it is truncated")
             why = f"{api.name} on {gpu.name} cannot load this engine: {reason}"
-        raise InputError(f"{path}: {why}; build it again here from {note.onnx or 'its .onnx'}")
+        where = f"{'here ' if api.builds else ''}from {note.onnx or 'its .onnx'}"
+        raise InputError(f"{path}: {why}; build it again {where}{_helpful(note, api, gpu)}")
+    if note.options.get("strip_weights"):
+        _add_weights(engine, path, note, api, log)
     return engine
+
+
+def _helpful(note: EngineNote, api: Api, gpu: Gpu) -> str:
+    """In words, the builder option with which a refused engine would have been loaded; '' where there is none."""
+    version, options = note.api.rpartition(" ")[2], note.options
+    if not note.api or "RTX" in note.api:
+        return ""
+    if options.get("version_compatible") and version != api.version:
+        return f"; tensorrt_lean {version} loads it, where TensorRT itself is not installed"
+    if not options.get("version_compatible") and (version != api.version or not api.builds):
+        return f"; built with --version-compatible, tensorrt_lean {version} would load it"
+    both = [int(name[2:]) for name in (note.architecture, gpu.architecture) if re.fullmatch(r"SM\d+", name)]
+    if note.gpu == gpu.name or len(both) < 2:
+        return ""
+    fits = {"same-cc": both[0] == both[1], "ampere+": min(both) >= 80, options.get("hardware_compatible"): False}
+    levels = [one for one, fit in fits.items() if fit and not api.lacks("hardware_compatible", one)]
+    return f"; built there with --hardware-compatible {levels[0]}, it would be loaded" if levels else ""
+
+
+def _add_weights(engine: Any, path: Path, note: EngineNote, api: Api, log: Log) -> None:
+    """Give an engine that was built with `--strip-weights` those of its ONNX file, beside it or where that was."""
+    if not hasattr(api.module, "OnnxParserRefitter"):
+        raise InputError(f"{path} has no weights, which {api.name} cannot add; build it without --strip-weights")
+    places = [path.with_name(Path(note.onnx).name), Path(note.onnx)]
+    onnx = next((place for place in places if place.is_file()), None)
+    if onnx is None or file_hash(onnx) != note.onnx_sha256:
+        what = f"and {note.onnx} has its weights; put that beside it" if onnx is None else f"and {onnx} has changed"
+        raise InputError(f"{path} was built with --strip-weights, {what}, or build it again")
+    refitter = api.module.Refitter(engine, log.handle)
+    parser = api.module.OnnxParserRefitter(refitter, log.handle)
+    if not (parser.refit_from_file(str(onnx)) and refitter.refit_cuda_engine()):
+        raise InputError(f"{path} does not take the weights of {onnx}: {log.reason('TensorRT gives no reason')}")

@@ -22,7 +22,7 @@ from utils.core.files import read_onnx
 from utils.core.input_spec import DEFAULT_BATCH, FLOATS, InputSpec
 from utils.core.options import DeviceOptions, Options, height_width, one_size, option
 from utils.runners.base import imgsz_of, literal
-from utils.trt.tensorrt_api import Api, Gpu
+from utils.trt.tensorrt_api import BUILDER_OPTIONS, Api, Gpu
 
 BUILDING = "building"
 Minutes = Annotated[float, Field(gt=0, le=10_080)]  # a week at most
@@ -42,8 +42,23 @@ class BuildOptions(DeviceOptions):
         None, "streams beside the main one that layers may be spread over (default: TensorRT's choice)",
         group=BUILDING, metavar="N",
     )  # fmt: skip
-    hardware_compatible: Literal["ampere+"] | None = option(
-        None, "an engine for every GPU from Ampere on, which is slower", group=BUILDING
+    tiling_level: Literal["fast", "moderate", "full"] | None = option(
+        None, "how long to look for kernels that share the L2 cache, from 10.9 on (default: TensorRT's, not)",
+        group=BUILDING,
+    )  # fmt: skip
+    max_tactics: Annotated[int, Field(ge=1, le=100_000)] | None = option(
+        None, "kernels that are measured for a layer, from 10.9 on (default: TensorRT's choice)", group=BUILDING,
+        metavar="N",
+    )  # fmt: skip
+    version_compatible: bool = option(
+        False, "an engine that the lean runtime of this version runs, too, which is slower", group=BUILDING
+    )
+    hardware_compatible: Literal["ampere+", "same-cc"] | None = option(
+        None, "an engine for every GPU from Ampere on, or, from 10.9 on, of this compute capability, which is slower",
+        group=BUILDING,
+    )  # fmt: skip
+    strip_weights: bool = option(
+        False, "an engine without weights, from 10.0 on: loading reads them from the ONNX file", group=BUILDING
     )
     tune: Minutes | None = option(
         None, "of each engine: for so long try options that are not given here, and keep the fastest", group=BUILDING,
@@ -90,15 +105,16 @@ class BuildConfig(BuildOptions):
         return [name.upper() for name in names]
 
     @property
+    def builder_options(self) -> dict[str, Any]:
+        """Those of BUILDER_OPTIONS that were asked for, and their values."""
+        values = {name: getattr(self, name) for name in BUILDER_OPTIONS}
+        return {name: value for name, value in values.items() if value is not None and value is not False}
+
+    @property
     def options(self) -> dict[str, Any]:
         """What was asked for instead of the defaults, as JSON holds it: names of fields and their values."""
-        values = {
-            "optimization_level": self.optimization_level,
-            "max_aux_streams": self.max_aux_streams,
-            "hardware_compatible": self.hardware_compatible,
-            "tactic_sources_off": sorted(self.sources_off) or None,
-        }
-        return {name: value for name, value in values.items() if value is not None}
+        off = sorted(self.sources_off)
+        return {**self.builder_options, **({"tactic_sources_off": off} if off else {})}
 
     @model_validator(mode="after")
     def _ranges_ascend(self) -> BuildConfig:
@@ -266,6 +282,10 @@ def decide(file: OnnxFile, api: Api, gpu: Gpu | None, config: BuildConfig) -> De
         InputError: file, TensorRT, GPU and what is asked for do not go together; it says how to export the file.
     """
     check_target(api, gpu, config.targets)
+    for name, value in config.builder_options.items():
+        if lacking := api.lacks(name, value):
+            given = f" {value}" if isinstance(value, str) else ""
+            raise InputError(f"{api.name} has no {lacking}; leave out --{name.replace('_', '-')}{given}")
     by_opset = file.metadata.get("form") == "deepstream"  # of export_yoloV9.py, where --opset decides on the typing
     if not api.strongly_typed and (file.half_scales or file.opset > MAX_OPSET):
         raise InputError(
@@ -294,8 +314,10 @@ def check_target(api: Api, gpu: Gpu | None, targets: Sequence[str]) -> None:
     """Check that there is something to build for.
 
     Raises:
-        InputError: there is no GPU and no target, or a target that this TensorRT does not know.
+        InputError: there is no GPU and no target, a target that this TensorRT does not know, or it only runs engines.
     """
+    if not api.builds:
+        raise InputError(f"{api.name} builds no engines; install TensorRT itself, or build elsewhere")
     known = api.ahead_of_time
     if unknown := [target for target in targets if target not in known]:
         builds = f"builds for {', '.join(known)}" if known else "builds only for the GPU it runs on, TensorRT-RTX more"

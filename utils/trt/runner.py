@@ -58,7 +58,8 @@ class Execution:
         modes = api.module.TensorIOMode
         names = [self.engine.get_tensor_name(index) for index in range(self.engine.num_io_tensors)]
         for name in names:
-            kind = self.engine.get_tensor_format(name).name
+            # the lean runtime does not know TensorFormat
+            kind = self.engine.get_tensor_format(name).name if hasattr(api.module, "TensorFormat") else "LINEAR"
             if kind != "LINEAR":  # of trtexec, or --input-format of 1.0
                 raise InputError(f"{path} has {name} in format {kind}, which is not supported; build the engine again")
         self.inputs = tuple(self._spec(n) for n in names if self.engine.get_tensor_mode(n) == modes.INPUT)

@@ -1,4 +1,4 @@
-"""The only importer of TensorRT: 8.6, 10, 11 as `tensorrt`, and TensorRT-RTX.
+"""The only importer of TensorRT: 8.6, 10, 11 as `tensorrt`, TensorRT-RTX, and TensorRT's lean runtime.
 
 What differs between versions is asked of the module (`Api.weakly_typed`, `Api.ahead_of_time`, ...), so that nothing
 else compares version numbers.
@@ -10,10 +10,10 @@ import importlib
 import importlib.util
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from utils.core.device import select_device
 from utils.core.errors import DependencyError, InputError
@@ -25,12 +25,42 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RTX = ("tensorrt_rtx", "tensorrt_rtx_bindings")
-MODULES = ("tensorrt", *RTX)
+MODULES = ("tensorrt", *RTX, "tensorrt_lean", "tensorrt_lean_bindings")
 # TensorRT's name of a data type → torch's
 TORCH_TYPES = {
     "FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16", "INT8": "int8", "UINT8": "uint8",
     "INT32": "int32", "INT64": "int64", "BOOL": "bool",
 }  # fmt: skip
+
+
+class BuilderOption(NamedTuple):
+    """An option as TensorRT knows it: a property of IBuilderConfig, with members of its enum for words; or flags."""
+
+    setting: str = ""
+    members: Mapping[str, str] = {}
+    flags: tuple[str, ...] = ()
+
+    @property
+    def enum(self) -> str:
+        """Name of the property's enum."""
+        return "".join(word.capitalize() for word in self.setting.split("_"))
+
+
+# Fields of BuildConfig that change which kernels an engine has, and where it runs; a version may lack them
+BUILDER_OPTIONS = {
+    "optimization_level": BuilderOption("builder_optimization_level"),
+    "max_aux_streams": BuilderOption("max_aux_streams"),
+    "tiling_level": BuilderOption(
+        "tiling_optimization_level", {"fast": "FAST", "moderate": "MODERATE", "full": "FULL"}
+    ),
+    "max_tactics": BuilderOption("max_num_tactics"),
+    # without the lean runtime inside, which would be code that a plan brings along
+    "version_compatible": BuilderOption(flags=("VERSION_COMPATIBLE", "EXCLUDE_LEAN_RUNTIME")),
+    "hardware_compatible": BuilderOption(
+        "hardware_compatibility_level", {"same-cc": "SAME_COMPUTE_CAPABILITY", "ampere+": "AMPERE_PLUS"}
+    ),
+    "strip_weights": BuilderOption(flags=("STRIP_PLAN", "REFIT_IDENTICAL")),
+}
 
 
 @dataclass(frozen=True)
@@ -46,8 +76,14 @@ class Api:
 
     @property
     def name(self) -> str:
-        """Name and version, such as 'TensorRT 8.6.0' or 'TensorRT-RTX 1.7.1'."""
-        return f"{'TensorRT-RTX' if self.is_rtx else 'TensorRT'} {self.version}"
+        """Name and version, such as 'TensorRT 8.6.0', 'TensorRT-RTX 1.7.1' or 'TensorRT's lean runtime 10.16.1'."""
+        name = "TensorRT-RTX" if self.is_rtx else "TensorRT" if self.builds else "TensorRT's lean runtime"
+        return f"{name} {self.version}"
+
+    @property
+    def builds(self) -> bool:
+        """Whether it builds engines; the lean runtime only runs those that were built version compatible."""
+        return hasattr(self.module, "Builder")
 
     @property
     def is_rtx(self) -> bool:
@@ -76,6 +112,24 @@ class Api:
         if capability is None or not hasattr(self.module.IBuilderConfig, "set_compute_capability"):
             return ()
         return tuple(name for name in dir(capability) if re.fullmatch(r"SM\d+", name))
+
+    def lacks(self, name: str, value: Any) -> str:
+        """What it has not of a builder option with this value, such as 'BuilderFlag.STRIP_PLAN'; '' if it has all."""
+        option = BUILDER_OPTIONS[name]
+        needed = [("BuilderFlag", flag) for flag in option.flags]
+        needed += [("IBuilderConfig", option.setting)] if option.setting else []
+        needed += [(option.enum, option.members[value])] if option.members else []
+        holders = ((kind, member, getattr(self.module, kind, None)) for kind, member in needed)
+        return next((f"{kind}.{member}" for kind, member, holder in holders if not hasattr(holder, member)), "")
+
+    def set_option(self, setup: Any, name: str, value: Any) -> None:
+        """Set a builder option in an IBuilderConfig."""
+        option = BUILDER_OPTIONS[name]
+        for flag in option.flags:
+            setup.set_flag(getattr(self.module.BuilderFlag, flag))
+        if option.setting:
+            member = option.members.get(value)
+            setattr(setup, option.setting, getattr(getattr(self.module, option.enum), member) if member else value)
 
     @property
     def progress_monitor(self) -> type | None:

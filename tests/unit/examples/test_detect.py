@@ -10,6 +10,7 @@ from types import ModuleType
 
 import cv2
 import fake_cuda_python
+import fake_tensorrt
 import numpy as np
 import onnx
 import pytest
@@ -45,10 +46,11 @@ def cuda(monkeypatch):
 
 @pytest.fixture
 def load(cuda, monkeypatch):
-    """The example as a module, where this is the TensorRT that can be imported."""
+    """The example as a module, where these are the TensorRT and the lean runtime that can be imported."""
 
-    def example(tensorrt):
+    def example(tensorrt, lean=None):
         monkeypatch.setitem(sys.modules, "tensorrt", tensorrt)
+        monkeypatch.setitem(sys.modules, "tensorrt_lean", lean)
         spec = importlib.util.spec_from_file_location("detect", FILE)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
@@ -92,14 +94,17 @@ def samples_and_engine(options, known, folder, api):
     "options",
     [{}, {"batch": 4}, {"width": 96}, {"build_batch": (2, 4, 4)}, {"form": InputSpec("uint8")},
      {"form": InputSpec("uint8", "nhwc")}, {"form": InputSpec(channels=1)}, {"form": InputSpec("uint8", "nhwc", 1)},
-     {"masks": True}, {"nms": NmsSettings("onnx", topk=20)},
+     {"version_compatible": True},  # loaded by the lean runtime, without TensorRT
+     {"strip_weights": True}, {"masks": True}, {"nms": NmsSettings("onnx", topk=20)},
      {"nms": NmsSettings("none", topk=50, conf_thres=0.01), "form": InputSpec("uint8", "nhwc")}],
     ids=str,
 )  # fmt: skip
 @pytest.mark.parametrize(("conf", "iou"), [(0.25, 0.45), (0.02, 0.1)])
 def test_it_finds_what_val_trt_finds(options, conf, iou, known, tmp_path, monkeypatch, load):
-    api = stand_in(monkeypatch, "10.3.0" if "form" in options else "8.6.0")
-    detect = load(api.module)
+    version = "10.3.0" if {"form", "strip_weights"} & set(options) else "8.6.0"  # 8.6 refuses both
+    api = stand_in(monkeypatch, version)
+    lean = fake_tensorrt.make(version, lean=True) if "version_compatible" in options else None
+    detect = load(None if lean else api.module, lean)
     samples, engine = samples_and_engine(options, known, tmp_path, api)
     detector = detect.Detector(engine, conf, iou)
     assert detector.names == dict(enumerate(NAMES))
@@ -234,6 +239,9 @@ def test_boxes_of_one_class_suppress_each_other_before_those_of_several_do(progr
     assert done.stdout == (
         "a.png 0 0.900000 20.000 20.000 40.000 40.000\na.png 0 0.300000 6.000 46.000 14.000 54.000\n"
     )
+    (tmp_path / "a.engine.json").write_text(json.dumps({"options": {"strip_weights": True}}, indent=2))
+    refused = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert (refused.returncode, "--strip-weights" in refused.stderr) == (1, True)
 
 
 @pytest.mark.parametrize("headers", os.environ.get("TENSORRT_INCLUDE", "").split(os.pathsep))

@@ -171,6 +171,7 @@ def test_what_cannot_be_served_is_refused_and_nothing_is_written(form, about, op
     ("note", "options", "named"),
     [
         ({"api": "TensorRT-RTX 1.7.1"}, {}, "TensorRT-RTX"),
+        ({"options": {"strip_weights": True}}, {}, "--strip-weights"),
         ({"profile": {"pictures": [[1], [1], [1]]}}, {}, "note"),
         ({"tensors": {"images": "float32"}}, {}, "note"),
         ({}, {"onnx": Path("a.onnx")}, "--onnx"),

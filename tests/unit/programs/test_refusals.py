@@ -39,6 +39,8 @@ CASES = [  # program, arguments, what the line names
     (B, "a.onnx --timing-cache a --no-timing-cache", "--no-timing-cache"),
     (B, "a.onnx --target SM89 --check 2", "--check"),
     (B, "a.onnx --target SM89 --hardware-compatible ampere+", "--hardware-compatible"),
+    (B, "a.onnx --target SM89 --strip-weights", "--strip-weights"),
+    (B, "a.onnx --max-tactics 9", "leave out --max-tactics"),
     (L, "a.onnx", "a.onnx is an ONNX file; expected an engine: scripts/build_engine.py"),
     (T, "a.onnx --device cpu --builds 2", "--builds"),
     *((T, f"a.onnx --device cpu {flag}", flag.split()[0])

@@ -1,6 +1,7 @@
 """Building engines: decisions, flags, profiles, cache, notes, refusals; on stand-ins of TensorRT 8.6, 10 and 11."""
 
 import dataclasses
+import hashlib
 from types import SimpleNamespace
 
 import onnx
@@ -181,6 +182,21 @@ def test_options_reach_the_builder_and_the_note(file, tmp_path, monkeypatch):
     ampere = api.module.HardwareCompatibilityLevel.AMPERE_PLUS
     assert [[getattr(setup, name) for name in names] for setup in seen] == [[2, 0, ampere], [3, -1, None]]
     assert note.options == {"optimization_level": 2, "max_aux_streams": 0, "hardware_compatible": "ampere+"}
+
+
+def test_portable_engines_and_tiling(file, tmp_path, monkeypatch):
+    api, seen = stand_in(monkeypatch, "10.9.0"), []
+    api.module.ticks = lambda setup: seen.append(setup) or 0
+    options = {"version_compatible": True, "strip_weights": True, "hardware_compatible": "same-cc",
+               "tiling_level": "moderate", "max_tactics": 9}  # fmt: skip
+    note = build(file, tmp_path / "a.engine", config(**options))
+    assert note.options == options
+    assert note.onnx_sha256 == hashlib.sha256(file.read_bytes()).hexdigest()
+    flags = {"EXCLUDE_LEAN_RUNTIME", "FP16", "REFIT_IDENTICAL", "STRIP_PLAN", "VERSION_COMPATIBLE"}
+    assert set(last(api, "build")) == flags
+    (setup,), module = seen, api.module
+    assert setup.hardware_compatibility_level is module.HardwareCompatibilityLevel.SAME_COMPUTE_CAPABILITY
+    assert (setup.tiling_optimization_level, setup.max_num_tactics) == (module.TilingOptimizationLevel.MODERATE, 9)
 
 
 def test_tactic_sources_switched_off(file, tmp_path, monkeypatch):

@@ -40,7 +40,8 @@ def test_what_the_module_can_do(rtx):
 def test_options_exist_in_a_current_tensorrt(rtx, tmp_path):
     """A stand-in takes any option."""
     file = write_onnx(tmp_path / "a.onnx", (2, 3, 64, 96), FP16, quantized=True, opset=19)
-    options = {"optimization_level": 2, "max_aux_streams": 3, "hardware_compatible": "ampere+"}
+    options = {"optimization_level": 2, "max_aux_streams": 3, "hardware_compatible": "ampere+", "tiling_level": "fast",
+               "max_tactics": 9, "version_compatible": True}  # fmt: skip
     assert build(file, tmp_path / "a.engine", config(**options), rtx).options == options
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import fake_tensorrt
 import numpy as np
 import pytest
 import torch
@@ -14,6 +15,7 @@ from utils.trt.build import build
 from utils.trt.engine_file import EngineNote
 from utils.trt.preflight import BuildConfig
 from utils.trt.runner import Execution
+from utils.trt.tensorrt_api import Api
 
 CPU = torch.device("cpu")
 FREE = {"shape": ("batch", 3, "h", "w"), "batch": (1, 2, 4), "height": (32, 32, 64), "width": (32, 32, 64)}
@@ -89,12 +91,83 @@ def test_layer_times_are_means_without_warming_up(execution):
     assert one.layer_times() == {}
 
 
+@pytest.mark.parametrize("version", ["8.6.0", "10.3.0"])
+def test_the_lean_runtime_runs_version_compatible_engines(tmp_path, monkeypatch, version):
+    stand_in(monkeypatch, version)
+    paths = [engine(tmp_path, version_compatible=True), engine(tmp_path / "plain")]
+    api = Api(fake_tensorrt.make(version, lean=True))
+    one = Execution(paths[0], api, CPU)
+    check(one, feed(one, 2, 3, 4, 8))
+    with pytest.raises(InputError, match="lean runtime"):
+        one.information()
+    with pytest.raises(InputError, match=f"build it again from .*--version-compatible, tensorrt_lean {version} would"):
+        Execution(paths[1], api, CPU)
+    with pytest.raises(InputError, match="builds no engines"):
+        build(tmp_path / "a.onnx", tmp_path / "b.engine", BuildConfig(), api)
+
+
+def test_weights_come_from_the_onnx_file(tmp_path, monkeypatch):
+    api = stand_in(monkeypatch, "10.3.0")
+    path, moved = engine(tmp_path, strip_weights=True, version_compatible=True), tmp_path / "elsewhere"
+    moved.mkdir()
+    path, onnx = moved / path.name, moved / "a.onnx"
+    for names in (("a.engine", "a.engine.json"), ("a.onnx",)):  # away from the ONNX file, and with it
+        for name in names:
+            (tmp_path / name).rename(moved / name)
+        one = Execution(path, api, CPU)
+        check(one, feed(one, 2, 3, 4, 8))
+    with pytest.raises(InputError, match=r"runtime 10\.3\.0 cannot add; build it without --strip-weights"):
+        Execution(path, Api(fake_tensorrt.make("10.3.0", lean=True)), CPU)
+    monkeypatch.setattr(api.module.OnnxParserRefitter, "refit_from_file", lambda self, path: False)
+    with pytest.raises(InputError, match=r"the weights of .*a\.onnx: TensorRT gives no reason"):
+        Execution(path, api, CPU)
+    for content, named in ((onnx.read_bytes() + b" ", "a.onnx has changed"), (None, "a.onnx has its weights")):
+        onnx.unlink() if content is None else onnx.write_bytes(content)
+        with pytest.raises(InputError, match=named):
+            Execution(path, api, CPU)
+
+
+@pytest.mark.parametrize(
+    ("version", "here", "options", "helps"),
+    [
+        ("10.9.0", "SM90", {}, "--hardware-compatible ampere+"),
+        ("10.9.0", "SM120", {}, "--hardware-compatible ampere+"),
+        ("10.9.0", "SM89", {}, "--hardware-compatible same-cc"),
+        ("8.6.0", "SM89", {}, "--hardware-compatible ampere+"),
+        ("10.9.0", "SM75", {}, ""),
+        ("10.9.0", "SM90", {"hardware_compatible": "ampere+"}, ""),
+        ("10.9.0", "SM90", {"hardware_compatible": "same-cc"}, "--hardware-compatible ampere+"),
+    ],
+)
+def test_a_refusal_says_what_would_have_helped_on_another_gpu(tmp_path, monkeypatch, version, here, options, helps):
+    api = stand_in(monkeypatch, version)
+    path = engine(tmp_path, **options)
+    path.write_bytes(b"of another GPU")
+    monkeypatch.setattr(tensorrt_api, "gpu", lambda index=None: tensorrt_api.Gpu("Other GPU", here, 1 << 30))
+    with pytest.raises(InputError, match="Other GPU") as caught:
+        Execution(path, api, CPU)
+    assert str(caught.value).endswith(f"; built there with {helps}, it would be loaded" if helps else "a.onnx")
+
+
 def test_engine_of_another_version_or_gpu_or_truncated(tmp_path, monkeypatch):
     stand_in(monkeypatch, "10.3.0")
     path = engine(tmp_path)
     api = stand_in(monkeypatch, "8.6.0")
     with pytest.raises(InputError, match=r"built by TensorRT 10.3.0, and here is TensorRT 8.6.0;"):
         Execution(path, api, CPU)
+    for name, options, end in (
+        ("TensorRT 10.3.0", {}, "; built with --version-compatible, tensorrt_lean 10.3.0 would load it"),
+        (
+            "TensorRT 10.3.0",
+            {"version_compatible": True},
+            "lean 10.3.0 loads it, where TensorRT itself is not installed",
+        ),
+        ("TensorRT-RTX 1.7.1", {}, "a.onnx"),
+    ):
+        replace(EngineNote.load(path), api=name, options=options).save(path)
+        with pytest.raises(InputError) as caught:
+            Execution(path, api, CPU)
+        assert str(caught.value).endswith(end)
     path.with_name("a.engine.json").unlink()
     with pytest.raises(InputError, match="not compatible with this version"):
         Execution(path, api, CPU)
