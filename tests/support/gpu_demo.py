@@ -56,8 +56,7 @@ def demo_engine(demo_onnx, tmp_path_factory) -> Path:
     from utils.trt.preflight import BuildConfig
 
     cache = demo_onnx.with_name("gpu-tests.timing.cache")
-    config = BuildConfig(batch=(1, 8, 32), timing_cache=cache, timing_iterations=1, optimization_level=2,
-                         progress=False)  # fmt: skip
+    config = BuildConfig(batch=(1, 8, 32), timing_cache=cache, optimization_level=2, progress=False)
     engine = tmp_path_factory.mktemp("engine") / "demo.engine"
     build(demo_onnx, engine, config)
     return engine
