@@ -40,7 +40,7 @@ def built(demo_onnx, tmp_path_factory) -> dict[str, Built]:
     for name, form in FORMS.items():
         graph, file = take_bytes(original, form), folder / f"{name}.onnx"
         onnx.save(set_metadata(graph, {**metadata_of(original), **form.metadata()}), file)
-        config = BuildConfig(batch=(1, BATCH, 32), timing_cache=cache, timing_iterations=1, optimization_level=2,
+        config = BuildConfig(batch=(1, BATCH, 32), timing_cache=cache, optimization_level=2,
                              progress=False)  # fmt: skip
         engine = file.with_suffix(".engine")
         build(file, engine, config)
