@@ -55,7 +55,7 @@ class DeepStreamOptions(NmsOptions, DeviceOptions):
     batch: BatchSize | None = option(None, "images a batch (default: 1)", "--batch", "--batch-size", metavar="N")
     end2end: bool = option(
         False, "NMS in the file: num_dets, det_boxes, det_scores, det_classes and det_masks, for the parsers of "
-        "nvdsinfer_yolo"
+        "nvdsinfer_yolo; with --dynamic Gst-nvinferserver's configuration, too"
     )  # fmt: skip
     check: CheckImages = option(
         4, "compare with PyTorch on N images in ONNX Runtime (default: 4; 0: do not)", metavar="N"
@@ -83,6 +83,7 @@ def export_deepstream(options: DeepStreamOptions) -> None:
     from utils.jobs.export import export_checkpoint
     from utils.onnx_graph import deepstream, output_formats
     from utils.onnx_graph.export import ExportConfig
+    from utils.serving.options import ServingOptions
 
     batch = options.batch or 1
     config = ExportConfig(
@@ -106,12 +107,12 @@ def export_deepstream(options: DeepStreamOptions) -> None:
         channels = channels_of(network.model)
         engine = options.engine or (path.with_suffix(".engine").name if typing else "")
         masks = bool(network.task.prototypes)
-        text = deepstream.config_text(
+        texts = deepstream.configs(
             path, config.imgsz, batch, len(network.names), typing=typing, dynamic=options.dynamic, engine=engine,
-            nms=nms if masks or options.end2end else None, masks=masks, end2end=options.end2end,
-            channels=channels,
+            nms=nms if masks or options.end2end else None, masks=masks,
+            model=ServingOptions(file=path).model_name if options.end2end else "", channels=channels,
         )  # fmt: skip
-        yield from map(str, deepstream.write(path, deepstream.label_lines(network.names), text))
+        yield from map(str, deepstream.write(path, deepstream.label_lines(network.names), texts))
         where, todo = "next", "a pipeline, such as those of docs/deepstream.md of the overlay"
         if engine:
             where = "next, on the machine with the GPU"

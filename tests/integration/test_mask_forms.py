@@ -147,9 +147,10 @@ def test_deepstream_takes_files_with_nms_inside(kind, batch, weights, tmp_path: 
     assert f" images [{batch}, 3, 64, 96] -> {shapes}{f'det_masks [{batch}, 40, 25600], ' * masks}" in "\n".join(out)
     found = run_file(path, torch.zeros(2, 3, 64, 96))
     assert [str(array.dtype) for array in found.values()][:4] == ["int32", "float32", "float32", "int32"]
-    written = {Path(file).name: Path(file).read_text() for file in out[-3:-2]}
-    assert [*written] == [deepstream.CONFIG]
+    written = {Path(file).name: Path(file).read_text() for file in out[-4 + masks : -2]}
+    assert [*written] == [deepstream.CONFIG, deepstream.SERVER][: 2 - masks]
     assert f"func-name=NvDsInferYolo{'Mask' if masks else 'NMS'}\n" in written[deepstream.CONFIG]
+    assert masks or 'model_name: "net"' in written[deepstream.SERVER]
 
 
 # --- the check --------------------------------------------------------------------------------------------------------

@@ -1,9 +1,10 @@
-"""The keys of a primary detector that DeepStream's nvinfer reads from its configuration, and what each takes.
+"""The keys of a primary detector that DeepStream's plugins read from their configurations, and what each takes.
 
 From the parser of DeepStream 9.1, which is public (https://github.com/NVIDIA/DeepStream, Apache-2.0:
 gstnvinfer_property_parser.cpp), and from the tables of
 https://docs.nvidia.com/metropolis/deepstream/dev-guide/text/DS_plugin_gst-nvinfer.html. nvinfer prints a line about a
 key that it does not know and goes on, so that a wrong key is easily overlooked; here it is a complaint.
+nvinferserver reads protobuf's text format, by the messages in the same repository's includes/nvdsinferserver_*.proto.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 import configparser
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
 Rule = Callable[[str], bool]
 Group = Mapping[str, Rule]
@@ -119,3 +122,41 @@ def _contradictions(values: Mapping[str, str]) -> Iterator[str]:
         yield "[property] functions are named, and no custom-lib-path"
     if values.get("symmetric-padding") == "1" and values.get("maintain-aspect-ratio") != "1":
         yield "[property] symmetric-padding means nothing without maintain-aspect-ratio"
+
+
+# Of Gst-nvinferserver: messages, whose fields are numbers unless a type follows, and enumerations.
+SERVER = """\
+ProcessMode PROCESS_MODE_DEFAULT PROCESS_MODE_FULL_FRAME PROCESS_MODE_CLIP_OBJECTS
+MediaFormat MEDIA_FORMAT_NONE IMAGE_FORMAT_RGB IMAGE_FORMAT_BGR IMAGE_FORMAT_GRAY
+TensorOrder TENSOR_ORDER_NONE TENSOR_ORDER_LINEAR TENSOR_ORDER_NHWC
+PluginControl infer_config:InferenceConfig input_control:InputControl
+InputControl process_mode:ProcessMode
+InferenceConfig unique_id max_batch_size backend:Backend preprocess:PreProcess postprocess:PostProcess custom_lib:Lib
+Backend triton:Triton
+Triton model_name:string version model_repo:Repository
+Repository root:string strict_model_config:bool
+PreProcess network_format:MediaFormat tensor_order:TensorOrder tensor_name:string maintain_aspect_ratio \
+symmetric_padding normalize:Normalize
+Normalize scale_factor:float
+PostProcess labelfile_path:string detection:Detection
+Detection num_detected_classes custom_parse_bbox_func:string simple_cluster:Cluster
+Cluster threshold:float
+Lib path:string"""
+TYPES = {"": 5, "float": 2, "bool": 8, "string": 9}  # protobuf's numbers
+
+
+def read_server(text: str) -> dict[str, str]:
+    """The value of each field of nvinferserver's configuration; ParseError if protobuf would not read it."""
+    file = descriptor_pb2.FileDescriptorProto(name="nvdsinferserver.proto", syntax="proto3")
+    for name, *words in map(str.split, SERVER.splitlines()):
+        if words[0].isupper():
+            file.enum_type.add(name=name, value=[{"name": word, "number": at} for at, word in enumerate(words)])
+            continue
+        message = file.message_type.add(name=name)
+        for number, (word, _, kind) in enumerate((field.partition(":") for field in words), 1):
+            kinds = {"type": TYPES[kind]} if kind in TYPES else {"type_name": kind}
+            message.field.add(name=word, number=number, label=1, **kinds)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    read = text_format.Parse(text, message_factory.GetMessageClass(pool.FindMessageTypeByName("PluginControl"))())
+    return dict(line.strip().split(": ", 1) for line in text_format.MessageToString(read).splitlines() if ": " in line)

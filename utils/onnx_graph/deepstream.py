@@ -1,11 +1,12 @@
-"""The files that DeepStream wants beside a network: class names, and nvinfer's configuration.
+"""The files that DeepStream wants beside a network: class names, nvinfer's configuration and nvinferserver's.
 
 nvinfer's configuration assumes the parser of DeepStream-Yolo since its version for DeepStream 7.1 or, of a segmentation
 network, of DeepStream-Yolo-Seg (https://github.com/marcoslucianops), whose rows are x1, y1, x2, y2, score, class and
 perhaps a mask. Those of an end-to-end file assume https://github.com/levipereira/nvdsinfer_yolo. nvinfer's names an
 engine that trtexec has built: nvinfer would build a quantized network in FP16. Of a float network nvinfer may build
 one, by DeepStream-Yolo's builder or its own.
-Keys: https://docs.nvidia.com/metropolis/deepstream/dev-guide/text/DS_plugin_gst-nvinfer.html.
+Keys: https://docs.nvidia.com/metropolis/deepstream/dev-guide/text/DS_plugin_gst-nvinfer.html, and nvinferserver's in
+https://github.com/NVIDIA/DeepStream/tree/main/includes (nvdsinferserver_*.proto).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import itertools
 import logging
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from utils.core.errors import InputError
@@ -25,7 +26,7 @@ from utils.onnx_graph.output_formats import NmsSettings
 
 logger = logging.getLogger(__name__)
 
-LABELS, CONFIG = "labels.txt", "config_infer_primary_yoloV9.txt"
+LABELS, CONFIG, SERVER = "labels.txt", "config_infer_primary_yoloV9.txt", "config_inferserver_primary_yoloV9.txt"
 SCALE = repr(1 / 255)
 INT8, FP16 = 1, 2  # of nvinfer's network-mode
 TRTEXEC_FLAGS = {  # by typing; '' for a float network
@@ -51,11 +52,13 @@ PARSERS = {  # by whether the file is end-to-end, and whether it has masks: whos
     (True, False): ("nvdsinfer_yolo", "NvDsInferYoloNMS", INSTALLED),
     (True, True): ("nvdsinfer_yolo", "NvDsInferYoloMask", INSTALLED),
 }
-TEMPLATE = """\
+ASSUMED = """\
 # {onnx} in DeepStream. Written by export_yoloV9.py; what it assumes:
 #   the parser of {parser}, compiled to the library named below
 #   images letterboxed in the middle, as in training, {colors}, scaled to 0..1
-{nms_note}[property]
+{nms_note}"""
+TEMPLATE = """\
+[property]
 gpu-id=0
 net-scale-factor={scale}
 model-color-format={color_format}
@@ -83,6 +86,37 @@ custom-lib-path={library}
 {overlap}pre-cluster-threshold={confidence}
 topk={topk}
 """
+SERVED = """\
+#   the model {model} in the folder model_repository beside this file, which this writes, run in the same folder:
+#     python /path/to/yolov9/scripts/make_triton.py {file} --platform tensorrt_plan
+infer_config {{
+  unique_id: 1
+  max_batch_size: {batch}  {batch_note}
+  backend {{ triton {{
+    model_name: "{model}"
+    version: -1
+    model_repo {{ root: "model_repository" strict_model_config: true }}
+  }} }}
+  preprocess {{
+    network_format: IMAGE_FORMAT_{colors}
+    tensor_order: TENSOR_ORDER_LINEAR
+    tensor_name: "{images}"
+    maintain_aspect_ratio: 1
+    symmetric_padding: 1
+    normalize {{ scale_factor: {scale} }}
+  }}
+  postprocess {{
+    labelfile_path: "{labels}"
+    detection {{
+      num_detected_classes: {classes}
+      custom_parse_bbox_func: "{boxes_function}"
+      simple_cluster {{ threshold: {confidence} }}
+    }}
+  }}
+  custom_lib {{ path: "{library}" }}
+}}
+input_control {{ process_mode: PROCESS_MODE_FULL_FRAME }}
+"""
 MASKS = "output-instance-mask=1\nsegmentation-threshold=0.5\nparse-bbox-instance-mask-"
 
 
@@ -101,7 +135,7 @@ def label_lines(names: Mapping[int, str]) -> str:
 def trtexec_command(
     onnx: str, engine: str, size: tuple[int, int], *, typing: str, dynamic: bool, channels: int = 3
 ) -> str:  # fmt: skip
-    """The command that builds the engine which the configuration names; for the arguments see `config_text`."""
+    """The command that builds the engine which the configuration names; for the arguments see `configs`."""
     height, width = size
     shapes = zip(("min", "opt", "max"), DEFAULT_BATCH, strict=True) if dynamic else ()
     profile = [f"--{end}Shapes={IMAGES}:{batch}x{channels}x{height}x{width}" for end, batch in shapes]
@@ -109,14 +143,14 @@ def trtexec_command(
     return shlex.join(["trtexec", f"--onnx={onnx}", *flags, *profile, f"--saveEngine={engine}"])
 
 
-def config_text(
+def configs(
     onnx: str | Path, size: tuple[int, int], batch: int, classes: int, *, typing: str, dynamic: bool, engine: str = "",
-    nms: NmsSettings | None = None, masks: bool = False, end2end: bool = False, channels: int = 3,
-) -> str:  # fmt: skip
-    """Nvinfer's configuration for a file.
+    nms: NmsSettings | None = None, masks: bool = False, model: str = "", channels: int = 3,
+) -> list[str]:  # fmt: skip
+    """Nvinfer's configuration for a file, and nvinferserver's for an end-to-end file of a dynamic batch.
 
     Args:
-        onnx: the file; the configuration is to lie beside it.
+        onnx: the file; the configurations are to lie beside it.
         size: height and width of the input, pixels.
         batch: images a batch.
         typing: weak or strong, of a quantized network; '' for a float one.
@@ -124,7 +158,7 @@ def config_text(
         engine: built by trtexec, which the configuration names; '': nvinfer builds one, of a float network.
         nms: in the file; None where nvinfer does it.
         masks: whether the file has masks.
-        end2end: whether the file gives num_dets, det_boxes, det_scores and det_classes.
+        model: of an end-to-end file its name in a Triton model repository; '' for another file.
         channels: 3, or 1 of a network that takes grey images.
     """
     name = Path(onnx).name
@@ -143,23 +177,26 @@ def config_text(
         overlap = "" if nms.kind == "none" else f", overlap {nms.iou_thres:g}"
         nms_note = f"#   {kinds[nms.kind]} is in the ONNX file: confidence {nms.conf_thres:g}{overlap}, "
         nms_note += f"{plural(nms.topk, 'detection')}\n"
-    parser, function, library = PARSERS[end2end, masks]
+    parser, function, library = PARSERS[bool(model), masks]
     any_batch = f"# {DEFAULT_BATCH[0]} to {DEFAULT_BATCH[-1]}: the number of streams is a good one"
-    return TEMPLATE.format(
-        batch=batch, channels=channels, height=size[0], width=size[1], onnx=name, engine=engine, network=network,
-        color_format=2 if channels == 1 else 0, colors="GRAY" if channels == 1 else "RGB",  # by nvinfer's numbers
-        parser=parser, function=function, library=library, labels=LABELS, classes=classes, scale=SCALE,
-        batch_note=any_batch if dynamic else "# fixed in the ONNX file", nms_note=nms_note,
-        mode=INT8 if typing else FP16, mode_note=QUANTIZED if typing else FLOAT, kind=3 if masks else 0,
-        masks=MASKS if masks else "parse-bbox-", cluster=2 if nms is None else 4,
-        overlap=f"nms-iou-threshold={DISPLAY_IOU}\n" if nms is None else "",
-        confidence=DISPLAY_CONF if nms is None else nms.conf_thres, topk=300 if nms is None else nms.topk,
-    )  # fmt: skip
+    values = {
+        "batch": batch, "channels": channels, "height": size[0], "width": size[1], "onnx": name, "engine": engine,
+        "color_format": 2 if channels == 1 else 0, "colors": "GRAY" if channels == 1 else "RGB",  # nvinfer's numbers
+        "parser": parser, "function": function, "library": library, "labels": LABELS, "classes": classes,
+        "batch_note": any_batch if dynamic else "# fixed in the ONNX file", "nms_note": nms_note, "network": network,
+        "mode": INT8 if typing else FP16, "mode_note": QUANTIZED if typing else FLOAT, "kind": 3 if masks else 0,
+        "masks": MASKS if masks else "parse-bbox-", "cluster": 2 if nms is None else 4, "scale": SCALE,
+        "overlap": f"nms-iou-threshold={DISPLAY_IOU}\n" if nms is None else "",
+        "confidence": DISPLAY_CONF if nms is None else nms.conf_thres, "topk": 300 if nms is None else nms.topk,
+        "model": model, "images": IMAGES, "file": shlex.quote(name), "boxes_function": PARSERS[True, False][1],
+    }  # fmt: skip
+    served = model and dynamic  # nvinferserver knows no masks of instances
+    return [(ASSUMED + text).format(**values) for text in ((TEMPLATE, SERVED) if served else (TEMPLATE,))]
 
 
 def paths(onnx: Path) -> list[Path]:
-    """Where the labels and the configuration of an exported file lie."""
-    return [onnx.with_name(name) for name in (LABELS, CONFIG)]
+    """Where the labels and the configurations of an exported file lie."""
+    return [onnx.with_name(name) for name in (LABELS, CONFIG, SERVER)]
 
 
 def check_name(name: str, flag: str = "--output") -> None:
@@ -168,13 +205,14 @@ def check_name(name: str, flag: str = "--output") -> None:
         raise InputError(f"{name!r} cannot be written on a line of {CONFIG}; choose another {flag}")
 
 
-def write(onnx: Path, labels: str, config: str) -> list[Path]:
-    """Write labels and configuration; what was there and differs is kept as NAME.bak1, NAME.bak2, ..."""
-    for path, text in zip(paths(onnx), (labels, config), strict=True):
+def write(onnx: Path, labels: str, texts: Sequence[str]) -> list[Path]:
+    """Write labels and configurations; what was there and differs is kept as NAME.bak1, NAME.bak2, ..."""
+    written = paths(onnx)[: 1 + len(texts)]
+    for path, text in zip(written, (labels, *texts), strict=True):
         if path.is_file() and path.read_bytes() != text.encode():
             number = next(n for n in itertools.count(1) if not path.with_name(f"{path.name}.bak{n}").exists())
             backup = path.with_name(f"{path.name}.bak{number}")
             path.replace(backup)
             logger.info("%s: the file that was there is %s now", path, backup)
         write_text(path, text)
-    return paths(onnx)
+    return written

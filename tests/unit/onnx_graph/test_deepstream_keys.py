@@ -9,25 +9,31 @@ import shlex
 import nvinfer_keys
 import pytest
 from documentation import FENCE, ROOT, SPAN
+from google.protobuf import text_format
 
 from utils.onnx_graph import deepstream
 from utils.onnx_graph.output_formats import NmsSettings
 
 PAGE = (ROOT / "docs/deepstream.md").read_text(encoding="utf-8")
 TYPINGS, EITHER = ("", "weak", "strong"), (False, True)
-FORMS = [*itertools.product(TYPINGS, EITHER, (None, NmsSettings("onnx", 50)), EITHER)]
+FORMS = [*itertools.product(TYPINGS, EITHER, (None, NmsSettings("onnx", 50)), ("", "net"))]
 
 
-def config(typing="weak", dynamic=True, nms=None, end2end=False, engine="", masks=None, **more) -> str:
-    return deepstream.config_text(
-        "some/net.onnx", (64, 96), 3, 5, typing=typing, dynamic=dynamic, nms=nms, end2end=end2end,
+def configs(typing="weak", dynamic=True, nms=None, model="", engine="", masks=None, **more) -> list[str]:
+    return deepstream.configs(
+        "some/net.onnx", (64, 96), 3, 5, typing=typing, dynamic=dynamic, nms=nms, model=model,
         engine=engine or "net.engine" * bool(typing), masks=nms is not None if masks is None else masks, **more,
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("typing", "dynamic", "nms", "end2end"), FORMS)
-def test_deepstream_reads_and_takes_all_of_it(typing, dynamic, nms, end2end):
-    text = config(typing, dynamic, nms, end2end)
+def config(*words, **options) -> str:
+    return configs(*words, **options)[0]
+
+
+@pytest.mark.parametrize(("typing", "dynamic", "nms", "model"), FORMS)
+def test_deepstream_reads_and_takes_all_of_it(typing, dynamic, nms, model):
+    text, *server = configs(typing, dynamic, nms, model)
+    assert len(list(map(nvinfer_keys.read_server, server))) == bool(model and dynamic)
     assert nvinfer_keys.complaints(text) == []
     assert len(nvinfer_keys.entries(text)["property"]) >= 18
     assert set(nvinfer_keys.entries(text)) == {"property", "class-attrs-all"}
@@ -70,21 +76,32 @@ def test_the_command_builds_the_engine_that_the_configuration_names(typing, flag
 
 @pytest.mark.parametrize("masks", EITHER)
 def test_a_file_with_nms_inside_has_the_parsers_of_nvdsinfer_yolo(masks):
-    text = config(nms=NmsSettings("onnx", 50, 0.6, 0.3), masks=masks, end2end=True)
+    text, server = configs(nms=NmsSettings("onnx", 50, 0.6, 0.3), masks=masks, model="net")
     values, attributes = nvinfer_keys.entries(text).values()
     key, function = ("bbox-instance-mask", "NvDsInferYoloMask") if masks else ("bbox", "NvDsInferYoloNMS")
     assert values[f"parse-{key}-func-name"] == function
     assert (values["network-type"], values["cluster-mode"]) == ("3" if masks else "0", "4")
     assert attributes == {"pre-cluster-threshold": "0.3", "topk": "50"}
+    found = nvinfer_keys.read_server(server)
+    assert float(found["scale_factor"]) == pytest.approx(1 / 255)
+    assert {
+        "model_name": '"net"', "max_batch_size": "3", "num_detected_classes": "5", "threshold": "0.3",
+        "custom_parse_bbox_func": '"NvDsInferYoloNMS"', "path": f'"{values["custom-lib-path"]}"',
+        "labelfile_path": f'"{values["labelfile-path"]}"', "tensor_name": '"images"', "symmetric_padding": "1",
+    }.items() <= found.items()  # fmt: skip
+    for old, new in (("symmetric_padding", "symmetric-padding"), ("_LINEAR", "_NCHW"), ("threshold:", "threshold: a")):
+        with pytest.raises(text_format.ParseError):
+            nvinfer_keys.read_server(server.replace(old, new))
 
 
 @pytest.mark.parametrize(("channels", "number", "word"), [(3, "0", "RGB"), (1, "2", "GRAY")])
 def test_a_network_that_takes_grey_images_gets_them(channels, number, word):
-    text = config(channels=channels)
+    text, server = configs(channels=channels, nms=NmsSettings("onnx"), masks=False, model="net")
     values = nvinfer_keys.entries(text)["property"]
     assert (values["model-color-format"], values["infer-dims"]) == (number, f"{channels};64;96")
     assert f"as in training, {word}, scaled" in text
     assert f"--optShapes=images:8x{channels}x64x96" in text
+    assert nvinfer_keys.read_server(server)["network_format"] == f"IMAGE_FORMAT_{word}"
 
 
 @pytest.mark.parametrize(
@@ -109,6 +126,6 @@ def test_keys_that_the_page_names_are_there():
     spans = SPAN.findall(FENCE.sub("", PAGE))
     named = {key for span in spans for key in re.findall(r"^([a-z0-9]+(?:-[a-z0-9]+)+)(?:=.*)?$", span)}
     known = {*nvinfer_keys.PROPERTY, *nvinfer_keys.CLASS_ATTRS}
-    assert named <= known | {"display-mask"}  # of deepstream-app
+    assert named <= known | {"display-mask", "plugin-type"}  # two of deepstream-app
     assert {"onnx-file", "model-engine-file", "int8-calib-file", "strongly-typed"} <= named
-    assert deepstream.CONFIG in SPAN.findall(PAGE)
+    assert {deepstream.CONFIG, deepstream.SERVER} <= {*SPAN.findall(PAGE)}

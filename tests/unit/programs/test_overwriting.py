@@ -86,11 +86,11 @@ def onnx(tmp_path):
 def test_what_others_wrote_is_kept_beside(onnx):
     for path in deepstream.paths(onnx):
         path.write_text("mine\n")
-    labels, config = deepstream.write(onnx, "mine\n", "x=1\n")
-    assert [path.read_text() for path in (labels, config)] == ["mine\n", "x=1\n"]
+    labels, config, server = deepstream.write(onnx, "mine\n", ["x=1\n", "y=1\n"])
+    assert [path.read_text() for path in (labels, config, server)] == ["mine\n", "x=1\n", "y=1\n"]
     assert not labels.with_name("labels.txt.bak1").exists()  # it says what it would say anyway
-    deepstream.write(onnx, "mine\n", "x=2\n")
-    assert config.with_name(f"{config.name}.bak1").read_text() == "mine\n"
+    deepstream.write(onnx, "mine\n", ["x=2\n", "y=1\n"])
+    assert all(path.with_name(f"{path.name}.bak1").read_text() == "mine\n" for path in (config, server))
     assert config.with_name(f"{config.name}.bak2").read_text() == "x=1\n"
 
 
