@@ -63,7 +63,6 @@ REMOVED: dict[str, str] = {
     "finetune.supervision": _SUPERVISION,
     "finetune.supervision_stride": _SUPERVISION,
     "--supervision": _SUPERVISION,
-    "--supervision-stride": _SUPERVISION,
     "--measure": "use perf_analyzer (docs/triton.md of the overlay)",
     "--concurrency": "use perf_analyzer (docs/triton.md of the overlay)",
     "triton_client.py --batch-size": "use perf_analyzer (docs/triton.md of the overlay)",

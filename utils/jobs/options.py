@@ -167,6 +167,9 @@ class QuantizeOptions(MethodOptions):
         group="the run",
     )  # fmt: skip
     ptq_only: bool = option(False, "as --qat never", group="the run")
+    supervision_stride: Count | None = option(
+        None, "of yolov9-qat; does nothing, since QAT compares detections and not layers", group="the run", metavar="N"
+    )
     target_drop: Fraction = option(0.002, "AP that may be lost, for --qat auto", group="the run", metavar="AP")
     eval_epochs: bool = option(False, "measure AP after every epoch of QAT, too", group="the run")
     epochs: Epochs | None = option(
