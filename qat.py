@@ -35,7 +35,7 @@ def run_command(job: str, options: QatOptions) -> None:
         if unused:  # a usual command with --ptq-only behind it
             logger.warning("--qat never (--ptq-only) ends before training; these do nothing: %s", ", ".join(unused))
         if options.supervision_stride:
-            logger.warning("--supervision-stride does nothing: QAT compares detections, which regained more AP than layers")
+            logger.warning("--supervision-stride does nothing: QAT compares detections, which regained more AP")
         if options.qat != "auto" and options.resume is None:
             options.reject_unused(["target_drop"], "without --qat auto")
     check_command(options)
