@@ -57,10 +57,10 @@ class EvalConfig:
         rect: smallest input that holds an image instead of a square; only for networks of dynamic size.
         single_cls: all classes count as one.
         split: `val`, `test` or `train`.
-        save_txt, save_conf, save_json: write detections, see `results.py`; save_json also runs pycocotools.
+        save_txt, save_conf, save_json: write detections, see `coco.py`; save_json also runs pycocotools.
         verbose: log a row for each class.
         limit: only so many images, evenly spread.
-        groups: which images are resampled together, see `metrics.group_images`; None: each by itself.
+        groups: which images are resampled together, see `bootstrap.group_images`; None: each by itself.
         unlabelled: the labels are the detections of the reference, or of the network itself where there is none.
     """
 

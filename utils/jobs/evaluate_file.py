@@ -9,7 +9,7 @@ import importlib.util
 import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,9 +38,6 @@ if TYPE_CHECKING:
     from utils.jobs.options import ValOptions
 
 logger = logging.getLogger(__name__)
-
-SAME = ("batch_size", "iou_thres", "max_det", "workers", "rect", "single_cls", "save_txt", "save_conf", "verbose",
-        "limit", "groups", "unlabelled")  # of EvalConfig that are options  # fmt: skip
 
 
 def run(options: ValOptions, command: str, folder: Path) -> Report:
@@ -74,12 +71,12 @@ def run(options: ValOptions, command: str, folder: Path) -> Report:
         reference, own = None, stage(file)
         if options.reference:
             plan = InputPlan.of(runner, config.imgsz, config.batch_size, rect=options.rect)
-            same = replace(config, imgsz=plan.imgsz, save_json=False, save_txt=False)
+            float_config = replace(config, imgsz=plan.imgsz, save_json=False, save_txt=False)
             try:
-                result = evaluate(float_runner, data, same, name=float_file.stem, as_reference=True)
+                result = evaluate(float_runner, data, float_config, name=float_file.stem, as_reference=True)
             except InputError as error:
                 raise InputError(f"--reference {float_file}: {error}") from error
-            report.add(make_row(float_runner, same, result, float_file, "float", result.seconds))
+            report.add(make_row(float_runner, float_config, result, float_file, "float", result.seconds))
             reference = result.reference
             own = f"float ({file.suffix[1:]})" if own == "float" else own  # a row that compares with the float row
         result = evaluate(runner, data, config, out_dir=folder, name=file.stem, reference=reference)
@@ -96,13 +93,14 @@ def run(options: ValOptions, command: str, folder: Path) -> Report:
 
 
 def make_config(options: ValOptions, runner: Runner) -> EvalConfig:
-    """How to evaluate, as `options` say."""
+    """How to evaluate, as `options` say: a field of `EvalConfig` that has the name of an option is that option."""
     coco = not options.save_json and Path(options.data or "").name == "coco.yaml"  # as upstream's val.py
     if coco and runner.task.prototypes and importlib.util.find_spec("pycocotools") is None:
         logger.warning("pycocotools is not installed (pip install pycocotools); masks are not written as COCO JSON")
         coco = False
-    config = EvalConfig(
-        **{name: getattr(options, name) for name in SAME},
+    names = {field.name for field in fields(EvalConfig)} & set(type(options).model_fields)
+    config = replace(
+        EvalConfig(**{name: getattr(options, name) for name in names - {"conf_thres"}}),
         imgsz=options.size,
         conf_thres=AP_CONFIDENCE if options.conf_thres is None else options.conf_thres,
         split=options.task,
