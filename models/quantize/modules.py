@@ -115,7 +115,7 @@ class ConvBlock(nn.Module):
 
 
 class PassThrough(nn.Module):
-    """A module that only moves values (MaxPool2d, Upsample), and the point of its result.
+    """A leaf without weights (MaxPool2d, Upsample, an average pool), and the point of its result.
 
     `input_point` is set where it reads the image.
     """

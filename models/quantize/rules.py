@@ -16,11 +16,12 @@ What follows from the kind of an operation, and needs no further row
              its own sake, so that the activation behind it fuses.
 * `move`     Concat, Split, MaxPool, nearest Resize only move values: when the result is read as INT8, inputs and
              outputs are INT8 with ONE scale, and the operation runs in INT8 or vanishes.
-* `average`  has no weights: with an INT8 result it needs an INT8 input, each with a scale of its own.
+* `average`  an average pool, operation or leaf, has no weights: with an INT8 result it needs an INT8 input, each with a
+             scale of its own.
 * `add`      with an INT8 result its inputs are INT8, each with a scale of its own: the residual, and also the branch
              that comes from a convolution, because SiLU stands between the two and TensorRT fuses no Add behind it.
              With the recipe's `add: residual` that branch stays float.
-* `float`    computed in float; nothing is asked of its inputs.
+* `float`    computed in float; nothing is asked of its inputs. Between quantized tensors `--verify` calls it an island.
 
 The image is a tensor like any other: whatever reads it as INT8 quantizes it first.
 
@@ -59,14 +60,14 @@ class Rule:
 
     Attributes:
         name: class name in upstream's models.common or models.yolo, or in torch.nn.
-        kind: `conv`, `move`, `float` for a leaf; `flow` for a class described by statements; `head` for a class whose
-            convolutions are described by statements while upstream's own forward (decoding) keeps running.
+        kind: `conv`, `move`, `average`, `float` for a leaf; `flow` for a class described by statements; `head` for a
+            class whose convolutions are described by statements while upstream's own forward (decoding) keeps running.
         flow: statements, or a function of the module that gives them where its shape depends on the instance.
         why: one sentence.
     """
 
     name: str
-    kind: Literal["conv", "move", "float", "flow", "head"]
+    kind: Literal["conv", "move", "average", "float", "flow", "head"]
     why: str
     flow: Flow | Callable[[Any], Flow] = ()
 
