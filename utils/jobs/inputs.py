@@ -179,8 +179,7 @@ class Inputs(Generic[Kind]):
     def held_out_loader(self) -> DataLoader[Any]:
         """The held-out training images, letterboxed as for validation; all training images where none are held out."""
         keep = None if not self.held_out else lambda file: os.path.realpath(file) in self.held_out
-        batch_size = 4 * self.options.batch_size  # no gradients take memory
-        return self.training_loader(augment=False, shuffle=False, keep=keep, batch_size=batch_size)
+        return self.training_loader(augment=False, shuffle=False, keep=keep)
 
     def validation_loader(self, limit: int) -> DataLoader[Any]:
         """Validation images in a fixed order, at most `limit` of them, evenly spread."""

@@ -97,11 +97,14 @@ def test_times_and_shares_and_the_report(layers):
 def test_every_layer_is_drawn_and_connected(layers):
     text = dot(layers, 'a "title"')
     shown = [layer for layer in layers if layer.kind != "idle"]
+    total = sum(layer.ms for layer in layers)
     nodes = re.findall(r'^  n(\d+) \[label="(.*?)", fillcolor="(#\w+)"', text, re.MULTILINE)
     assert len(nodes) == len(shown)
     for (_, label, colour), layer in zip(nodes, shown, strict=True):
         assert colour == (REFORMAT if layer.reformats else COLOURS.get(layer.precision))
         assert f"{layer.ms:.4f} ms" in label
+        assert (f"({layer.ms / total:.1%})" in label) == bool(layer.ms)
+        assert f", {layer.precision or layer.kind}\\n" in label
     sources = {tensor.name for layer in layers for tensor in layer.outputs}
     fed_by_layers = sum(any(t.name in sources for t in layer.inputs) for layer in shown)
     assert len(set(re.findall(r"-> n(\d+) ", text))) >= fed_by_layers

@@ -74,6 +74,7 @@ def test_the_fastest_of_streams_and_levels_is_found_and_kept(bench, caplog):
     assert note.tuning["complete"]
     times = [one["ms"] for one in note.tuning["candidates"]]
     assert times[:3] == [[101.0, 101.0], [101.0, 101.0], [91.0, 91.0]]  # and a tick for the start
+    assert [word in caplog.text for word in ("as asked for, again", "  kept")] == [True, True]
     assert "level 4, 2 streams: 14.9% less time than as asked for; the noise is 0.0%" in caplog.text
     assert sorted(path.name for path in engine.parent.glob("*a.*")) == ["a.engine", "a.engine.json", "a.onnx"]
     execution = Execution(engine, tensorrt_api.load_tensorrt(), torch.device("cpu"))  # the one that was measured
