@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from utils.core.errors import CheckpointError, InputError
 from utils.core.files import read_yaml
 from utils.core.input_spec import channels_of, size_in
+from utils.core.tasks import masks_of_head, predicted
 from utils.core.text import plural, short_repr
 from utils.upstream.checkout import import_upstream
 from utils.upstream.description import (
@@ -129,7 +130,10 @@ def _float_checkpoint(path: str | Path, heads: Collection[str]) -> FloatCheckpoi
             if type(module).__name__ == "Upsample" and not hasattr(module, "recompute_scale_factor"):
                 module.recompute_scale_factor = None  # saved by a torch before 1.11
         with torch.no_grad():
-            deepcopy(model)(torch.zeros(1, channels_of(model), *[2 * network_stride(model)] * 2))  # does it compute?
+            side, masks = 2 * network_stride(model), masks_of_head(head)
+            outputs = predicted(deepcopy(model)(torch.zeros(1, channels_of(model), side, side)))  # does it compute?
+        if [one.shape[1] for one in outputs] != [4 + head.nc + masks, *[masks] * bool(masks)]:
+            raise CheckpointError(f"{path} computes other classes or masks than its head says; {AGAIN}")
         yaml = check_description(model.yaml)
         return FloatCheckpoint(
             model, names, head.nc, network_stride(model), yaml, size_in(opt), opt.get("data") and str(opt["data"])
