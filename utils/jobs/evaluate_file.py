@@ -99,13 +99,13 @@ def make_config(options: ValOptions, runner: Runner) -> EvalConfig:
         logger.warning("pycocotools is not installed (pip install pycocotools); masks are not written as COCO JSON")
         coco = False
     names = {field.name for field in fields(EvalConfig)} & set(type(options).model_fields)
-    config = replace(
-        EvalConfig(**{name: getattr(options, name) for name in names - {"conf_thres"}}),
-        imgsz=options.size,
-        conf_thres=AP_CONFIDENCE if options.conf_thres is None else options.conf_thres,
-        split=options.task,
-        save_json=options.save_json or coco,
-    )
+    given: dict[str, Any] = {name: getattr(options, name) for name in names} | {
+        "imgsz": options.size,
+        "conf_thres": AP_CONFIDENCE if options.conf_thres is None else options.conf_thres,
+        "split": options.task,
+        "save_json": options.save_json or coco,
+    }
+    config = EvalConfig(**given)
     warn_of_a_cut_curve(config)
     return config
 
