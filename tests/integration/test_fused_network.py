@@ -19,7 +19,7 @@ from models.quantize import checkpoint, fused_cuda
 from models.quantize.finetune import LearnedRanges
 student = checkpoint.load_quantized(sys.argv[1]).model
 student.requires_grad_(True).model[-1].training = True
-ranges = LearnedRanges(student, learned=True)
+ranges = LearnedRanges(student)
 def silu(self, x):
     """To the last bit what the interpreter computes: a value that is rounded to the next step changes all behind it."""
     ours, raw = torch.nn.functional.silu(x), x.detach().numpy()
