@@ -29,6 +29,7 @@ from utils.evaluation.results import EvalResult
 from utils.jobs import evaluate
 from utils.jobs import quantize as quantize_job
 from utils.jobs.inputs import Augmentation
+from utils.jobs.run_state import RunState
 from utils.reports.schema import Row
 from utils.reports.tables import WRONG
 
@@ -85,11 +86,12 @@ class TestFiles:
     def test_the_best_file_is_one_of_the_others(self, finished):
         weights = finished / "weights"
         others = [path for path in weights.glob("*_ap_*.pt") if same_state(path, weights / f"qat_best_{NAME}.pt")]
-        best = torch.load(weights / "last.pt", weights_only=True)["best"]
-        assert [path.name for path in others] == [best["file"]]
+        state = RunState.load(finished)
+        assert [path.name for path in others] == [state.best_file]
         losses = [entry["held_out"] for entry in report_of(finished)["history"]]
-        assert best["epoch"] is None or best["held_out"] == min(losses) == losses[best["epoch"]]
-        assert report_of(finished)["rows"][2]["stage"] == ("best (PTQ)" if best["epoch"] is None else "QAT")
+        assert state.best_epoch in (None, losses.index(min(losses)))
+        stage = "best (PTQ)" if state.best_epoch is None else "QAT"
+        assert report_of(finished)["rows"][2]["stage"] == stage
 
     def test_training_moved_weights_and_ranges_of_activations(self, finished, demo_weights):
         weights = finished / "weights"

@@ -227,7 +227,7 @@ class SensitiveOptions(MethodOptions):
     """
 
     HIDDEN = ("hyp",)
-    WRITTEN = ("state.json", "summary-sensitive-analysis.json", "*.png", RECIPE_FILE, "report.*")
+    WRITTEN = ("state.pt", "summary-sensitive-analysis.json", "*.png", RECIPE_FILE, "report.*")
     project: str = project_option("runs/qat_sensitive")
     num_image: Count = option(200, "validation images, evenly spread over the split", group="the run", metavar="N")
     granularity: Literal["layer", "module"] = option("layer", "of the units", group="the run")

@@ -43,7 +43,7 @@ from utils.jobs.evaluate import FLOAT_MODEL, Measurer, without_tables
 from utils.jobs.evaluate_file import lost_by_qat
 from utils.jobs.inputs import HELD_OUT, Inputs, image_batches
 from utils.jobs.options import QuantizeOptions
-from utils.jobs.run_state import STOPPED, Best, RunState, checkpoint_name, open_run
+from utils.jobs.run_state import STOPPED, RunState, checkpoint_name, open_run
 from utils.reports import figures, tables
 from utils.reports.schema import AP, BEST_PTQ, UNFINISHED, Epoch, Report, Row
 
@@ -71,8 +71,8 @@ def run(options: QuantizeOptions) -> Report:
                 # a resumed run, too: the others are compared with its detections
                 result = session.measurer.measure(session.float_model, FLOAT_MODEL, as_reference=True)
                 session.save(session.measurer.row("float", inputs.options.weights, result, result.seconds))
-            if state.checkpoint:
-                student = checkpoint.load_quantized(session.weights / state.checkpoint).model.to(inputs.device)
+            if state.files:
+                student = checkpoint.load_quantized(session.weights / state.files[-1]).model.to(inputs.device)
             else:
                 began = time.perf_counter()
                 student = session.place_and_calibrate()
@@ -117,9 +117,8 @@ class Session:
     @property
     def final(self) -> Path:
         """The file to export."""
-        return self.weights / (
-            self.state.best.file if self.options.qat == "never" else checkpoint_name("qat_best", self.stem)
-        )
+        never = self.options.qat == "never"
+        return self.weights / (self.state.best_file if never else checkpoint_name("qat_best", self.stem))
 
     def place_and_calibrate(self) -> nn.Module:
         """A copy of the float model with quantizers, and ranges from training images as validation sees them."""
@@ -144,7 +143,6 @@ class Session:
         name = self.write_checkpoint("ptq", student, score, stage="PTQ")
         if result is None:
             logger.info("PTQ is not evaluated, so its file has no score: %s", name)
-        self.state.best = Best(score, None, name)
         self.save(self.measurer.row("PTQ", self.weights / name, result, time.perf_counter() - began))
 
     def why_no_qat(self) -> str:
@@ -184,7 +182,7 @@ class Session:
         masks = {"mask_ap": result.masks.ap, "mask_ap50": result.masks.ap50} if result and result.masks else {}
         state.history.append({"epoch": epoch, **measured, **masks, **trained, "seconds": seconds})
         score, collapse = result.score if result else None, self.recipe.finetune.collapse
-        reference = Score.from_dict(state.rows.get("PTQ", {})) or state.best.score
+        reference = Score.from_dict(state.rows["PTQ"]) or Score.from_dict(state.rows.get("QAT", {}))
         if score and reference and score.decides < collapse * reference.decides:
             fell = f"{score.what} fell to {score.decides:.4f}, below {collapse:g} of {reference.decides:.4f}"
             state.stopped = f"epoch {epoch}: {fell}"
@@ -195,8 +193,11 @@ class Session:
         if row:
             differences = {ap: row.difference(Row(**state.rows["PTQ"]), ap) for ap in AP}
             state.history[-1] |= {f"{ap}_error": one.error if one else None for ap, one in differences.items()}
-        lower = trained["held_out"] + SIGNIFICANT * trained["held_out_error"] < training.ptq.value
-        better = lower and state.offer(Best(score, epoch, name, trained["held_out"]))
+        best = training.ptq.value - SIGNIFICANT * trained["held_out_error"]
+        if state.best_epoch is not None:
+            best = min(best, state.history[state.best_epoch]["held_out"])
+        if better := trained["held_out"] < best:
+            state.best_epoch = epoch
         self.save(row if better else None)
         text = f"epoch {epoch}: {f'{score}, ' if score else ''}loss {trained['loss']:.4g}, "
         text += f"{'held out' if self.inputs.held_out else 'on all training images'} {trained['held_out']:.4g}"
@@ -204,19 +205,19 @@ class Session:
 
     def choose(self, why_no_qat: str) -> nn.Module:
         """Give the best state its final name, evaluate it, and note why it is the best; returns its network."""
-        state, best, final = self.state, self.state.best, self.final
+        state, best, final = self.state, self.state.best_epoch, self.final
         if state.stopped:
             self.note(f"{STOPPED} {state.stopped}; the best state is restored")
             state.save(self.folder)
-        model = checkpoint.load_quantized(self.weights / best.file).model.to(self.inputs.device)
+        model = checkpoint.load_quantized(self.weights / state.best_file).model.to(self.inputs.device)
         if self.options.qat == "never":
             return model
-        copy_file(self.weights / best.file, final)
-        ended = state.history[: sum(name.startswith("qat_ep_") for name in state.files)]  # not one that collapsed
+        copy_file(self.weights / state.best_file, final)
+        ended = state.history[: len(state.files) - 1]  # not one that collapsed
         if ended and state.trainer:
-            entry = min(ended, key=lambda one: (one["epoch"] != best.epoch, one["held_out"]))
+            entry = min(ended, key=lambda one: (one["epoch"] != best, one["held_out"]))
             self.note(
-                f"{'PTQ' if best.epoch is None else 'QAT'} is kept by the loss on {len(state.trainer['ptq'])} training "
+                f"{'PTQ' if best is None else 'QAT'} is kept by the loss on {len(state.trainer['ptq'])} training "
                 f"images ({HELD_OUT[bool(self.inputs.held_out)]}): {entry['held_out']:.4g} after epoch "
                 f"{entry['epoch']}, PTQ {entry['held_out_ptq']:.4g}, difference "
                 f"{entry['held_out'] - entry['held_out_ptq']:+.2g} ± {entry['held_out_error']:.2g}; QAT has to be "
@@ -225,13 +226,13 @@ class Session:
         else:
             why = f", because {why_no_qat}" if why_no_qat else ""
             self.note(f"no epoch of QAT was trained{why}: {final.name} is the PTQ state")
-        if best.epoch is not None and best.score is None:
-            result = self.measurer.measure(model, f"QAT epoch {best.epoch}") if self.measures else None
-            best.score = result.score if result else None
-            state.rows["QAT"] = self.measurer.row("QAT", final, result, 0.0).model_dump()
-        seconds, stage = sum(entry["seconds"] for entry in state.history), "QAT" if best.epoch is not None else BEST_PTQ
-        row = state.rows["PTQ" if best.epoch is None else "QAT"]
-        state.rows["QAT"] = {**row, "stage": stage, "file": str(final), "seconds": seconds}
+        if best is None:
+            row = {**state.rows["PTQ"], "stage": BEST_PTQ}
+        elif not (row := state.rows.get("QAT", {})):  # --eval-epochs has measured it
+            result = self.measurer.measure(model, f"QAT epoch {best}") if self.measures else None
+            row = self.measurer.row("QAT", final, result, 0.0).model_dump()
+        seconds = sum(entry["seconds"] for entry in state.history)
+        state.rows["QAT"] = {**row, "file": str(final), "seconds": seconds}
         return model
 
     def write_results(self, model: nn.Module) -> None:
@@ -251,16 +252,16 @@ class Session:
 
     def verdict(self, report: Report) -> str:
         """The last lines of the program: which file to use, and why."""
-        best, trained = self.state.best, self.state.history or self.state.stopped
         if self.options.qat == "never":
             return f"quantized: {self.final}"
-        score = "" if best.score is None else f", {best.score}"
-        if self.options.unlabelled:
-            score = score.replace("AP", "agreement")
-        ptq = "the PTQ state, which no epoch beat by two standard errors" if trained else "the PTQ state"
-        origin = ptq if best.epoch is None else f"epoch {best.epoch}"
-        lost = lost_by_qat(report.rows)
-        return f"best: {self.final} ({origin}{score})" + (f"\n{lost}" if lost else "")
+        state, score = self.state, Score.from_dict(self.state.rows["QAT"])
+        words = [f"epoch {state.best_epoch}"]
+        if state.best_epoch is None:
+            trained = state.history or state.stopped
+            words = ["the PTQ state, which no epoch beat by two standard errors" if trained else "the PTQ state"]
+        if score:
+            words.append(str(score).replace("AP", "agreement") if self.options.unlabelled else str(score))
+        return "\n".join(filter(None, [f"best: {self.final} ({', '.join(words)})", lost_by_qat(report.rows)]))
 
     def write_checkpoint(self, step: str, student: nn.Module, score: Score | None, **extra: Any) -> str:
         """Write the student, with `extra` beside what every checkpoint of the run says; returns the file's name."""
@@ -272,7 +273,6 @@ class Session:
             student, self.recipe, source.names, source.nc, source.stride, source.yaml, extra
         ))  # fmt: skip
         self.state.files.append(name)
-        self.state.checkpoint = name
         return name
 
     def save(self, row: Row | None) -> None:

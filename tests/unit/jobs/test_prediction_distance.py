@@ -1,14 +1,14 @@
-"""The distance of predictions with masks; that of boxes is tested with the sensitivity analysis that uses it."""
+"""The distance of predictions, against NumPy and torchvision, anchor by anchor and pixel by pixel."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from torchvision.ops import box_convert, box_iou
 
 from utils.core.tasks import DETECT, Layout, Prediction, prediction_of
-from utils.jobs.sensitivity import prediction_distance
-from utils.jobs.sensitivity.prediction_distance import distance
+from utils.jobs.sensitivity.prediction_distance import distance, weight
 
 CLASSES, COEFFICIENTS, SIZE = 3, 5, (48, 64)
 
@@ -29,8 +29,23 @@ def changed(found, rows, by):
     return replace(found, raw=raw)
 
 
+def box_distance(reference, other):
+    """What boxes and scores differ by, where a score is above 0.001."""
+    total = 0.0
+    for image in range(len(reference.raw)):
+        boxes = [box_convert(one.boxes[image].T, "cxcywh", "xyxy") for one in (reference, other)]
+        overlaps = box_iou(*boxes).diagonal().numpy()
+        ours, theirs = (one.scores[image].numpy() for one in (reference, other))
+        for anchor in range(ours.shape[1]):
+            scores = [max(pair) for pair in zip(ours[:, anchor], theirs[:, anchor], strict=True)]
+            scores = [score if score > 0.001 else 0.0 for score in scores]
+            total += max(scores) ** 3 * (1 - overlaps[anchor])
+            total += 0.1 * sum(np.square(scores) * np.abs(ours[:, anchor] - theirs[:, anchor]))
+    return total
+
+
 def mask_distance(reference, other):
-    """In NumPy, anchor by anchor and pixel by pixel."""
+    """What the masks of the hundred best anchors of an image differ by inside the float network's boxes."""
     total = 0.0
     for image in range(len(reference.raw)):
         scores = np.maximum(reference.scores[image].numpy(), other.scores[image].numpy()).max(0)
@@ -54,15 +69,21 @@ def mask_distance(reference, other):
 def test_it_is_that_of_boxes_and_scores_and_what_masks_add(rows):
     reference = prediction()
     random = torch.Generator().manual_seed(3)
-    by = torch.rand(reference.raw[:, rows].shape, generator=random) * 0.3
-    other = changed(reference, rows, by)
-    plain, plain_other = (prediction_of(DETECT, torch.cat([one.boxes, one.scores], 1)) for one in (reference, other))
-    expected = float(distance(plain, plain_other, SIZE)) + mask_distance(reference, other)
+    other = changed(reference, rows, torch.rand(reference.raw[:, rows].shape, generator=random) * 0.3)
+    both = [prediction_of(DETECT, torch.cat([one.boxes, one.scores], 1)) for one in (reference, other)]
+    expected = box_distance(*both)
+    assert float(distance(*both, SIZE)) == pytest.approx(expected, rel=1e-4, abs=1e-3)
+    expected += mask_distance(reference, other)
     assert float(distance(reference, other, SIZE)) == pytest.approx(expected, rel=1e-4)
     assert expected > 0.1
 
 
-def test_only_what_lies_in_the_box_counts_and_prototypes_do(monkeypatch):
+def test_its_scale_is_that_of_no_box_in_its_place():
+    plain = prediction_of(DETECT, prediction().raw[:, :7])
+    assert float(distance(plain, changed(plain, slice(0, 4), 1000), SIZE) / weight(plain)) == pytest.approx(1, abs=0.01)
+
+
+def test_only_what_lies_in_the_box_counts_and_prototypes_do():
     reference = prediction(1)
     reference.raw[:, :4] = torch.tensor([8.0, 8.0, 16.0, 16.0])[:, None]  # the first 4 by 4 pixels of the grid
     reference.raw[:, 4:7] = 0.9
@@ -73,5 +94,3 @@ def test_only_what_lies_in_the_box_counts_and_prototypes_do(monkeypatch):
     inside = replace(reference, prototypes=reference.prototypes.clone())
     inside.prototypes[:, :, :4, :4] += 1.0
     assert float(distance(reference, inside, SIZE)) > 0.05
-    monkeypatch.setattr(prediction_distance, "BEST", 0)
-    assert float(distance(reference, inside, SIZE)) < 1e-5

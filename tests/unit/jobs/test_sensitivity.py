@@ -1,4 +1,4 @@
-"""States of a network against networks placed anew; units, distances and choice against something independent."""
+"""States of a network against networks placed anew; units, their costs, and the choice of them."""
 
 from __future__ import annotations
 
@@ -8,21 +8,17 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from report_examples import make_row, resampled
 from small_networks import AConv, ADown, Concat, Conv, Network, RepNBottleneck, Unknown, chain
 from torch import nn
-from torchvision.ops import box_iou
 
 from models.quantize import calibration, placement
 from models.quantize.recipe import Recipe
-from utils.core.score import Resampled
-from utils.core.tasks import DETECT, Layout, Prediction, prediction_of
+from utils.core.tasks import Layout, Prediction
 from utils.jobs.inputs import read_profile
 from utils.jobs.options import SensitiveOptions
-from utils.jobs.sensitivity import prediction_distance
-from utils.jobs.sensitivity.prediction_distance import overlap
-from utils.jobs.sensitivity.report import AnalysisState
-from utils.jobs.sensitivity.search import Screened, Search, choose_units
-from utils.jobs.sensitivity.units import Costs, State, Switches, Units, macs, time_shares
+from utils.jobs.sensitivity.search import Search, choose_units
+from utils.jobs.sensitivity.units import State, Switches, Units, cost_of, cost_shares, macs
 
 X = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(5))
 
@@ -139,68 +135,34 @@ class TestUnits:
         units = Units(network, placement.plan(network, recipe), recipe, "layer")
         assert [unit.name for unit in units.all] == ["model.0", "model.2", "model.4", "model.6", "model.7"]
 
-    def test_multiply_adds(self):
-        counts = macs(chain(), X)
-        assert counts["model.0.conv"] == 16 * 16 * 8 * 3 * 9
-        assert counts["model.6"] == 16 * 16 * 8 * 4
-        units = Units(chain(), placement.plan(chain(), Recipe()), Recipe(), "layer")
-        shares = Costs(chain(), X, None)(units.all)
-        assert sum(share["macs"] for share in shares.values()) == pytest.approx(1)
-        expected = {"macs": pytest.approx(16 * 16 * 8 * 3 * 9 / sum(counts.values())), "engine_time": None}
-        assert shares["model.0"] == expected
-        timed = Costs(chain(), X, [("/model.0/conv/Conv", 3.0), ("Reformat", 1.0)])(units.all)
-        assert timed["model.0"] == {**expected, "engine_time": 0.75}
 
-
-def distance(reference, other):
-    """Of detectors' predictions."""
-    return prediction_distance.distance(prediction_of(DETECT, reference), prediction_of(DETECT, other), (64, 64))
-
-
-class TestProxy:
-    boxes = torch.rand(3, 4, 50, generator=torch.Generator().manual_seed(1)) * 40 + 20
-    scores = torch.rand(3, 5, 50, generator=torch.Generator().manual_seed(2)) ** 4
-
-    def test_overlap_is_torchvisions(self):
-        other = self.boxes + torch.randn(self.boxes.shape, generator=torch.Generator().manual_seed(3)) * 5
-        corners = [torch.cat([b[:2] - b[2:] / 2, b[:2] + b[2:] / 2]).T for b in (*self.boxes, *other)]
-        expected = torch.stack([box_iou(a, b).diagonal() for a, b in zip(corners[:3], corners[3:], strict=True)])
-        torch.testing.assert_close(overlap(self.boxes, other), expected)
-
-    def test_equal_is_zero_and_background_does_not_count(self):
-        reference = torch.cat([self.boxes, self.scores], 1)
-        assert distance(reference, reference.clone()) < 1e-5
-        other = reference.clone()
-        other[:, 4:, :10] = reference[:, 4:, :10] = 1e-4
-        other[:, :4, :10] += 100
-        assert distance(reference, other) < 1e-5
-
-    def test_it_grows_with_the_error_and_by_the_score(self):
-        reference = torch.cat([self.boxes, self.scores], 1)
-        best, worst = (int(self.scores[0].amax(0).argsort()[place]) for place in (-1, 5))
-
-        def moved(anchor: int, pixels: float) -> float:
-            other = reference.clone()
-            other[0, 0, anchor] += pixels
-            return float(distance(reference, other))
-
-        assert 0 < moved(best, 1) < moved(best, 5) < moved(best, 20)
-        assert moved(best, 5) > 50 * moved(worst, 5)
-
-    def test_scores_that_vanish_or_appear_count_alike(self):
-        reference = torch.cat([self.boxes, self.scores], 1)
-        other = reference.clone()
-        other[:, 4:] = 0
-        assert distance(reference, other) == pytest.approx(float(distance(other, reference)))
-        assert distance(reference, other) > 0
-
-    def test_no_box_in_place_is_about_one(self):
-        reference = torch.cat([self.boxes, self.scores], 1)
-        other = reference.clone()
-        other[:, :4] += 1000
-        assert float(
-            distance(reference, other) / prediction_distance.weight(prediction_of(DETECT, reference))
-        ) == pytest.approx(1, abs=0.01)
+@pytest.mark.parametrize(
+    ("profile", "expected"),
+    [
+        (None, {"model.0": 16 * 16 * 8 * 3 * 9, "model.6": 16 * 16 * 8 * 4, "model.1.cv2": 8 * 8 * 4 * 4}),
+        (
+            [("/model.4/cv1/conv/Conv + PWN(/model.4/cv1/act/Sigmoid)", 2.0),
+             ("/model.4/cv2/cv2.0/m/m.0/cv1/conv/Conv", 1.0),
+             ("model.14.cv1.conv + model.4.cv4.conv", 2.0),
+             ("Reformatting CopyNode for Input Tensor 0", 5.0)],
+            {"model.4": 4, "model.14": 1, "model.4.cv2.0.m.0.cv1": 1, "model.1": 0},
+        ),
+        (  # modules of a fused kernel count alike, however often it names them
+            [("model.4.cv1.conv.weight + model.4.cv1.conv.weight/QuantizeLinear + /model.4/cv1/conv/Conv + "
+              "PWN(/model.4/cv1/act/Sigmoid, /model.4/cv1/act/Mul) + /model.5/cv1/conv/Conv + "
+              "/model.22/cv2.0/cv2.0.2/Conv", 3.0)],
+            {"model.4": 1, "model.5.cv1": 1, "model.22.cv2.0.2": 1},
+        ),
+    ],
+    ids=["multiply-adds", "engine", "fused"],
+)  # fmt: skip
+def test_costs_are_shares_of_multiply_adds_or_of_an_engines_time(profile, expected):
+    shares = cost_shares(chain(), X[:1], profile)
+    total = sum(ms for _, ms in profile) if profile else sum(macs(chain(), X[:1]).values())
+    found = {name: cost_of([name], shares) * total for name in expected}
+    assert found == pytest.approx(expected)
+    names = list(expected)[:2]
+    assert cost_of([*names, f"{names[0]}.cv1"], shares) * total == pytest.approx(sum(expected[name] for name in names))
 
 
 SETTINGS = {"reference": 0.7, "start": 0.6, "target_drop": 0.002, "budget": 0.5}  # AP in float and in INT8
@@ -269,51 +231,24 @@ class Pair:
     def shared(self):
         return []
 
-    def union(self, units):
-        return self.unit("+".join(unit.name for unit in units))
-
 
 @pytest.mark.parametrize(("spread", "chosen"), [(0.01, 1), (0.6, 0)])
 def test_a_search_with_any_budget_leaves_something_in_int8_and_chooses_nothing_where_nothing_is_lost(spread, chosen):
     ap = {frozenset("ab"): 0.1, frozenset("a"): 0.4, frozenset("b"): 0.4, frozenset(): 0.7}
-    state = AnalysisState({}, {}, "")
-    resampled = {"float": Resampled.of("a" * 32, (0.7, 0.7)), "INT8": Resampled.of("a" * 32, (0.1, 0.1 + spread))}
-    state.keep_ap("units", {}, resampled)
-    passes = SimpleNamespace(
-        state=state,
-        screen=lambda units, *_: {unit.name: Screened(1, 1.0, 0.5) for unit in units},
-        measure_ap=lambda _, states: {name: ap[s.weights] for name, s in states.items()},
-    )
+
+    def measure(name, state):
+        value = ap[state.weights]
+        return make_row(name, ap=value, ap_resampled=resampled(value, value + spread * (name == "INT8")))
+
+    screened = {name: {"images": 1, "score": 0.5, "share": 0.5} for name in "ab"}
+    passes = SimpleNamespace(state=SimpleNamespace(screened=screened), screen=lambda units: None, measure=measure)
     options = SensitiveOptions(float_budget=1.0, target_drop=0.0)
-    costs = lambda units: {u.name: {"macs": 0.5 * (u.name.count("+") + 1), "engine_time": None} for u in units}  # noqa: E731
-    found = Search(options, Pair(), passes, costs).run()
+    found = Search(options, Pair(), passes, {"a": 0.5, "b": 0.5}).run()
     assert (len(found.names), found.ap) == (chosen, pytest.approx(0.4 if chosen else 0.1))
 
 
-class TestProfile:
-    def test_shares_of_time(self):
-        profile = [
-            ("/model.4/cv1/conv/Conv + PWN(/model.4/cv1/act/Sigmoid)", 2.0),
-            ("/model.4/cv2/cv2.0/m/m.0/cv1/conv/Conv", 1.0),
-            ("model.14.cv1.conv + model.4.cv4.conv", 2.0),
-            ("Reformatting CopyNode for Input Tensor 0", 5.0),
-        ]
-        units = {name: [name] for name in ("model.4", "model.14", "model.4.cv2.0.m.0.cv1", "model.1")}
-        shares = time_shares(units, profile)
-        assert shares == pytest.approx({"model.4": 0.4, "model.14": 0.1, "model.4.cv2.0.m.0.cv1": 0.1, "model.1": 0})
-
-    def test_modules_of_a_fused_kernel_count_alike_however_often_it_names_them(self):
-        name = (
-            "model.4.cv1.conv.weight + model.4.cv1.conv.weight/QuantizeLinear + /model.4/cv1/conv/Conv + "
-            "PWN(/model.4/cv1/act/Sigmoid, /model.4/cv1/act/Mul) + /model.5/cv1/conv/Conv + "
-            "/model.22/cv2.0/cv2.0.2/Conv"
-        )
-        units = {one: [one] for one in ("model.4", "model.5.cv1", "model.22.cv2.0.2")}
-        shares = time_shares(units, [(name, 3.0)])
-        assert shares == pytest.approx({"model.4": 1 / 3, "model.5.cv1": 1 / 3, "model.22.cv2.0.2": 1 / 3})
-
-    @pytest.mark.parametrize("wrap", [lambda rows: rows, lambda rows: {"layers": rows}])
-    def test_a_list_of_layers_is_read(self, tmp_path, wrap):
-        path = tmp_path / "profile.json"
-        path.write_text(json.dumps(wrap([{"name": "a", "ms": 1.5}, {"name": "b", "ms": None}])))
-        assert read_profile(path) == [("a", 1.5)]
+@pytest.mark.parametrize("wrap", [lambda rows: rows, lambda rows: {"layers": rows}])
+def test_a_list_of_layers_is_read(tmp_path, wrap):
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(wrap([{"name": "a", "ms": 1.5}, {"name": "b", "ms": None}])))
+    assert read_profile(path) == [("a", 1.5)]

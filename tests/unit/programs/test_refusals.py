@@ -121,7 +121,7 @@ CASES = [  # program, arguments, what the line names
     *((Q, f"{command} --data data.yaml --project runs --exist-ok --weights {words}", words.split()[-1])
       for command, words in (
           ("quantize", "runs/exp/weights/last.pt"), ("quantize", "runs/exp/weights/qat_best_x.pt"),
-          ("sensitive", "a.pt --recipe runs/exp/recipe.yaml"), ("sensitive", "a.pt --profile runs/exp/state.json"),
+          ("sensitive", "a.pt --recipe runs/exp/recipe.yaml"), ("sensitive", "a.pt --profile runs/exp/state.pt"),
           ("calibrate", "a.pt --hyp runs/exp/calibration.json"), ("eval", "runs/exp/report.json"))),
     (B, "a.onnx --output a.onnx", "--output"),
     (B, "a.onnx --output b.engine --timing-cache b.engine.json", "--output"),
@@ -147,7 +147,7 @@ def folder(tmp_path_factory):
     (folder / "bad/labels/a.txt").write_text("3 0.5 0.5 0.1 0.1\n")
     for name in ("a.pt", "c.pt", "qat.pt", "a.engine", "mine.onnx", "link.pt", "link.yaml", "labels.txt", "a.yaml",
                  "config_infer_primary_yoloV9.txt", "runs/exp/weights/last.pt", "runs/exp/weights/qat_best_x.pt",
-                 "runs/exp/recipe.yaml", "runs/exp/state.json", "runs/exp/calibration.json",
+                 "runs/exp/recipe.yaml", "runs/exp/state.pt", "runs/exp/calibration.json",
                  "int8-b1.engine"):  # fmt: skip
         (folder / name).write_text(name)
     os.utime(folder / "int8-b1.engine", (1, 1))  # older than int8.onnx, so that it would be built again

@@ -63,24 +63,20 @@ def _of_masks(reference: Prediction, other: Prediction, weights: Tensor, size: t
     """
     total = weights.new_zeros(())
     for image, (value, anchors) in enumerate(zip(*weights.topk(min(BEST, weights.shape[1])), strict=True)):
-        ours, theirs = (_probabilities(one, image, anchors) for one in (reference, other))
-        inside = _inside(reference.boxes[image, :, anchors].float(), ours.shape[1:], size)
-        common, union = ((one * inside).sum((1, 2)) for one in (ours.minimum(theirs), ours.maximum(theirs)))
+        boxes = reference.boxes[image, :, anchors].float()
+        ours, theirs = (_masks(one, image, anchors, boxes, size) for one in (reference, other))
+        common, union = (one.sum((1, 2)) for one in (ours.minimum(theirs), ours.maximum(theirs)))
         total = total + (value * (1 - (common + 1e-6) / (union + 1e-6))).sum()  # two empty masks are equal
     return total
 
 
-def _probabilities(prediction: Prediction, image: int, anchors: Tensor) -> Tensor:
-    """Masks of some anchors of an image, `[n, h, w]` in 0..1."""
+def _masks(prediction: Prediction, image: int, anchors: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
+    """Masks of some anchors of an image, `[n, h, w]` in 0..1, cropped to `boxes` `[4, n]` (cx, cy, w, h)."""
     assert prediction.prototypes is not None  # who calls this has looked
     prototypes = prediction.prototypes[image].float()
     sums = prediction.coefficients[image, :, anchors].T.float() @ prototypes.flatten(1)
-    return sums.sigmoid_().unflatten(1, prototypes.shape[1:])
-
-
-def _inside(boxes: Tensor, grid: tuple[int, ...], size: tuple[int, int]) -> Tensor:
-    """Which pixels of the grid lie in boxes `[4, n]` (cx, cy, w, h in pixels of the input): bool `[n, *grid]`."""
-    scale = boxes.new_tensor([[grid[1] / size[1]], [grid[0] / size[0]]])
+    height, width = prototypes.shape[1:]
+    scale = boxes.new_tensor([[width / size[1]], [height / size[0]]])
     low, high = ((boxes[:2] + sign * boxes[2:] / 2) * scale for sign in (-1, 1))
-    columns, rows = (between(low[axis], high[axis], grid[1 - axis]) for axis in (0, 1))
-    return rows[:, :, None] & columns[:, None, :]
+    inside = between(low[1], high[1], height)[:, :, None] & between(low[0], high[0], width)[:, None, :]
+    return sums.sigmoid_().unflatten(1, (height, width)) * inside

@@ -9,6 +9,7 @@ does.
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -18,22 +19,21 @@ from torch import nn
 
 from models.quantize import calibration, placement
 from models.quantize.recipe import Recipe
-from utils import upstream
-from utils.core.device import disable_tf32
+from utils.core.files import write_text
 from utils.core.input_spec import channels_of
 from utils.core.options import height_width
-from utils.core.score import AGREEMENT, Difference, difference_error
+from utils.core.score import AGREEMENT
 from utils.core.text import plural
-from utils.jobs.evaluate import FLOAT_MODEL, Measurer, without_tables
-from utils.jobs.evaluate_file import warn_of_low_ap
+from utils.jobs.evaluate import without_tables
 from utils.jobs.inputs import Inputs
 from utils.jobs.options import RECIPE_FILE, SensitiveOptions
-from utils.jobs.run_state import open_run
+from utils.jobs.run_state import AnalysisState, open_run
 from utils.jobs.sensitivity import report
-from utils.jobs.sensitivity.report import AnalysisState
-from utils.jobs.sensitivity.search import FLOAT, INT8, Passes, Search, Selection
-from utils.jobs.sensitivity.units import Costs, Switches, Units
+from utils.jobs.sensitivity.search import Passes, Search, Selection, ap_of, gain
+from utils.jobs.sensitivity.units import Switches, Units, cost_shares
+from utils.reports import figures
 from utils.reports.page import PAGE_NAME, write_all
+from utils.reports.schema import Row
 from utils.reports.tables import WRONG, verdict
 
 logger = logging.getLogger(__name__)
@@ -55,42 +55,21 @@ def run(options: SensitiveOptions) -> dict[str, Any]:
         logger.info("%s → %s: %d units (%s), on up to %s", options.weights, folder, *what)
         model = inputs.placed()
         calibrate_once(model, inputs, state, folder)
-        shape = (1, channels_of(model), *height_width(inputs.imgsz))
-        costs = Costs(model, torch.zeros(shape, device=inputs.device), inputs.profile)
-        loader = inputs.validation_loader(options.num_image)
-        passes = Passes(Switches(model), units.everything, loader, inputs.device, folder, state,
-                        unlabelled=options.unlabelled)  # fmt: skip
-        search = Search(options, units, passes, costs)
-        with disable_tf32(), torch.inference_mode():
-            chosen = search.run()
-        warn_of_low_ap(search.ap[FLOAT])
-        patterns = (pattern for name in chosen.names for pattern in search.units[name].patterns)
-        recipe = inputs.recipe.replace(float=tuple(dict.fromkeys((*inputs.recipe.float, *patterns))))
-        name, known = ", ".join(sorted(recipe.float)), state.ap.setdefault("recipe", {})
-        if chosen.names and name not in known:
-            measure_recipe(recipe, name, inputs, state)
-            state.save(folder)
-        recipe_ap = known.get(name) if chosen.names else None
-        resampled = None if recipe_ap is None else state.resampled("recipe").get(name)
-        if recipe_ap is not None:
-            gain = Difference(recipe_ap - search.ap[INT8], difference_error(resampled, search.resampled.get(INT8)))
-            if gain.value < 0 or not gain.significant:
-                found = f"{', '.join(chosen.names)} in float ({chosen.cost:.1%} of the cost), calibrated anew,"
-                search.notes.append(f"{found} gain {gain} AP over INT8, which these images cannot show")
-                chosen = Selection((), search.ap[INT8], 0.0, "what was found gains no measurable AP")
-                recipe, recipe_ap, resampled = inputs.recipe, None, None
-            elif chosen.ap >= search.ap[FLOAT] - options.target_drop > recipe_ap:
-                lost = search.ap[FLOAT] - recipe_ap
-                search.notes.append(f"calibrated anew, the recipe loses {lost:.4f}, more than with the ranges before")
-        notes = ["every AP here is the mean of box and mask AP"] if inputs.has_masks else []
-        if options.unlabelled:
-            notes = [f"every AP here is that of boxes with {AGREEMENT}"]
-        notes += search.notes
+        images = torch.zeros(1, channels_of(model), *height_width(inputs.imgsz), device=inputs.device)
+        passes = Passes(inputs, Switches(model), units.everything, state, folder)
+        search = Search(options, units, passes, cost_shares(model, images, inputs.profile))
+        if inputs.has_masks or options.unlabelled:
+            what_ap = f"that of boxes with {AGREEMENT}" if options.unlabelled else "the mean of box and mask AP"
+            search.notes.append(f"every AP here is {what_ap}")
+        chosen, recipe, row = place_anew(search.run(), search, passes, inputs)
         recipe.save(folder / RECIPE_FILE, chosen.why)
-        summary = report.summarize_search(state, search, chosen, recipe.float, recipe_ap, resampled, notes)
-        report.save_summary(summary, folder)
-        measured = report.to_report(summary, inputs, folder)
+        rows = [search.float_row, search.int8_row, *([row] if row else [])]
+        summary = report.summarize_search(state, search, chosen, recipe.float, row)
+        measured = report.to_report(summary, rows, inputs, folder)
+        figures.save_figure(report.chart(summary), folder / report.CHART_FILE)
         write_all(measured, folder)
+        # last: where it lies, all is written
+        write_text(folder / report.SUMMARY_FILE, json.dumps(summary, indent=2, allow_nan=False) + "\n")
     text, (sentence, command) = "\n".join(measured.notes), verdict(measured)
     logger.info("\n%s\n\n%s\nreport: %s\nnext: %s", text, sentence, folder / PAGE_NAME, command or WRONG)
     return summary
@@ -107,13 +86,29 @@ def calibrate_once(model: nn.Module, inputs: Inputs[SensitiveOptions], state: An
     state.save(folder)
 
 
-def measure_recipe(recipe: Recipe, name: str, inputs: Inputs[SensitiveOptions], state: AnalysisState) -> None:
-    """Measure AP of the network that `qat.py quantize --recipe` makes; `name` says what is in float."""
-    model = inputs.placed(placement.plan(inputs.source.model, recipe))
-    calibration.calibrate(model, inputs.calibration_images(), inputs.recipe.calibration)
-    measurer = Measurer.of(inputs, inputs.options.num_image)
-    if inputs.options.unlabelled:
-        measurer.measure(upstream.call_fused(inputs.network()), FLOAT_MODEL, as_reference=True)
-    result = measurer.measure(model, "the recipe")
-    resampled = result.statistics.score_resampled() if result.statistics else None
-    state.keep_ap("recipe", {name: result.score.decides}, {name: resampled})
+def place_anew(
+    chosen: Selection, search: Search, passes: Passes, inputs: Inputs[SensitiveOptions]
+) -> tuple[Selection, Recipe, Row | None]:
+    """The choice, its recipe, and the row of the network that `qat.py quantize --recipe` makes of it.
+
+    Nothing more than before is kept in float, and there is no row, where that network gains no measurable AP.
+    """
+    if not chosen.names:
+        return chosen, inputs.recipe, None
+    patterns = (pattern for name in chosen.names for pattern in search.units[name].patterns)
+    recipe = inputs.recipe.replace(float=tuple(dict.fromkeys((*inputs.recipe.float, *patterns))))
+
+    def calibrated() -> nn.Module:
+        model = inputs.placed(placement.plan(inputs.source.model, recipe))
+        calibration.calibrate(model, inputs.calibration_images(), recipe.calibration)
+        return model
+
+    row = passes.measure_network(f"recipe: {', '.join(sorted(recipe.float))}", calibrated)
+    gained, lost = gain(row, search.int8_row), ap_of(search.float_row) - ap_of(row)
+    if gained.value < 0 or not gained.significant:
+        found = f"{', '.join(chosen.names)} in float ({chosen.cost:.1%} of the cost), calibrated anew,"
+        search.notes.append(f"{found} gain {gained} AP over INT8, which these images cannot show")
+        return Selection((), ap_of(search.int8_row), 0.0, "what was found gains no measurable AP"), inputs.recipe, None
+    if lost > inputs.options.target_drop >= ap_of(search.float_row) - chosen.ap:
+        search.notes.append(f"calibrated anew, the recipe loses {lost:.4f}, more than with the ranges before")
+    return chosen, recipe, row.model_copy(update={"stage": "recipe"})

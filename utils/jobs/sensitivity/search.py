@@ -1,34 +1,34 @@
-"""From units to a choice of them: screen all, measure AP of what matters, add greedily.
+"""From units to a choice of them: score all, measure AP of what matters, add greedily.
 
-A pass over the validation images holds a batch at a time, and runs the network in each state of its quantizers.
-Scores are written down after each batch, AP at the end of its pass: so much a killed run repeats.
+What is measured is kept in the run's state: scores at the end of their pass over the images, AP of a network as soon as
+it is known. So much a killed run repeats.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils.data import DataLoader
+from torch import nn
+from tqdm import tqdm
 
 from models.quantize.finetune import as_input
+from utils.core.device import disable_tf32
 from utils.core.input_spec import channels_of
-from utils.core.score import Difference, Resampled, difference_error
+from utils.core.score import Difference
 from utils.core.text import plural
-from utils.evaluation.batch import Batch
-from utils.evaluation.loop import add_detections, detections_of
-from utils.evaluation.metrics import EvalStatistics
-from utils.evaluation.results import as_labels
+from utils.evaluation.dataset import make_loader
+from utils.jobs.evaluate import Measurer
+from utils.jobs.inputs import Inputs
 from utils.jobs.options import SensitiveOptions
+from utils.jobs.run_state import AnalysisState
 from utils.jobs.sensitivity.prediction_distance import distance, weight
-from utils.jobs.sensitivity.report import AnalysisState
-from utils.jobs.sensitivity.units import Costs, State, Switches, Unit, Units
+from utils.jobs.sensitivity.units import State, Switches, Unit, Units, cost_of
+from utils.reports.schema import Row
 
 logger = logging.getLogger(__name__)
 
@@ -42,101 +42,76 @@ NOISE = 0.05  # a unit that gains a smaller share of what was lost is not chosen
 SMALLEST_COST = 1e-3  # a unit with fewer multiply-adds is not chosen for being free
 
 
-@dataclass(frozen=True)
-class Screened:
-    """What screening found about a unit: distances to the float network's predictions (`prediction_distance.py`).
-
-    Attributes:
-        images: that the unit was seen on.
-        base: of the INT8 network, on the same images.
-        in_float: of the INT8 network with this unit in float.
-    """
-
-    images: int
-    base: float
-    in_float: float
-
-    @property
-    def score(self) -> float:
-        """How much nearer the INT8 network comes with the unit in float."""
-        return self.base - self.in_float
-
-
 class Passes:
-    """Passes of one network over the same images; `state` keeps what they find, and is written into `folder`.
-
-    Args:
-        loader: the images, in the same order every time.
-        unlabelled: the float network's detections stand for labels.
-    """
+    """Passes of networks over the same validation images; `state` keeps what they find, and is written to `folder`."""
 
     def __init__(
-        self, network: Switches, everything: State, loader: DataLoader[Any], device: torch.device, folder: Path,
-        state: AnalysisState, *, unlabelled: bool = False,
-    ) -> None:  # fmt: skip
-        self._network, self._everything, self._loader, self._device = network, everything, loader, device
-        self.state, self._folder, self._unlabelled = state, folder, unlabelled
-        self._channels = channels_of(network.model)
+        self,
+        inputs: Inputs[SensitiveOptions],
+        switches: Switches,
+        everything: State,
+        state: AnalysisState,
+        folder: Path,
+    ) -> None:
+        self.state, self._inputs, self._folder = state, inputs, folder
+        self._switches, self._everything = switches, everything
+        self._measurer = Measurer.of(inputs, inputs.options.num_image)
 
-    def screen(self, units: Sequence[Unit], stage: str, every_image: bool = False) -> dict[str, Screened]:
-        """Score units, in turns, so that each sees another part of the images; `stage` names where results are kept."""
-        count = len(self._loader.dataset)
-        turn = 1 if every_image else max(1, min(LARGEST_TURN, count // IMAGES_A_UNIT, len(self._loader)))
-        done = self.state.screened.setdefault(stage, {})
-        for index, batch in self._batches(f"screening {plural(len(units), 'unit')}"):
-            rows = done.setdefault(str(index), {})
-            todo = [unit for place, unit in enumerate(units) if (index + place) % turn == 0 and unit.name not in rows]
-            if todo and len(batch):
-                rows.update(self._screen_batch(self._images(batch), todo))
-                self.state.save(self._folder)
-        found = {}
-        for unit in units:
-            if seen := [rows[unit.name] for rows in done.values() if unit.name in rows]:
-                number, scale, *distances = map(sum, zip(*seen, strict=True))
-                found[unit.name] = Screened(int(number), *(value / max(scale, 1e-9) for value in distances))
-        return found
+    def screen(self, units: Sequence[Unit]) -> None:
+        """Score units, in turns, so that each sees another part of the images; with `--metric ap` all of them.
 
-    def _screen_batch(self, images: Tensor, units: Sequence[Unit]) -> dict[str, list[float]]:
-        """Unit → sums over a batch's images, as `AnalysisState.screened` has them."""
-        origin, size = self._network.predict(images, State()), (images.shape[2], images.shape[3])
-
-        def distance_in(state: State) -> float:
-            return float(distance(origin, self._network.predict(images, state), size))
-
-        sums = [len(images), float(weight(origin)), distance_in(self._everything)]
-        return {unit.name: [*sums, distance_in(unit.in_float)] for unit in units}
-
-    def measure_ap(self, stage: str, states: Mapping[str, State]) -> dict[str, float]:
-        """AP by name of the state, of all images; what an earlier process has measured is not measured again.
-
-        Args:
-            stage: a name under which the results are kept; within it a name stands for one state only.
+        The state gets of each unit the number of images, the `score`, which is how much nearer the INT8 network comes
+        to the float network's predictions with this unit in float, and its `share` of the INT8 network's distance.
         """
-        known = self.state.ap.setdefault(stage, {})
-        if missing := {name: state for name, state in states.items() if name not in known}:
-            results = {name: EvalStatistics() for name in missing}
-            for _, batch in self._batches(f"AP of {len(missing)} networks"):
-                if not len(batch):
+        done, inputs, options = self.state.screened, self._inputs, self._inputs.options
+        if not (units := [unit for unit in units if unit.name not in done]):
+            return
+        loader = make_loader(
+            inputs.data, "val", imgsz=inputs.imgsz, batch_size=options.batch_size, stride=inputs.source.stride,
+            workers=options.workers, limit=options.num_image, progress=True,
+        )  # fmt: skip
+        count, channels = len(loader.dataset), channels_of(self._switches.model)
+        turn = max(1, min(LARGEST_TURN, count // IMAGES_A_UNIT, len(loader))) if options.metric == "proxy" else 1
+        sums: dict[str, list[float]] = {}  # of images, of the distances' scale, and of the distances
+        title, quiet = f"screening {plural(len(units), 'unit')}", not logger.isEnabledFor(logging.INFO)
+        with disable_tf32(), torch.inference_mode():
+            for index, batch in enumerate(tqdm(loader, title, unit="batch", disable=quiet)):
+                turns = [unit for place, unit in enumerate(units) if (index + place) % turn == 0]
+                if not (turns and len(batch)):
                     continue
-                images = self._images(batch)
-                if self._unlabelled:
-                    reference = detections_of(self._network.predict(images, State()), batch)
-                    batch = replace(batch, labels=as_labels(reference.rows))
-                for name, statistics in results.items():
-                    prediction = self._network.predict(images, missing[name])
-                    add_detections(statistics, detections_of(prediction, batch), batch)
-            ap = {name: one.score().decides for name, one in results.items()}
-            self.state.keep_ap(stage, ap, {name: one.score_resampled() for name, one in results.items()})
+                images = as_input(batch.images, inputs.device, channels)
+                origin, size = self._switches.predict(images, State()), (images.shape[2], images.shape[3])
+                states = [self._everything, *(unit.in_float for unit in turns)]
+                base, *distances = (
+                    float(distance(origin, self._switches.predict(images, state), size)) for state in states
+                )
+                for unit, in_float in zip(turns, distances, strict=True):
+                    seen = len(images), float(weight(origin)), base, in_float
+                    sums[unit.name] = [a + b for a, b in zip(seen, sums.get(unit.name, [0.0] * 4), strict=True)]
+        for name, (number, scale, base, in_float) in sums.items():
+            score = (base - in_float) / max(scale, 1e-9)
+            done[name] = {"images": number, "score": score, "share": (base - in_float) / max(base, 1e-9)}
+        self.state.save(self._folder)
+
+    def measure(self, name: str, state: State) -> Row:
+        """The row of the network in this state of its quantizers; what the run's state has is not measured again."""
+        return self.measure_network(name, lambda: self._switches.turned(state))
+
+    def measure_network(self, name: str, make: Callable[[], nn.Module]) -> Row:
+        """The row of the network that `make` gives, whose `ap` is what decides: with masks the mean of both."""
+        rows, unlabelled = self.state.rows, self._inputs.options.unlabelled
+        if name not in rows:
+            if unlabelled and name != FLOAT and self._measurer.reference is None:  # in a resumed run
+                self._measurer.measure(self._switches.turned(State()), FLOAT, as_reference=True)
+            result = self._measurer.measure(make(), name, as_reference=unlabelled and name == FLOAT)
+            row = self._measurer.row(name, self._inputs.options.weights, result, result.seconds).model_dump()
+            if result.masks:
+                resampled = result.statistics and result.statistics.score_resampled()
+                row = {key: value for key, value in row.items() if not key.startswith("mask_")}
+                row |= {"ap": result.score.decides, "ap_resampled": resampled.to_text() if resampled else ""}
+            rows[name] = row
             self.state.save(self._folder)
-        return {name: known[name] for name in states}
-
-    def _images(self, batch: Batch) -> Tensor:
-        return as_input(batch.images, self._device, self._channels)
-
-    def _batches(self, title: str) -> Iterator[tuple[int, Batch]]:
-        from tqdm import tqdm
-
-        yield from enumerate(tqdm(self._loader, title, unit="batch", disable=not logger.isEnabledFor(logging.INFO)))
+        return Row(**rows[name])
 
 
 @dataclass(frozen=True)
@@ -154,83 +129,82 @@ class Search:
 
     Attributes:
         units: what was looked at, by name.
-        screened, ap, resampled, costs: what was found, by unit; `ap` and `resampled` also have 'float' and 'INT8'.
+        float_row, int8_row: the rows of the two whole networks.
         notes: what else a reader has to know, in sentences.
     """
 
-    def __init__(self, options: SensitiveOptions, units: Units, passes: Passes, costs: Costs) -> None:
-        self._options, self._groups, self._passes, self._cost_of = options, units, passes, costs
+    float_row: Row
+    int8_row: Row
+
+    def __init__(self, options: SensitiveOptions, units: Units, passes: Passes, shares: Mapping[str, float]) -> None:
+        """`shares` are what parts of the network cost, see `units.cost_shares`."""
+        self._options, self._groups, self._passes, self._shares = options, units, passes, shares
         self.units: dict[str, Unit] = {}
-        self.screened: dict[str, Screened] = {}
-        self.ap: dict[str, float] = {}
-        self.costs: dict[str, dict[str, float | None]] = {}
-        self.resampled: dict[str, Resampled] = {}
         self.notes: list[str] = []
 
     def run(self) -> Selection:
         """Screen, confirm, choose."""
-        whole = {FLOAT: State(), INT8: self._groups.everything}
-        self._look_at("units", self._groups.all, whole, every_unit=self._options.metric == "ap")
-        error = difference_error(self.resampled.get(FLOAT), self.resampled.get(INT8))
-        lost = Difference(self.ap[FLOAT] - self.ap[INT8], error)
+        self.float_row = self._passes.measure(FLOAT, State())
+        self.int8_row = self._passes.measure(INT8, self._groups.everything)
+        gains = self._look_at(self._groups.all)
+        start, lost = ap_of(self.int8_row), gain(self.float_row, self.int8_row)
         if not lost.significant:
             recipe = " with --recipe" if self._options.recipe else ""
-            return Selection((), self.ap[INT8], 0.0, f"INT8{recipe} loses no AP that these images can show")
-        chosen = self._choose()
-        sets = self._groups.shared()
-        if (
-            sets
-            and chosen.ap - self.ap[INT8] < EXPLAINED * lost.value
-            and chosen.ap < self.ap[FLOAT] - self._options.target_drop
-        ):
+            return Selection((), start, 0.0, f"INT8{recipe} loses no AP that these images can show")
+        chosen, sets = self._choose(gains), self._groups.shared()
+        missed = chosen.ap < ap_of(self.float_row) - self._options.target_drop
+        if sets and missed and chosen.ap - start < EXPLAINED * lost.value:
             logger.info("single units do not suffice; screening %d sets of all that reads one scale", len(sets))
-            self._look_at("shared scales", sets)
             self.notes.append("single units did not regain the AP; sets of all that reads one scale were tried as well")
-            chosen = self._choose()
+            chosen = self._choose(gains | self._look_at(sets))
         return chosen
 
-    def _look_at(
-        self, stage: str, units: Sequence[Unit], others: Mapping[str, State] | None = None, every_unit: bool = False
-    ) -> None:
-        """Screen units, and measure AP of those with the highest scores (or of every one), and of the `others`."""
-        self.units |= {unit.name: unit for unit in units}
-        self.costs |= self._cost_of(units)
-        screened = self._passes.screen(units, stage, every_unit)
-        self.screened |= screened
-        best = sorted((unit for unit in units if unit.name in screened), key=lambda unit: -screened[unit.name].score)
-        mattering = sum(one.score > MATTERS * one.base for one in screened.values())
-        confirmed = units if every_unit else best[: min(max(mattering, CONFIRMED[0]), CONFIRMED[1])]
-        self.ap |= self._passes.measure_ap(
-            stage, {**(others or {}), **{unit.name: unit.in_float for unit in confirmed}}
-        )
-        self.resampled |= self._passes.state.resampled(stage)
+    def cost(self, names: Sequence[str]) -> float:
+        """Share of the network's cost of these units, what they have in common counted once."""
+        return cost_of([pattern for name in names for pattern in self.units[name].patterns], self._shares)
 
-    def _choose(self) -> Selection:
-        """The units to leave in float, of those whose AP is known."""
+    def _look_at(self, units: Sequence[Unit]) -> dict[str, float]:
+        """Screen units, and give the AP gained with each of those with the highest scores, or of every one."""
+        self.units |= {unit.name: unit for unit in units}
+        self._passes.screen(units)
+        screened = self._passes.state.screened
+        best = sorted((unit for unit in units if unit.name in screened), key=lambda unit: -screened[unit.name]["score"])
+        mattering = sum(screened[unit.name]["share"] > MATTERS for unit in best)
+        if self._options.metric == "proxy":
+            units = best[: min(max(mattering, CONFIRMED[0]), CONFIRMED[1])]
+        return {unit.name: gain(self._passes.measure(unit.name, unit.in_float), self.int8_row).value for unit in units}
+
+    def _choose(self, gains: Mapping[str, float]) -> Selection:
+        """The units to leave in float, of those whose gain is known."""
 
         def evaluate(names: tuple[str, ...]) -> float:
-            state, label = self._state_with(names), "+".join(sorted(names))
+            state = self._state_with(names)
             if not state.weights:  # nothing would be quantized: no recipe
                 return -math.inf
-            return self._passes.measure_ap(label, {label: state})[label]
+            return ap_of(self._passes.measure("+".join(sorted(names)), state))
 
-        known = {name: ap for name, ap in self.ap.items() if name in self.units}
         return choose_units(
-            {name: ap - self.ap[INT8] for name, ap in known.items() if self._state_with((name,)).weights},
-            evaluate, self._cost, reference=self.ap[FLOAT], start=self.ap[INT8],
+            {name: gain for name, gain in gains.items() if self._state_with((name,)).weights}, evaluate, self.cost,
+            reference=ap_of(self.float_row), start=ap_of(self.int8_row),
             target_drop=self._options.target_drop, budget=self._options.float_budget,
         )  # fmt: skip
-
-    def _cost(self, names: tuple[str, ...]) -> float:
-        """Share of the network's cost of these units, what they have in common counted once."""
-        if not names:
-            return 0.0
-        (shares,) = self._cost_of([self._groups.union([self.units[name] for name in names])]).values()
-        return float(shares["macs"] or 0.0) if shares["engine_time"] is None else shares["engine_time"]
 
     def _state_with(self, names: tuple[str, ...]) -> State:
         """The quantizers that are on while these units are in float."""
         return self._groups.in_float(path for name in names for path in self.units[name].convolutions)
+
+
+def ap_of(row: Row) -> float:
+    """AP of a network that was measured."""
+    assert row.ap is not None
+    return row.ap
+
+
+def gain(row: Row, base: Row) -> Difference:
+    """AP of a network of this run over that of another."""
+    difference = row.difference(base)
+    assert difference is not None, "of one run, all compare"
+    return difference
 
 
 def choose_units(

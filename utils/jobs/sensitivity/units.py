@@ -11,6 +11,7 @@ for it has one quantizer.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -54,13 +55,17 @@ class Switches:
         self._weights = {path: quantizer for path, (_, quantizer) in quantized_weights(model).items()}
         self._task = task_of_head(model.model[-1])
 
-    def predict(self, images: Tensor, state: State) -> Prediction:
-        """What the network predicts in `state` for float images `[B, 3, H, W]` in 0..1."""
+    def turned(self, state: State) -> nn.Module:
+        """The network, in `state` until it is turned to another one."""
         for name, point in self._points.items():
             point.on = name in state.tensors
         for path, quantizer in self._weights.items():
             quantizer.on = path in state.weights
-        return prediction_of(self._task, self.model(images))
+        return self.model
+
+    def predict(self, images: Tensor, state: State) -> Prediction:
+        """What the network predicts in `state` for float images `[B, 3, H, W]` in 0..1."""
+        return prediction_of(self._task, self.turned(state)(images))
 
 
 @dataclass(frozen=True)
@@ -119,12 +124,6 @@ class Units:
                 found.setdefault(consumers, self._unit(f"what reads {name}", consumers, patterns))
         return list(found.values())
 
-    def union(self, units: Sequence[Unit]) -> Unit:
-        """All of these units as one, what they have in common taken once."""
-        paths = dict.fromkeys(path for unit in units for path in unit.convolutions)
-        patterns = dict.fromkeys(pattern for unit in units for pattern in unit.patterns)
-        return self._unit("+".join(unit.name for unit in units), tuple(paths), tuple(patterns))
-
     def _unit(self, name: str, paths: tuple[str, ...], patterns: tuple[str, ...]) -> Unit:
         return Unit(name, paths, patterns, self.in_float(paths))
 
@@ -135,20 +134,32 @@ class Units:
         return parent if rule is not None and rule.kind == "conv" else path
 
 
-class Costs:
-    """What units cost: shares (0..1) of the network's multiply-adds, and of an engine's time where that is known."""
+def cost_shares(model: nn.Module, images: Tensor, profile: Profile | None) -> dict[str, float]:
+    """Path of a module → its share of the network's cost, 0..1: of multiply-adds, or of an engine's time.
 
-    def __init__(self, model: nn.Module, images: Tensor, profile: Profile | None) -> None:
-        """Count multiply-adds of images `[1, 3, H, W]`; `profile` are the layers of an engine."""
-        self._macs, self._profile = macs(model, images), profile
+    A kernel counts for the modules that its name mentions, such as `model.4.cv1` in `/model.4/cv1/conv/Conv`: in equal
+    parts if TensorRT fused several, however often it names each. What mentions none, such as a conversion of formats,
+    counts only in the total.
 
-    def __call__(self, units: Sequence[Unit]) -> dict[str, dict[str, float | None]]:
-        """Unit → its shares: `macs`, and `engine_time`, None without a profile."""
-        total = sum(self._macs.values()) or 1
-        patterns = {unit.name: unit.patterns for unit in units}
-        times = {} if self._profile is None else time_shares(patterns, self._profile)
-        shares = {unit.name: sum(self._macs.get(path, 0) for path in unit.convolutions) / total for unit in units}
-        return {name: {"macs": share, "engine_time": times.get(name)} for name, share in shares.items()}
+    Args:
+        images: `[1, 3, H, W]`, for which multiply-adds are counted.
+        profile: layers of an engine; None takes multiply-adds.
+    """
+    if profile is None:
+        counts = macs(model, images)
+        return {path: count / sum(counts.values()) for path, count in counts.items()}
+    total, shares = sum(ms for _, ms in profile), defaultdict[str, float](float)
+    for name, ms in profile:
+        mentioned = {_module_path(match) for match in re.findall(r"model\.\d+[\w./]*", name)}
+        for path in mentioned:
+            shares[path] += ms / total / len(mentioned)
+    return shares
+
+
+def cost_of(patterns: Sequence[str], shares: Mapping[str, float]) -> float:
+    """The share of what lies below these modules, 0..1."""
+    inside = tuple(f"{pattern}." for pattern in patterns)
+    return sum(share for path, share in shares.items() if f"{path}.".startswith(inside))
 
 
 def macs(model: nn.Module, images: Tensor) -> dict[str, int]:
@@ -167,27 +178,6 @@ def macs(model: nn.Module, images: Tensor) -> dict[str, int]:
         for handle in handles:
             handle.remove()
     return counts
-
-
-def time_shares(units: Mapping[str, Sequence[str]], profile: Profile) -> dict[str, float]:
-    """Unit → its share of an engine's time, 0..1.
-
-    A kernel counts for the modules that its name mentions, such as `model.4.cv1` in `/model.4/cv1/conv/Conv`: in equal
-    parts if TensorRT fused several, however often it names each. What mentions none, such as a conversion of formats,
-    counts only in the total.
-
-    Args:
-        units: unit → paths of the modules that it stands for.
-    """
-    total = sum(ms for _, ms in profile)
-    shares = dict.fromkeys(units, 0.0)
-    for name, ms in profile:
-        mentioned = {_module_path(match) for match in re.findall(r"model\.\d+[\w./]*", name)}
-        for unit, paths in units.items():
-            hits = sum(any(f"{one}.".startswith(f"{path}.") for path in paths) for one in mentioned)
-            if hits:
-                shares[unit] += ms / total * hits / len(mentioned)
-    return shares
 
 
 def _module_path(scope: str) -> str:
