@@ -64,15 +64,15 @@ def convolutions_only(model: onnx.ModelProto) -> None:
     def quantize_of(name: str) -> onnx.NodeProto | None:
         """The QuantizeLinear of an activation that `name` is the DequantizeLinear of."""
         node = graph.dequantizer(name)
-        before = graph.view.producer(node.input[0]) if node is not None else None
-        return before if before is not None and not graph.view.is_constant(before.input[0]) else None
+        before = graph.producer(node.input[0]) if node is not None else None
+        return before if before is not None and not graph.is_constant(before.input[0]) else None
 
     def unquantized(name: str) -> str:
         quantize = quantize_of(name)
         return name if quantize is None else unquantized(quantize.input[0])
 
     nodes: list[onnx.NodeProto] = []
-    for node in graph.view.nodes:
+    for node in graph.nodes:
         for index, name in enumerate(node.input):
             quantize = quantize_of(name)
             if quantize is None:
@@ -81,7 +81,7 @@ def convolutions_only(model: onnx.ModelProto) -> None:
             if node.op_type != "Conv":
                 node.input[index] = source
                 continue
-            scale = np.asarray(graph.view.array(quantize.input[1]))
+            scale = np.asarray(graph.array(quantize.input[1]))
             own, stem = np.asarray(scale * (1 + len(nodes) * 1e-5), scale.dtype), f"{node.name}/own_input"
             model.graph.initializer.append(numpy_helper.from_array(own, f"{stem}_scale"))
             shared = [f"{stem}_scale", *quantize.input[2:]]

@@ -96,24 +96,23 @@ def deploy_description(training: Mapping[str, Any], nc: int) -> dict[str, Any]:
 
 
 def check_same_network(found: Mapping[str, Any], expected: Mapping[str, Any], where: str | Path) -> None:
-    """Raises `InputError` at the first layer in which a deployed model's YAML differs from the checkpoint's branch."""
-    for key in ("depth_multiple", "width_multiple", "activation"):
-        if found.get(key) != expected.get(key):
-            raise InputError(f"--cfg {where} has {key} {found.get(key)}, the checkpoint {expected.get(key)}")
-    ours, theirs = ([*one["backbone"], *one["head"]] for one in (expected, found))
-    for index in range(max(len(ours), len(theirs))):
-        mine, other = (_normalized(rows[index], index) if index < len(rows) else "none" for rows in (ours, theirs))
-        if mine != other:
+    """Raises `InputError` at the first entry in which a deployed model's YAML differs from the checkpoint's branch."""
+    theirs, ours = map(_entries, (found, expected))
+    for name in ours | theirs:
+        if ours.get(name) != theirs.get(name):
             raise InputError(
-                f"--cfg {where} is not what this checkpoint becomes: its layer {index} is {other}, "
-                f"the checkpoint's main branch has {mine} there; the checkpoint knows its layers, so leave --cfg out"
+                f"--cfg {where} is not what this checkpoint becomes: its {name} is {theirs.get(name)}, that of the "
+                f"checkpoint's main branch {ours.get(name)}; the checkpoint knows its layers, so leave --cfg out"
             )
 
 
-def _normalized(row: list[Any], index: int) -> str:
-    sources, count, kind, arguments = row
-    inputs = [index - 1 if one == -1 else one for one in ([sources] if isinstance(sources, int) else sources)]
-    return f"{kind} {arguments} x {count} reading {', '.join('the image' if i < 0 else str(i) for i in inputs)}"
+def _entries(description: Mapping[str, Any]) -> dict[str, str]:
+    """What a description says, layer by layer, with absolute numbers of the layers that each reads."""
+    entries = {key: str(description.get(key)) for key in ("depth_multiple", "width_multiple", "activation")}
+    for index, (source, count, kind, arguments) in enumerate([*description["backbone"], *description["head"]]):
+        sources = [index - 1 if one == -1 else one for one in ([source] if isinstance(source, int) else source)]
+        entries[f"layer {index}"] = f"{kind} {arguments} x {count} reading {sources}"
+    return entries
 
 
 def convert(training: upstream.FloatCheckpoint) -> upstream.FloatCheckpoint:

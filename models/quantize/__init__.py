@@ -17,38 +17,14 @@ reports, are in `utils/jobs/`.
     step_graph.py      a step's kernels, recorded and replayed
     checkpoint.py      recipe + state on disk; loading never runs code from the file
 
-    >>> from models.quantize import Recipe, apply, calibrate, plan
+    >>> from models.quantize import calibration, placement
+    >>> from models.quantize.recipe import Recipe
     >>> from utils import upstream
     >>> model = upstream.fuse(upstream.load_float("yolov9-c-converted.pt").model)
-    >>> apply(model, plan(model, Recipe()))
-    >>> statistics = calibrate(model, batches, Recipe().calibration)  # float images [B, 3, H, W] in 0..1
+    >>> placement.apply(model, placement.plan(model, Recipe()))
+    >>> statistics = calibration.calibrate(model, batches, Recipe().calibration)  # float images [B, 3, H, W] in 0..1
 
 `finetune.Finetuner` trains it, `checkpoint.save` and `load_quantized` keep it, as in `utils/jobs/quantize.py`.
-
-Names are imported when they are used, so that `recipe` costs no import of torch.
 """
 
-from __future__ import annotations
-
-from importlib import import_module
-from typing import Any
-
 __version__ = "2.0.0.dev0"
-
-_HOME = {
-    "Recipe": "recipe",
-    "plan": "placement",
-    "apply": "placement",
-    "describe": "placement",
-    "quantizers_off": "placement",
-    "calibrate": "calibration",
-    "tensor_ranges": "calibration",
-    "QuantizedCheckpoint": "checkpoint",
-}
-__all__ = [*_HOME, "__version__"]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

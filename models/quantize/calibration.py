@@ -109,10 +109,9 @@ class Statistics:
                 max has none.
         """
         names, histograms = list(self.histograms), list(self.histograms.values())
-        top = torch.tensor([one.top for one in histograms], dtype=torch.float64)
-        largest = torch.tensor([one.largest for one in histograms], dtype=torch.float64)
         device = histograms[0].counts.device
-        top, largest = top.to(device), largest.to(device)
+        of_each = [[one.top, one.largest, one.limit(median_limit)] for one in histograms]
+        top, largest, limits = torch.tensor(of_each, dtype=torch.float64).to(device).T
         if method == "max":
             found = largest
         elif method == "percentile":
@@ -127,10 +126,7 @@ class Statistics:
             found = _mse(counts, top, largest)
         else:
             raise ValueError(f"no calibration method {method!r}")
-        if method != "max":
-            limits = torch.tensor([one.limit(median_limit) for one in histograms], dtype=top.dtype, device=device)
-            largest = torch.minimum(largest, limits)
-        found = torch.minimum(found, largest).float()
+        found = torch.minimum(found, largest if method == "max" else torch.minimum(largest, limits)).float()
         return {name: found[index] for index, name in enumerate(names)}
 
 
@@ -182,14 +178,13 @@ def collect(model: nn.Module, batches: Iterable[Tensor]) -> Statistics:
             handle.remove()
     if images is None:
         raise QatError("calibration got no images")
-    unseen = [name for name in quantizers if name not in statistics.histograms]
+    if unseen := [name for name in quantizers if name not in statistics.histograms]:
+        raise QatError(f"calibration never reached {', '.join(unseen)}: a rule in rules.py does not match the network")
     histograms = statistics.histograms.values()
     parts = distributed.united({str(distributed.world().rank): [one.of_images for one in histograms]}).values()
     for histogram, maxima in zip(histograms, zip(*parts, strict=True), strict=True):
         histogram.counts = distributed.all_sum(histogram.counts)
         histogram.of_images = [value for part in maxima for value in part]  # of all processes
-    if unseen:
-        raise QatError(f"calibration never reached {', '.join(unseen)}: a rule in rules.py does not match the network")
     return statistics
 
 
@@ -228,17 +223,13 @@ def tensor_ranges(model: Any) -> list[dict[str, Any]]:
         rows of `name`, `kind` ('activation' or 'weight'), `amax` (the largest), `min` and `max` of amax over channels,
         `channels` (1 for activations), and `tensors` (how many share it).
     """
-    shared = model.quantization_plan.scales
-    names = {key: key.replace("/", ".") for key in model.activation_quantizers}
-    found = [
-        (names[key], "activation", quantizer, len(shared.get(names[key], ("",))))
-        for key, quantizer in model.activation_quantizers.items()
-    ]
-    found += [(path, "weight", quantizer, 1) for path, (_, quantizer) in quantized_weights(model).items()]
-    rows = []
-    for name, kind, quantizer, tensors in found:
-        amax = quantizer.amax.flatten()
+    shared, rows = model.quantization_plan.scales, []
+    found = [(key.replace("/", "."), "activation", one) for key, one in model.activation_quantizers.items()]
+    found += [(path, "weight", quantizer) for path, (_, quantizer) in quantized_weights(model).items()]
+    for name, kind, quantizer in found:
+        amax = quantizer.amax
         low, high = float(amax.min()), float(amax.max())
+        tensors = len(shared.get(name, ("",))) if kind == "activation" else 1
         rows.append({"name": name, "kind": kind, "amax": high, "min": low, "max": high, "channels": amax.numel(),
                      "tensors": tensors})  # fmt: skip
     return rows

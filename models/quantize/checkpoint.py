@@ -80,7 +80,7 @@ def load_quantized(path: str | Path, heads: Sequence[str] = HEADS) -> QuantizedC
     Raises:
         CheckpointError: the file is missing, truncated, foreign, a float checkpoint, or has an unknown version.
     """
-    content = _read(Path(path))
+    content = _read(path)
     if content is None:
         raise CheckpointError(
             f"{path} is a float checkpoint; this command takes a quantized one: "
@@ -127,7 +127,7 @@ def kind(path: str | Path) -> Literal["float", "quantized"]:
     Raises:
         CheckpointError: the file is missing, or is no PyTorch file.
     """
-    return "float" if _read(Path(path), skip=(STATE,)) is None else "quantized"
+    return "float" if _read(path, skip=(STATE,)) is None else "quantized"
 
 
 def summary(path: str | Path) -> dict[str, Any]:
@@ -139,13 +139,13 @@ def summary(path: str | Path) -> dict[str, Any]:
     Raises:
         CheckpointError: the file is missing, is no PyTorch file, or of an unknown version.
     """
-    return _read(Path(path), skip=(STATE, "yaml")) or {}
+    return _read(path, skip=(STATE, "yaml")) or {}
 
 
-def _read(path: Path, skip: Collection[str] = ()) -> dict[str, Any] | None:
+def _read(path: str | Path, skip: Collection[str] = ()) -> dict[str, Any] | None:
     """The content of a quantized checkpoint without the keys to `skip`; None for a PyTorch file of another kind."""
     try:
-        content = checkpoints.read_torch_file(path, skip=skip)
+        content = checkpoints.read_torch_file(Path(path), skip=skip)
     except checkpoints.NotAllowed:
         return None  # it names classes, as upstream's checkpoints do
     if not isinstance(content, dict) or not isinstance(content.get("format"), str) or content["format"] != FORMAT:

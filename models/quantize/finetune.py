@@ -10,10 +10,10 @@ ranges as in LSQ (`fake_quantize.py`, `LearnedRanges`).
 Batch norm is fused into the convolutions before this starts, so both models run in eval mode; only the last layer (the
 head) gives what it gives in training: raw maps `[B, no, H, W]` per stride, and coefficients and prototypes of masks.
 
-Several processes: the loss is relative to the whole batch, so that the processes' parts add up, and so do their
-gradients, which are summed in one collective after the backward. Forward and backward wait for nobody, so that a GPU
-can replay them as a CUDA graph, which saves more than DistributedDataParallel's overlap would. A process without images
-of a batch takes part with a placeholder that counts for nothing.
+Several processes begin with the same network. The loss is relative to the whole batch, so that their parts add up, and
+so do their gradients, which are summed in one collective after the backward. Forward and backward wait for nobody, so
+that a GPU can replay them as a CUDA graph, which saves more than DistributedDataParallel's overlap would. A process
+without images of a batch takes part with a placeholder that counts for nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,8 +38,7 @@ from utils.core import distributed
 from utils.core.device import disable_tf32
 from utils.core.input_spec import channels_of, with_channels
 
-# Class names whose weights are constants of the architecture: upstream's DFL holds the bin numbers 0..15 in one.
-CONSTANT_MODULES = frozenset({"DFL"})
+CONSTANT_MODULE = "DFL"  # upstream's class, whose weights are the bin numbers 0..15
 SYNCHRONIZED = 20  # steps between two looks at the loss on a GPU: each of them waits for all that was launched
 WARM_UP = 0.05  # share of the steps
 REPLICATES = 1000  # of a bootstrap: its standard error is known to 2 %
@@ -140,16 +139,11 @@ def trainable_parameters(model: nn.Module) -> list[nn.Parameter]:
 
     Checkpoints and BN fusing leave `requires_grad` off everywhere, so the flag as loaded says nothing.
     """
-    frozen = {
-        id(p) for m in model.modules() if type(m).__name__ in CONSTANT_MODULES for p in m.parameters(recurse=True)
-    }
-    parameters = []
+    constants = [one for one in model.modules() if type(one).__name__ == CONSTANT_MODULE]
+    frozen = {id(parameter) for one in constants for parameter in one.parameters()}
     for parameter in model.parameters():
-        trains = id(parameter) not in frozen and parameter.is_floating_point()
-        parameter.requires_grad_(trains)
-        if trains:
-            parameters.append(parameter)
-    return parameters
+        parameter.requires_grad_(id(parameter) not in frozen)
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 def seed_everything(seed: int) -> None:
@@ -185,7 +179,6 @@ class Finetuner:
         self.ranges = LearnedRanges(student).to(device)
         groups = self._groups(trainable_parameters(student))
         self._parameters = [parameter for group in groups for parameter in group["params"]]
-        share_parameters(self._parameters)
         self._amp = device.type == "cuda"
         self.optimizer = torch.optim.Adam(groups, lr=0.0, fused=self._amp)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self._amp)
@@ -195,16 +188,12 @@ class Finetuner:
 
     def _groups(self, parameters: list[nn.Parameter]) -> list[dict[str, Any]]:
         """Adam's parameter groups, each with the factor by which its rate is higher than that of the weights."""
-        settings = self.settings
-        if settings.train == "ranges":
-            for parameter in parameters:
-                parameter.requires_grad_(False)
-            parameters = []
-        groups = (
-            ([one for one in parameters if one.dim() > 1], 1.0),
-            ([one for one in parameters if one.dim() <= 1], settings.bias_rate),
-            ([self.ranges.log_amax], settings.range_rate),
-        )
+        groups = [([self.ranges.log_amax], self.settings.range_rate)]
+        if self.settings.train == "all":
+            biases = [one for one in parameters if one.dim() <= 1]
+            groups = [([one for one in parameters if one.dim() > 1], 1.0), (biases, self.settings.bias_rate), *groups]
+        else:
+            self.student.requires_grad_(False)
         return [{"params": members, "factor": factor} for members, factor in groups if members]
 
     def state_dict(self) -> dict[str, Any]:
@@ -279,12 +268,11 @@ class Finetuner:
 
         On a GPU the teacher runs on a stream of its own, beside the student's forward.
         """
-        beside: AbstractContextManager[Any] = nullcontext()
         if self._side is not None:  # its tensors are freed before the next step, for which it waits: none is used early
             self._side.wait_stream(torch.cuda.current_stream(self.device))
-            beside = torch.cuda.stream(self._side)
         with torch.autocast(self.device.type, dtype=torch.float16, enabled=self._amp):
-            with beside, torch.no_grad():  # not inference_mode: the loss's backward needs these tensors
+            # without a stream `torch.cuda.stream` does nothing; not inference_mode: the loss's backward needs the maps
+            with torch.cuda.stream(self._side), torch.no_grad():
                 maps = self.teacher(images)
             self.ranges.put_in()
             student = self.student(images)
@@ -307,17 +295,6 @@ def as_input(images: Tensor, device: torch.device, channels: int = 3) -> Tensor:
     """Images as the network takes them: float32 `[B, channels, H, W]` in 0..1 on `device`; of bytes 1 makes grey."""
     moved = images.to(device, non_blocking=True)
     return moved if moved.is_floating_point() else with_channels(moved, channels).float() / 255
-
-
-def share_parameters(parameters: Sequence[nn.Parameter]) -> None:
-    """Give all processes the main one's values."""
-    if distributed.world().size == 1 or not parameters:
-        return
-    with torch.no_grad():
-        values = torch.cat([one.flatten() for one in parameters])
-        values = distributed.all_sum(values if distributed.is_main() else torch.zeros_like(values))
-        for one, value in zip(parameters, values.split([one.numel() for one in parameters]), strict=True):
-            one.copy_(value.view_as(one))
 
 
 def add_gradients(parameters: Sequence[nn.Parameter], loss: Tensor, weight: Tensor, *, counts: bool) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -105,17 +106,16 @@ class Step:
 
 
 @functools.cache
-def parse(statements: tuple[str, ...]) -> tuple[Step, ...]:
+def parse(flow: rules.Flow) -> tuple[Step, ...]:
     """Parse the statements of a flow.
 
     Raises:
         SyntaxError: a statement is not of the form `name[, name] = call(...)`.
     """
     steps = []
-    for text in statements:
-        node = ast.parse(text).body[0]
+    for node in ast.parse(flow).body:
         if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
-            raise SyntaxError(f"a flow statement reads 'name = call(...)', not {text!r}")
+            raise SyntaxError(f"a flow statement reads 'name = call(...)', not {ast.unparse(node)!r}")
         target, call = node.targets[0], node.value
         names = target.elts if isinstance(target, ast.Tuple) else [target]
         keywords = tuple((keyword.arg or "", keyword.value) for keyword in call.keywords)
@@ -143,13 +143,18 @@ class Value:
     variable: str = ""  # the flow's variable, '' for a module's result
     opaque: bool = False  # computed by a module that no rule describes
 
+    @property
+    def is_image(self) -> bool:
+        """Whether nothing in the network computes it."""
+        return not self.owner
+
 
 @dataclass(eq=False)
 class Operation:
     """What turns tensors into tensors."""
 
     kind: rules.Kind
-    path: str  # path of the module, or of the flow that the statement stands in
+    path: str  # of the module, of a convolution's nn.Conv2d, or of the flow that the statement stands in
     inputs: list[Value]
     outputs: list[Value]
     same: bool = False  # the result is the input itself
@@ -159,18 +164,27 @@ class Operation:
 class Graph:
     """The network as operations in the order of computation."""
 
-    operations: list[Operation] = field(default_factory=list)
+    operations: list[Operation] = field(default_factory=list)  # also each convolution inside a module without a rule
     flows: dict[str, rules.Flow] = field(default_factory=dict)  # modules to replace by a FlowModule
     unknown: dict[str, str] = field(default_factory=dict)  # path → class of modules that no rule describes
     unused: frozenset[str] = frozenset()  # paths of top-level layers that nothing leads from to the last one, as those
     # in front of a head that was cut down to fewer levels: an exporter leaves them out
 
     @cached_property
+    def reads(self) -> Counter[Value]:
+        """How many operations read each value; asked for when the graph is whole."""
+        return Counter(value for operation in self.operations for value in operation.inputs)
+
+    @cached_property
+    def convolutions(self) -> dict[str, Operation]:
+        """The convolutions by path."""
+        return {operation.path: operation for operation in self.operations if operation.kind == "conv"}
+
+    @cached_property
     def ends(self) -> frozenset[str]:
-        """Paths of the convolutions whose results nothing in the network reads; asked for when it is whole."""
-        read = {value for operation in self.operations for value in operation.inputs}
-        convolutions = [operation for operation in self.operations if operation.kind == "conv"]
-        return frozenset(one.path for one in convolutions if read.isdisjoint(one.outputs))
+        """Paths of the convolutions whose results nothing in the network reads, as far as these are known."""
+        known = (one for one in self.convolutions.values() if one.outputs)
+        return frozenset(one.path for one in known if not any(self.reads[value] for value in one.outputs))
 
 
 def read(model: Any) -> Graph:
@@ -208,12 +222,16 @@ class _Reader:
         rule = rules.find(module)
         if rule is None:
             self.graph.unknown[path] = type(module).__name__
+            for name, inner in module.named_modules(prefix=path):
+                if isinstance(inner, nn.Conv2d):
+                    self.graph.operations.append(Operation("conv", name, [Value(name, name, opaque=True)], []))
             return self._operation("float", path, _flat(x), Value(path, path, opaque=True))
         if rule.kind == "flow" or rule.kind == "head":
             return self._flow(module, path, x, rule)
         if rule.kind == "conv" and hasattr(module, "bn"):
             raise QatError(f"{path} still has its batch norm; fuse the network before planning")
-        return self._operation(rule.kind, path, _flat(x), Value(path, path))
+        around = rule.kind == "conv" and not isinstance(module, nn.Conv2d)
+        return self._operation(rule.kind, f"{path}.conv" if around else path, _flat(x), Value(path, path))
 
     def _flow(self, module: nn.Module, path: str, x: Any, rule: rules.Rule) -> Any:
         statements = rule.statements(module)

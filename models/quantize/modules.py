@@ -7,7 +7,7 @@ original computed, bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from models.quantize.fake_quantize import TensorQuantizer
 from models.quantize.flow import OPERATIONS, Step, exporting, parse
+from models.quantize.rules import Flow
 
 
 class QuantPoint:
@@ -52,10 +53,7 @@ class QuantConv2d(nn.Conv2d):
     @classmethod
     def from_float(cls, original: nn.Conv2d, weight_quantizer: TensorQuantizer | None) -> QuantConv2d:
         """A stand-in with the parameters of `original`; without a weight quantizer it stays a float convolution."""
-        stand_in = _take_over(cls, original)
-        stand_in.input_point = stand_in.output_point = None
-        stand_in.weight_quantizer = weight_quantizer
-        return stand_in
+        return _take_over(cls, original, input_point=None, output_point=None, weight_quantizer=weight_quantizer)
 
     def forward(self, x: Tensor) -> Tensor:
         """Convolve `[B, C_in, H, W]`."""
@@ -99,9 +97,7 @@ class ConvBlock(nn.Module):
     @classmethod
     def from_float(cls, original: nn.Module) -> ConvBlock:
         """A stand-in with the submodules of `original`."""
-        stand_in = _take_over(cls, original)
-        stand_in.output_point = None
-        return stand_in
+        return _take_over(cls, original, output_point=None)
 
     def forward(self, x: Tensor) -> Tensor:
         """`[B, C_in, H, W]` → `[B, C_out, H', W']`."""
@@ -143,13 +139,9 @@ class FlowModule(nn.Module):
     input_point: QuantPoint | None
 
     @classmethod
-    def from_float(cls, original: nn.Module, statements: Sequence[str]) -> FlowModule:
+    def from_float(cls, original: nn.Module, flow: Flow) -> FlowModule:
         """A stand-in with the submodules and attributes of `original`."""
-        stand_in = _take_over(cls, original)
-        stand_in.steps = parse(tuple(statements))
-        stand_in.points = {}
-        stand_in.input_point = None
-        return stand_in
+        return _take_over(cls, original, steps=parse(flow), points={}, input_point=None)
 
     def forward(self, x: Any) -> Any:
         """Run the statements; `x` is a tensor, or a list of them where the layer reads several."""
@@ -172,9 +164,11 @@ class FlowModule(nn.Module):
         return value if point is None else point(value)
 
 
-def _take_over(cls: Any, original: nn.Module) -> Any:
+def _take_over(cls: Any, original: nn.Module, **attributes: Any) -> Any:
     stand_in = cls.__new__(cls)
     stand_in.__dict__.update(original.__dict__)
     stand_in.__dict__.pop("forward", None)  # upstream's fuse() leaves a bound method, which would win over ours
     stand_in._modules = dict(original._modules)
+    for name, value in attributes.items():
+        setattr(stand_in, name, value)
     return stand_in

@@ -4,8 +4,7 @@ The network is read once with symbols instead of tensors, along the statements o
 in order. A convolution in INT8 asks for its input; going backwards, operations pass that on (rules.py says how), and
 tensors that an operation only moves are joined into one scale by union-find.
 
-A convolution of that list is upstream's, with activation; the nn.Conv2d inside, whose path is longer by `.conv`, is
-what the recipe's patterns match and what `Plan` names.
+Convolutions have the path of their nn.Conv2d, which in upstream's with an activation is longer by `.conv`.
 """
 
 from __future__ import annotations
@@ -100,13 +99,12 @@ def plan(model: nn.Module, recipe: Recipe) -> Plan:
     """
     graph = read(model)
     convolutions = _choose_convolutions(model, graph, recipe)
-    consumers = _consumers(graph)
-    wanted = _wanted(graph, convolutions, consumers, recipe.add)
+    wanted = _wanted(graph, convolutions, recipe.add)
     scale_of = _shared_scales(graph, wanted)
     of_image = _image_consumers(graph, convolutions, wanted)
     tensors = []
     if of_image:
-        image = next(value for value in of_image[0].inputs if _is_image(value))
+        image = next(value for value in of_image[0].inputs if value.is_image)
         tensors.append(QuantizedTensor(IMAGES, "", "", scale_of[image].name, False))
     for operation in graph.operations:
         rounded = operation in of_image or all(source.owner and not source.opaque for source in operation.inputs)
@@ -115,16 +113,13 @@ def plan(model: nn.Module, recipe: Recipe) -> Plan:
             if value in wanted and not value.opaque:
                 scale = scale_of[value].name
                 tensors.append(QuantizedTensor(value.name, value.owner, value.variable, scale, redundant))
-    inside = _inside_unknown(model, graph, recipe)
-    fallback = [path for path, state in inside.items() if state == "int8"]
-    for operation in graph.operations:
-        if operation.kind == "conv" and convolutions[operation.path] == "int8" and operation.inputs[0].opaque:
-            fallback.append(_weight_path(model, operation.path))
     return Plan(
         tensors=tuple(tensors),
-        convolutions={_weight_path(model, path): state for path, state in convolutions.items()} | inside,
-        image_consumers=tuple(_weight_path(model, one.path) if one.kind == "conv" else one.path for one in of_image),
-        fallback=tuple(fallback),
+        convolutions=convolutions,
+        image_consumers=tuple(one.path for one in of_image),
+        fallback=tuple(
+            path for path, one in graph.convolutions.items() if convolutions[path] == "int8" and one.inputs[0].opaque
+        ),
         flows=graph.flows,
         unknown=graph.unknown,
     )
@@ -169,18 +164,11 @@ def apply(model: nn.Module, plan: Plan) -> None:
 
 
 def check(plan: Plan, recipe: Recipe) -> None:
-    """Refuse a recipe that quantizes nothing.
-
-    Raises:
-        RecipeError: see above; the message names the recipe's key.
-    """
+    """Raise `RecipeError` if a recipe quantizes nothing."""
     if len(plan.float_convolutions) == len(plan.convolutions):
-        causes = [f"the recipe's float is {short_repr(list(recipe.float))}"] if recipe.float else []
-        if recipe.head != "int8":
-            causes.append(f"the recipe's head is {recipe.head}")
         raise RecipeError(
-            f"{' and '.join(causes) or 'the network has no convolution that can be quantized'}: all "
-            f"{plural(len(plan.convolutions), 'convolution')} would stay in float; leave at least one to INT8"
+            f"the recipe (float: {short_repr(list(recipe.float))}, head: {recipe.head}) leaves all "
+            f"{plural(len(plan.convolutions), 'convolution')} in float; leave at least one to INT8"
         )
 
 
@@ -199,8 +187,7 @@ def quantizers_off(model: nn.Module) -> Iterator[None]:
 
 def describe(plan: Plan) -> str:
     """Say in a text what is quantized, which tensors share a scale or have their own, what stays in float and why."""
-    total, as_float = len(plan.convolutions), plan.float_convolutions
-    scales = plan.scales
+    total, as_float, scales = len(plan.convolutions), plan.float_convolutions, plan.scales
     lines = [
         f"{total - len(as_float)} of {plural(total, 'convolution')} in INT8; "
         f"{plural(len(plan.tensors), 'tensor')}, {plural(len(scales), 'scale')}",
@@ -223,18 +210,11 @@ def needs(model: nn.Module, recipe: Recipe) -> dict[str, frozenset[str]]:
     an input that no rule describes.
     """
     graph = read(model)
-    convolutions = _choose_convolutions(model, graph, recipe)
-    consumers = _consumers(graph)
-    inputs = {operation.path: operation.inputs for operation in graph.operations}
-    found = {
-        path: frozenset({f"{path}.input"}) for path, s in _inside_unknown(model, graph, recipe).items() if s == "int8"
-    }
-    for path in (path for path, state in convolutions.items() if state == "int8"):
-        alone = {other: "int8" if other == path else "" for other in convolutions}
-        wanted = _wanted(graph, alone, consumers, recipe.add)
-        weight = _weight_path(model, path)
-        own = {f"{weight}.input"} if any(value.opaque for value in inputs[path]) else set()
-        found[weight] = frozenset({value.name for value in wanted if not value.opaque} | own)
+    found = {}
+    for path in (path for path, state in _choose_convolutions(model, graph, recipe).items() if state == "int8"):
+        wanted = _wanted(graph, {path: "int8"}, recipe.add)
+        own = {f"{path}.input"} if graph.convolutions[path].inputs[0].opaque else set()
+        found[path] = frozenset({value.name for value in wanted if not value.opaque} | own)
     return found
 
 
@@ -244,14 +224,9 @@ def _choose_convolutions(model: Any, graph: Graph, recipe: Recipe) -> dict[str, 
     Raises:
         RecipeError: a pattern of the recipe's `float` matches no convolution.
     """
-    states = {
-        operation.path: _why_float(model, graph, _weight_path(model, operation.path), recipe) or "int8"
-        for operation in graph.operations
-        if operation.kind == "conv"
-    }
-    paths = [*(_weight_path(model, path) for path in states), *_inside_unknown(model, graph, recipe)]
+    states = {path: _why_float(model, graph, path, recipe) or "int8" for path in graph.convolutions}
     for pattern in recipe.float:
-        if not any(matches(pattern, path) for path in paths):
+        if not any(matches(pattern, path) for path in states):
             raise RecipeError(
                 f"the recipe's float holds {pattern!r}, which matches no convolution of the network; it may hold "
                 f"paths such as {next(iter(states), 'model.0')}, and glob patterns of them"
@@ -260,7 +235,7 @@ def _choose_convolutions(model: Any, graph: Graph, recipe: Recipe) -> dict[str, 
 
 
 def _why_float(model: Any, graph: Graph, path: str, recipe: Recipe) -> str | None:
-    """Why the recipe leaves the convolution whose weight lies at `path` in float; None if it does not.
+    """Why the recipe leaves the convolution at `path` in float; None if it does not.
 
     A head's last convolutions are those without an activation, and those whose result nothing in the network reads: the
     prototypes of masks come from a convolution with one.
@@ -273,23 +248,8 @@ def _why_float(model: Any, graph: Graph, path: str, recipe: Recipe) -> str | Non
     if recipe.head == "int8" or not f"{path}.".startswith(f"model.{len(model.model) - 1}."):
         return None
     around, _, last = path.rpartition(".")
-    inner = last == "conv" and _is_unit(model.get_submodule(around)) and around not in graph.ends
+    inner = last == "conv" and _is_unit(model.get_submodule(around)) and path not in graph.ends
     return None if inner and recipe.head == "last-conv-float" else f"the recipe's head: {recipe.head}"
-
-
-def _inside_unknown(model: nn.Module, graph: Graph, recipe: Recipe) -> dict[str, str]:
-    """Path of each convolution inside a module without a rule → 'int8' or why it stays in float."""
-    return {
-        name: _why_float(model, graph, name, recipe) or "int8"
-        for path in graph.unknown
-        for name, module in model.get_submodule(path).named_modules(prefix=path)
-        if isinstance(module, nn.Conv2d)
-    }
-
-
-def _weight_path(model: nn.Module, path: str) -> str:
-    """Path of the nn.Conv2d of a convolution of the graph."""
-    return path if isinstance(model.get_submodule(path), nn.Conv2d) else f"{path}.conv"
 
 
 def _is_unit(module: nn.Module) -> bool:
@@ -298,30 +258,21 @@ def _is_unit(module: nn.Module) -> bool:
     return rule is not None and rule.kind == "conv" and not isinstance(module, nn.Conv2d)
 
 
-def _consumers(graph: Graph) -> dict[Value, list[str]]:
-    """Each value → paths of the operations that read it; none for a value that nothing reads."""
-    consumers: dict[Value, list[str]] = defaultdict(list)
-    for operation in graph.operations:
-        for value in operation.inputs:
-            consumers[value].append(operation.path)
-    return consumers
-
-
-def _wanted(graph: Graph, convolutions: dict[str, str], consumers: dict[Value, list[str]], add: str) -> set[Value]:
+def _wanted(graph: Graph, convolutions: dict[str, str], add: str) -> set[Value]:
     """The tensors that a consumer reads as INT8, found from the last operation to the first."""
     wanted: set[Value] = set()
     straight = {value for operation in graph.operations if operation.kind == "conv" for value in operation.outputs}
     for operation in reversed(graph.operations):
-        if operation.kind == "conv" and convolutions[operation.path] == "int8":
+        if operation.kind == "conv" and convolutions.get(operation.path) == "int8":
             wanted.update(operation.inputs)
         if not any(value in wanted for value in operation.outputs):
             continue
         if operation.kind in ("move", "average", "add"):
             wanted.update(operation.inputs)
         if operation.kind == "move":
-            wanted.update(value for value in operation.outputs if consumers[value])
+            wanted.update(value for value in operation.outputs if graph.reads[value])
         if operation.kind == "add" and add == "residual":
-            inside = [value for value in operation.inputs if value in straight and len(consumers[value]) == 1]
+            inside = [value for value in operation.inputs if value in straight and graph.reads[value] == 1]
             wanted.difference_update(inside[-1:])
     return wanted
 
@@ -350,13 +301,9 @@ def _image_consumers(graph: Graph, convolutions: dict[str, str], wanted: set[Val
             reads = convolutions[operation.path] == "int8"
         else:
             reads = operation.kind != "float" and not operation.same and not wanted.isdisjoint(operation.outputs)
-        if reads and any(_is_image(value) for value in operation.inputs):
+        if reads and any(value.is_image for value in operation.inputs):
             found.append(operation)
     return found
-
-
-def _is_image(value: Value) -> bool:
-    return not value.owner
 
 
 def points(model: Any) -> dict[str, modules.QuantPoint]:

@@ -2,7 +2,7 @@
 
 A row says how a class computes its output, in statements that read like its forward pass:
 
-    Rule("RepNCSPELAN4", flow=("y = cv1(x)", "a, b = chunk(y, 2)", ..., "out = cv4(z)"), why="...")
+    Rule("RepNCSPELAN4", "flow", "why", "y = cv1(x); a, b = chunk(y, 2); ...; out = cv4(z)")
 
 `x` is the module's input (a list when the layer reads several), `out` its result. A name that is one of `OPS` is an
 operation on tensors; every other name is a submodule (`cv1`, `cv2[0]`, `self[0]`). The same statements are read twice:
@@ -38,20 +38,13 @@ if TYPE_CHECKING:
     from torch import nn
 
 Kind = Literal["conv", "move", "average", "add", "float"]
-Flow = tuple[str, ...]
+Flow = str  # statements, between semicolons
 
 # operation in a flow → what it means for quantization (its computation: flow.OPERATIONS)
 OPS: dict[str, Kind] = {
-    "chunk": "move",
-    "split": "move",
-    "concat": "move",
-    "identity": "move",
-    "max_pool": "move",
-    "resize_like": "move",
-    "avg_pool": "average",
-    "add": "add",
-    "sum": "add",
-}
+    "chunk": "move", "split": "move", "concat": "move", "identity": "move", "max_pool": "move", "resize_like": "move",
+    "avg_pool": "average", "add": "add", "sum": "add",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -62,14 +55,14 @@ class Rule:
         name: class name in upstream's models.common or models.yolo, or in torch.nn.
         kind: `conv`, `move`, `average`, `float` for a leaf; `flow` for a class described by statements; `head` for a
             class whose convolutions are described by statements while upstream's own forward (decoding) keeps running.
-        flow: statements, or a function of the module that gives them where its shape depends on the instance.
         why: one sentence.
+        flow: statements, or a function of the module that gives them where its shape depends on the instance.
     """
 
     name: str
     kind: Literal["conv", "move", "average", "float", "flow", "head"]
     why: str
-    flow: Flow | Callable[[Any], Flow] = ()
+    flow: Flow | Callable[[Any], Flow] = ""
 
     def statements(self, module: nn.Module) -> Flow:
         """The statements that hold for this instance."""
@@ -78,58 +71,55 @@ class Rule:
 
 def _sequence(module: Sequence[Any]) -> Flow:
     names = ["x", *(f"y{index}" for index in range(len(module) - 1)), "out"]
-    return tuple(f"{names[i + 1]} = self[{i}]({names[i]})" for i in range(len(module))) or ("out = identity(x)",)
+    return "; ".join(f"{names[i + 1]} = self[{i}]({names[i]})" for i in range(len(module))) or "out = identity(x)"
 
 
 def _bottleneck(module: Any) -> Flow:
-    if module.add:
-        return ("y = cv1(x)", "z = cv2(y)", "out = add(x, z)")
-    return ("y = cv1(x)", "out = cv2(y)")
+    return "y = cv1(x); z = cv2(y); out = add(x, z)" if module.add else "y = cv1(x); out = cv2(y)"
+
+
+def _levels(module: Any, branches: dict[str, str]) -> Flow:
+    """Each branch of a head on each level."""
+    return "; ".join(f"{name}{i} = {cv}[{i}](x[{i}])" for name, cv in branches.items() for i in range(module.nl))
 
 
 def _detect(module: Any) -> Flow:
-    levels = range(module.nl)
-    return tuple(f"box{i} = cv2[{i}](x[{i}])" for i in levels) + tuple(f"cls{i} = cv3[{i}](x[{i}])" for i in levels)
+    return _levels(module, {"box": "cv2", "cls": "cv3"})
 
 
-def _segment(module: Any) -> Flow:
-    levels = range(module.nl)
-    return (*_detect(module), *(f"mask{i} = cv4[{i}](x[{i}])" for i in levels), "masks = proto(x[0])")
+def _segment(module: Any, source: int = 0) -> Flow:
+    return f"{_levels(module, {'box': 'cv2', 'cls': 'cv3', 'mask': 'cv4'})}; masks = proto(x[{source}])"
 
 
 def _dsegment(module: Any) -> Flow:
-    return (*_segment(module)[:-1], f"masks = proto(x[{module.nl}])")
+    return _segment(module, module.nl)
+
+
+def _pools(module: Any, source: str) -> Flow:
+    """Pools of one tensor side by side, joined with it to `z`."""
+    pooled = [f"p{i} = m[{i}]({source})" for i in range(len(module.m))]
+    return "; ".join([*pooled, f"z = concat({', '.join([source, *(f'p{i}' for i in range(len(module.m)))])})"])
 
 
 def _spp(module: Any) -> Flow:
-    pools = [f"p{i}" for i in range(len(module.m))]
-    pooled = tuple(f"{name} = m[{i}](a)" for i, name in enumerate(pools))
-    return ("a = cv1(x)", *pooled, f"z = concat({', '.join(['a', *pools])})", "out = cv2(z)")
+    return f"a = cv1(x); {_pools(module, 'a')}; out = cv2(z)"
 
 
 def _sppcspc(module: Any) -> Flow:
-    pools = [f"p{i}" for i in range(len(module.m))]
-    pooled = tuple(f"{name} = m[{i}](c)" for i, name in enumerate(pools))
-    joined = f"z = concat({', '.join(['c', *pools])})"
-    chain = ("a = cv1(x)", "b = cv3(a)", "c = cv4(b)", *pooled, joined, "d = cv5(z)", "e = cv6(d)")
-    return (*chain, "g = cv2(x)", "w = concat(e, g)", "out = cv7(w)")
+    longer = f"a = cv1(x); b = cv3(a); c = cv4(b); {_pools(module, 'c')}; d = cv5(z); e = cv6(d)"
+    return f"{longer}; g = cv2(x); w = concat(e, g); out = cv7(w)"
 
 
 def _fuse(module: Any) -> Flow:
     last = len(module.f) - 1  # every input but the last is a CBLinear's list
-    resized = tuple(f"r{i} = resize_like(x[{i}][{module.idx[i]}], x[{last}])" for i in range(last))
-    return (*resized, f"out = sum({', '.join([f'r{i}' for i in range(last)])}, x[{last}])")
+    resized = [f"r{i} = resize_like(x[{i}][{module.idx[i]}], x[{last}])" for i in range(last)]
+    return "; ".join([*resized, f"out = sum({', '.join([f'r{i}' for i in range(last)])}, x[{last}])"])
 
 
-_CSP = ("a = cv1(x)", "b = m(a)", "c = cv2(x)", "z = concat(b, c)", "out = cv3(z)")
-_ELAN = (
-    "y = cv1(x)",
-    "a, b = chunk(y, 2)",
-    "c = cv2(b)",
-    "d = cv3(c)",
-    "z = concat(y, c, d)",  # not (a, b, c, d): y is one tensor with one scale; see separate_parts.py
-    "out = cv4(z)",
-)
+_CSP = "a = cv1(x); b = m(a); c = cv2(x); z = concat(b, c); out = cv3(z)"
+# not concat(a, b, c, d): y is one tensor with one scale; see separate_parts.py
+_ELAN = "y = cv1(x); a, b = chunk(y, 2); c = cv2(b); d = cv3(c); z = concat(y, c, d); out = cv4(z)"
+_POOL = "p = avg_pool(x, 2, 1, 0, False, True)"
 
 RULES: tuple[Rule, ...] = (
     # --- leaves ------------------------------------------------------------------------------------------------------
@@ -144,81 +134,40 @@ RULES: tuple[Rule, ...] = (
     Rule("DFL", "float", "softmax over 16 bins and a fixed sum: part of the decoding, which needs its precision"),
     # --- containers --------------------------------------------------------------------------------------------------
     Rule("Sequential", "flow", "one after another", _sequence),
-    Rule("Concat", "flow", "all inputs and the result share one scale", ("out = concat(*x, dim=self.d)",)),
-    Rule("Silence", "flow", "passes its input on", ("out = identity(x)",)),
+    Rule("Concat", "flow", "all inputs and the result share one scale", "out = concat(*x, dim=self.d)"),
+    Rule("Silence", "flow", "passes its input on", "out = identity(x)"),
     # --- blocks ------------------------------------------------------------------------------------------------------
     Rule("RepNBottleneck", "flow", "the shortcut is the residual input of an Add", _bottleneck),
     Rule("Bottleneck", "flow", "as RepNBottleneck", _bottleneck),
     Rule("RepNCSP", "flow", "two branches meet in a Concat, so their ends share a scale", _CSP),
-    Rule(
-        "RepNCSPELAN4",
-        "flow",
-        "the split, the two inner branches and the Concat share one scale: nothing is requantized inside the block",
-        _ELAN,
-    ),
+    Rule("RepNCSPELAN4", "flow", "all between cv1 and cv4 shares one scale: nothing is requantized inside", _ELAN),
     Rule("ELAN1", "flow", "as RepNCSPELAN4, with plain convolutions inside", _ELAN),
-    Rule("SP", "flow", "a MaxPool in a module of its own", ("out = m(x)",)),
-    Rule("MP", "flow", "as SP", ("out = m(x)",)),
+    Rule("SP", "flow", "a MaxPool in a module of its own", "out = m(x)"),
+    Rule("MP", "flow", "as SP", "out = m(x)"),
     Rule("SPP", "flow", "the MaxPools and their Concat share the scale of cv1's result", _spp),
     Rule("SPPCSPC", "flow", "as SPP, in the longer of two branches", _sppcspc),
-    Rule(
-        "SPPELAN",
-        "flow",
-        "three MaxPools in a row and their Concat share the scale of cv1's result",
-        ("a = cv1(x)", "b = cv2(a)", "c = cv3(b)", "d = cv4(c)", "z = concat(a, b, c, d)", "out = cv5(z)"),
-    ),
-    Rule(
-        "SPPF",
-        "flow",
-        "as SPPELAN, with one MaxPool used three times",
-        ("a = cv1(x)", "b = m(a)", "c = m(b)", "d = m(c)", "z = concat(a, b, c, d)", "out = cv2(z)"),
-    ),
-    Rule(
-        "AConv",
-        "flow",
-        "the average pool stands between two quantized tensors and runs in INT8",
-        ("p = avg_pool(x, 2, 1, 0, False, True)", "out = cv1(p)"),
-    ),
-    Rule(
-        "ADown",
-        "flow",
-        "as AConv; the split and the MaxPool behind the average pool share its result's scale",
-        (
-            "p = avg_pool(x, 2, 1, 0, False, True)",
-            "a, b = chunk(p, 2)",
-            "u = cv1(a)",
-            "v = max_pool(b, 3, 2, 1)",
-            "w = cv2(v)",
-            "out = concat(u, w)",
-        ),
-    ),
-    Rule(
-        "CBLinear",
-        "flow",
-        "a convolution's result in parts, for several CBFuse: the parts share its scale",
-        ("y = conv(x)", "out = split(y, self.c2s)"),
-    ),
+    Rule("SPPELAN", "flow", "three MaxPools in a row and their Concat share the scale of cv1's result",
+         "a = cv1(x); b = cv2(a); c = cv3(b); d = cv4(c); z = concat(a, b, c, d); out = cv5(z)"),
+    Rule("SPPF", "flow", "as SPPELAN, with one MaxPool used three times",
+         "a = cv1(x); b = m(a); c = m(b); d = m(c); z = concat(a, b, c, d); out = cv2(z)"),
+    Rule("AConv", "flow", "the average pool stands between two quantized tensors and runs in INT8",
+         f"{_POOL}; out = cv1(p)"),
+    Rule("ADown", "flow", "as AConv; the split and the MaxPool behind the average pool share its result's scale",
+         f"{_POOL}; a, b = chunk(p, 2); u = cv1(a); v = max_pool(b, 3, 2, 1); w = cv2(v); out = concat(u, w)"),
+    Rule("CBLinear", "flow", "a convolution's result in parts, for several CBFuse: the parts share its scale",
+         "y = conv(x); out = split(y, self.c2s)"),
     Rule("CBFuse", "flow", "adds up what CBLinear split, enlarged: every summand is INT8", _fuse),
-    Rule(
-        "Proto",
-        "flow",
-        "convolutions around a nearest Upsample",
-        ("a = cv1(x)", "b = upsample(a)", "c = cv2(b)", "out = cv3(c)"),
-    ),
+    Rule("Proto", "flow", "convolutions around a nearest Upsample",
+         "a = cv1(x); b = upsample(a); c = cv2(b); out = cv3(c)"),
     # --- heads -------------------------------------------------------------------------------------------------------
-    Rule(
-        "DDetect",
-        "head",
-        "its convolutions are quantized as the recipe's `head` says; the decoding stays float",
-        _detect,
-    ),
+    Rule("DDetect", "head", "its convolutions are quantized as the recipe's `head` says; the decoding stays float",
+         _detect),
     Rule("Detect", "head", "as DDetect", _detect),
     Rule("Segment", "head", "as Detect, with the convolutions of mask coefficients and prototypes", _segment),
     Rule("DSegment", "head", "as Segment; its prototypes come from an input of their own", _dsegment),
-)
+)  # fmt: skip
 
 _INTERPOLATION = Rule("Upsample", "float", "other modes than nearest compute new values")
-
 _BY_NAME = {rule.name: rule for rule in RULES}
 
 

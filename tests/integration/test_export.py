@@ -116,14 +116,14 @@ def test_weights_are_the_integers_of_the_torch_network(options: dict, networks: 
     for conv in context.convolutions:
         module = modules[context.path(conv)]
         scale = module.weight_quantizer.amax.flatten().numpy() / 127
-        found = context.view.array(context.dequantizer(conv.input[1]).input[1])
+        found = context.array(context.dequantizer(conv.input[1]).input[1])
         assert found.dtype == (np.float16 if "typing" in options else np.float32)
         np.testing.assert_array_equal(found.astype(np.float32), scale)
         with torch.no_grad():
             expected = module.weight_quantizer(module.weight).numpy()
         if options:
             expected = np.rint(expected / scale[:, None, None, None])
-        stored = context.view.array(context.weight_name(conv))
+        stored = context.array(context.weight_name(conv))
         np.testing.assert_array_equal(without_zero_blocks(stored, module), expected)
 
 

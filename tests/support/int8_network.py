@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
-import onnxruntime
 from onnx import ModelProto, NodeProto, helper, numpy_helper
-from qdq_graph import SIZE, Builder
+from qdq_graph import SIZE, Builder, results
 
 from utils.onnx_graph.view import attribute
 
 
 def run(model: ModelProto, batch: int = 2) -> np.ndarray:
-    options = onnxruntime.SessionOptions()  # as written: float arithmetic between quantizers
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     images = np.random.default_rng(1).random((batch, 3, SIZE, SIZE), dtype=np.float32)
-    return session.run(None, {"images": images})[0]
+    return results(model, check=False, images=images)["output0"]
 
 
 class Network(Builder):

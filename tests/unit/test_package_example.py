@@ -18,7 +18,7 @@ from utils import upstream
 def run_example(text: str, names: dict[str, object]) -> int:
     """Run a docstring's example in `names`, and give the number of its statements that failed."""
     test = doctest.DocTestParser().get_doctest(text, names, "models.quantize", None, None)
-    assert len(test.examples) == 5
+    assert len(test.examples) == 6
     test.globs = names  # not the copy
     return doctest.DocTestRunner(verbose=False).run(test, out=lambda _: None, clear_globs=False).failed
 

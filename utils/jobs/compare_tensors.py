@@ -182,9 +182,9 @@ def _cut(graph: ModelProto, order: Collection[str], task: Task) -> tuple[ModelPr
     scales: dict[str, float] = {}
     for name in order:
         integers = quantizers[name].output[0]
-        readers = [node for node in qdq_graph.view.consumers(integers) if node.op_type == DEQUANTIZE]
+        readers = [node for node in qdq_graph.consumers(integers) if node.op_type == DEQUANTIZE]
         # not the QuantizeLinear's, which is 255 times as much where it reads bytes
-        scale = qdq_graph.view.array(readers[0].input[1]) if readers else None
+        scale = qdq_graph.array(readers[0].input[1]) if readers else None
         scales[integers] = float(scale) if scale is not None else 1.0
     cut = deepcopy(graph)
     for node in cut.graph.node:

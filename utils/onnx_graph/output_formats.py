@@ -27,7 +27,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
@@ -70,22 +70,11 @@ class Kept:
         boxes: corners in pixels of the input, float32 `[B, K, 4]`; zero behind the last detection.
         anchor: which of the network's boxes each is, int64 `[B, K, 1]`.
         valid: which rows hold a detection, bool `[B, K]`.
-        topk: K.
     """
 
     boxes: str
     anchor: str
     valid: str
-    topk: int
-
-
-@dataclass(frozen=True)
-class Sums:
-    """Sums of prototypes, before the sigmoid: their name, `[B, K, h, w]`, and h and w, 0 where they are dynamic."""
-
-    name: str
-    height: int
-    width: int
 
 
 @dataclass(frozen=True)
@@ -124,81 +113,75 @@ def deepstream(settings: NmsSettings | None = None) -> OutputFormat:
 def attach_nms(model: ModelProto, settings: NmsSettings, mask_resolution: int = RESOLUTION) -> None:
     """Turn raw predictions into detections, with masks where there are prototypes."""
     tail, raw = GraphAppender(model, "end2end"), _Raw.of(model)
-    masked = _attach(model, tail, raw, settings)
-    floats, integers, k = TensorProto.FLOAT, TensorProto.INT32, settings.topk
+    kept, sums = _suppress(model, tail, raw, settings)
+    floats, integers, k, side = TensorProto.FLOAT, TensorProto.INT32, settings.topk, mask_resolution
     types_and_shapes = ((integers, 1), (floats, k, 4), (floats, k), (integers, k))
     outputs = [_output(n, t, raw.batch, *s) for n, (t, *s) in zip(DETECT.detections, types_and_shapes, strict=True)]
-    if masked is not None:
-        (kept, sums), side = masked, mask_resolution
-        masks = framed(tail, sums, kept, side, side) if side else cropped(tail, sums, kept)
-        tail.add("Identity", masks, outputs=[SEGMENT.masks])
+    if kept is not None:
+        masks = framed(tail, sums, raw, kept, k, side, side) if side else cropped(tail, sums, raw, kept)
+        tail.add("Identity", masks, output=SEGMENT.masks)
         outputs.append(_output(SEGMENT.masks, floats, raw.batch, k, *((side * side,) if side else raw.grid)))
         model.metadata_props.add(key="mask_resolution", value=str(side))
     tail.outputs(outputs)
 
 
 @pure
-def attach_deepstream(model: ModelProto, settings: NmsSettings | None = None) -> None:
+def attach_deepstream(model: ModelProto, settings: NmsSettings) -> None:
     """Turn raw predictions into rows of x1, y1, x2, y2, score, class; with masks after NMS with these settings."""
-    settings = settings or NmsSettings()
-    masked = SEGMENT.prototypes in (value.name for value in model.graph.output)
     tail, raw = GraphAppender(model, "deepstream"), _Raw.of(model)
-    if masked:
+    if raw.layout.nm:
         height, width = raw.grid
-        attached = _attach(model, tail, raw, settings)
-        if attached is None or not isinstance(height, int) or not isinstance(width, int):
+        if not isinstance(height, int) or not isinstance(width, int):
             raise InputError("DeepStream's masks have a fixed size, and height and width are dynamic here")
-        kept, sums = attached
-        masks = framed(tail, sums, kept, height, width)
+        kept, sums = _suppress(model, tail, raw, settings)
+        assert kept is not None, "there are masks"
+        masks = framed(tail, sums, raw, kept, settings.topk, height, width)
         _, boxes, scores, labels = DETECT.detections
-        (labels,) = tail.add("Cast", labels, to=TensorProto.FLOAT)
-        columns = [tail.add("Unsqueeze", name, tail.value([2]))[0] for name in (scores, labels)]
-        tail.add("Concat", boxes, *columns, masks, outputs=["output"], axis=2)
-        tail.outputs([_output("output", TensorProto.FLOAT, raw.batch, settings.topk, 6 + height * width)])
-        return
-    boxes, scores, _ = _parts(tail, raw.layout)
-    best, label = tail.add("TopK", scores, tail.value([1]), outputs=("", ""), axis=1)  # [B, 1, anchors]
-    (label,) = tail.add("Cast", label, to=TensorProto.FLOAT)
-    columns = [tail.add("Transpose", name, perm=[0, 2, 1])[0] for name in (best, label)]
-    tail.add("Concat", boxes, *columns, outputs=["output"], axis=2)
-    tail.outputs([_output("output", TensorProto.FLOAT, raw.batch, raw.anchors, 6)])
+        labels = tail.add("Cast", labels, to=TensorProto.FLOAT)
+        columns = [tail.add("Unsqueeze", name, [2]) for name in (scores, labels)]
+        tail.add("Concat", boxes, *columns, masks, output="output", axis=2)
+        shape: tuple[int | str, ...] = (settings.topk, 6 + height * width)
+    else:
+        boxes, scores, _ = _parts(tail, raw.layout)
+        best, label = tail.several("TopK", scores, [1], outputs=2, axis=1)  # [B, 1, anchors]
+        label = tail.add("Cast", label, to=TensorProto.FLOAT)
+        columns = [tail.add("Transpose", name, perm=[0, 2, 1]) for name in (best, label)]
+        tail.add("Concat", boxes, *columns, output="output", axis=2)
+        shape = (raw.anchors, 6)
+    tail.outputs([_output("output", TensorProto.FLOAT, raw.batch, *shape)])
 
 
-def _attach(model: ModelProto, tail: GraphAppender, raw: _Raw, settings: NmsSettings) -> tuple[Kept, Sums] | None:
-    """Attach NMS, whose results have the names of `DETECT.detections`, and sums of prototypes where there are any."""
+def _suppress(
+    model: ModelProto, tail: GraphAppender, raw: _Raw, settings: NmsSettings
+) -> tuple[Kept | None, str]:  # fmt: skip
+    """Attach NMS, whose results have the names of `DETECT.detections`.
+
+    Returns:
+        Where there are prototypes, what it keeps, and the name of the sums of prototypes, before the sigmoid,
+        `[B, K, h, w]`.
+    """
     boxes, scores, coefficients = _parts(tail, raw.layout)
     model.metadata_props.add(key="nms", value=json.dumps(asdict(settings)))
-    if settings.kind == "efficient":
+    if settings.kind != "efficient":
+        kept = _standard(tail, boxes, scores, raw, settings)
+    else:
         _plugin(model, tail, boxes, scores, settings)
-        kept = None
         if coefficients:  # the plugin does not say which boxes it keeps, so they are looked for
             number, found, *_ = DETECT.detections
-            (valid,) = tail.add("Less", tail.value(np.arange(settings.topk), np.int32), number)
+            valid = tail.add("Less", np.arange(settings.topk, dtype=np.int32), number)
             # it may round what it returns, too: the nearest box by the sum of differences is it, or nearly the same
-            (each,) = tail.add("Unsqueeze", found, tail.value([2]))
-            (every,) = tail.add("Unsqueeze", boxes, tail.value([1]))
-            (apart,) = tail.add("Sub", each, every)
-            (apart,) = tail.add("Abs", apart)
-            (apart,) = tail.add("ReduceSum", apart, tail.value([3]), keepdims=0)
-            _, anchor = tail.add("TopK", apart, tail.value([1]), outputs=("", ""), axis=2, largest=0)
-            kept = Kept(found, anchor, valid, settings.topk)
-    else:
-        kept = _standard(tail, boxes, scores, raw.layout.nc, raw.anchors, settings)
-    if kept is None or not coefficients:
-        return None
-    (rows,) = tail.add("Transpose", coefficients, perm=[0, 2, 1])
-    (chosen,) = tail.add("GatherND", rows, kept.anchor, batch_dims=1)
-    (flat,) = tail.add("Reshape", SEGMENT.prototypes, tail.value([0, 0, -1]))
-    (product,) = tail.add("MatMul", chosen, flat)
-    height, width = (side if isinstance(side, int) else 0 for side in raw.grid)
-    if height and width:
-        shape = tail.value([0, kept.topk, height, width])
-    else:
-        (whole,) = tail.add("Shape", SEGMENT.prototypes)
-        (last,) = tail.add("Slice", whole, tail.value([2]), tail.value([4]))
-        (shape,) = tail.add("Concat", tail.value([0, kept.topk]), last, axis=0)
-    (sums,) = tail.add("Reshape", product, shape)
-    return kept, Sums(sums, height, width)
+            apart = tail.add("Sub", tail.add("Unsqueeze", found, [2]), tail.add("Unsqueeze", boxes, [1]))
+            apart = tail.add("ReduceSum", tail.add("Abs", apart), [3], keepdims=0)
+            kept = Kept(found, tail.several("TopK", apart, [1], outputs=2, axis=2, largest=0)[1], valid)
+    if not coefficients:
+        return None, ""
+    chosen = tail.add("GatherND", tail.add("Transpose", coefficients, perm=[0, 2, 1]), kept.anchor, batch_dims=1)
+    product = tail.add("MatMul", chosen, tail.add("Reshape", SEGMENT.prototypes, [0, 0, -1]))
+    shape: object = [0, settings.topk, *raw.grid]
+    if any(isinstance(side, str) for side in raw.grid):
+        grid = tail.add("Slice", tail.add("Shape", SEGMENT.prototypes), [2], [4])
+        shape = tail.add("Concat", [0, settings.topk], grid, axis=0)
+    return kept, tail.add("Reshape", product, shape)
 
 
 @dataclass(frozen=True)
@@ -231,19 +214,17 @@ def _output(name: str, kind: int, *shape: int | str) -> ValueInfoProto:
 def _parts(tail: GraphAppender, layout: Layout) -> tuple[str, str, str]:
     """Corners `[B, anchors, 4]`, scores `[B, classes, anchors]`, coefficients `[B, nm, anchors]`; '' for none."""
     sizes = layout.sizes
-    raw, scores, *more = tail.add("Split", DETECT.prediction, tail.value(sizes), outputs=("",) * len(sizes), axis=1)
-    middle, size = tail.add("Split", raw, tail.value([2, 2]), outputs=("", ""), axis=1)
-    (half,) = tail.add("Mul", size, tail.value(0.5, np.float32))
-    corners = [tail.add(kind, middle, half)[0] for kind in ("Sub", "Add")]
-    (joined,) = tail.add("Concat", *corners, axis=1)
-    return tail.add("Transpose", joined, perm=[0, 2, 1])[0], scores, more[0] if more else ""
+    raw, scores, *more = tail.several("Split", DETECT.prediction, sizes, outputs=len(sizes), axis=1)
+    middle, size = tail.several("Split", raw, [2, 2], outputs=2, axis=1)
+    half = tail.add("Mul", size, 0.5)
+    corners = tail.add("Concat", tail.add("Sub", middle, half), tail.add("Add", middle, half), axis=1)
+    return tail.add("Transpose", corners, perm=[0, 2, 1]), scores, more[0] if more else ""
 
 
 def _plugin(model: ModelProto, tail: GraphAppender, boxes: str, scores: str, settings: NmsSettings) -> None:
     """Attach TensorRT's EfficientNMS (https://github.com/NVIDIA/TensorRT/tree/main/plugin/efficientNMSPlugin)."""
-    (scores,) = tail.add("Transpose", scores, perm=[0, 2, 1])
-    tail.add(
-        PLUGIN, boxes, scores, outputs=DETECT.detections, domain=PLUGIN_DOMAIN,
+    tail.several(
+        PLUGIN, boxes, tail.add("Transpose", scores, perm=[0, 2, 1]), outputs=DETECT.detections, domain=PLUGIN_DOMAIN,
         plugin_version="1", background_class=-1, score_activation=0, box_coding=0,
         class_agnostic=int(settings.agnostic), max_output_boxes=settings.topk,
         iou_threshold=settings.iou_thres, score_threshold=settings.conf_thres,
@@ -251,87 +232,66 @@ def _plugin(model: ModelProto, tail: GraphAppender, boxes: str, scores: str, set
     model.opset_import.append(helper.make_opsetid(PLUGIN_DOMAIN, 1))
 
 
-def _standard(
-    tail: GraphAppender, boxes: str, scores: str, classes: int, anchors: int | str, settings: NmsSettings
-) -> Kept:
+def _standard(tail: GraphAppender, boxes: str, scores: str, raw: _Raw, settings: NmsSettings) -> Kept:
     """NMS with ONNX's own operators: scores that are not kept become zero, then the best are taken.
 
     The shape of every result but NonMaxSuppression's own is known when an engine is built.
     """
-    label = ""
+    label, classes, topk = "", raw.layout.nc, settings.topk
     if settings.agnostic:
-        scores, label = tail.add("TopK", scores, tail.value([1]), outputs=("", ""), axis=1)
+        scores, label = tail.several("TopK", scores, [1], outputs=2, axis=1)
         classes = 1
-    zero = tail.value(0.0, np.float32)
     if settings.kind == "none":
-        threshold = tail.value(settings.conf_thres, np.float32)
-        (above,) = tail.add("Greater", scores, threshold)
-        (kept,) = tail.add("Where", above, scores, zero)
+        kept = tail.add("Where", tail.add("Greater", scores, settings.conf_thres), scores, 0.0)
     else:
-        thresholds = [tail.value([value], np.float32) for value in (settings.iou_thres, settings.conf_thres)]
-        (chosen,) = tail.add("NonMaxSuppression", boxes, scores, tail.value([settings.topk]), *thresholds)
-        (values,) = tail.add("GatherND", scores, chosen)
-        (shape,) = tail.add("Shape", scores)
-        (empty,) = tail.add("Expand", zero, shape)
-        (kept,) = tail.add("ScatterND", empty, chosen, values)
-    (kept,) = tail.add("Transpose", kept, perm=[0, 2, 1])  # equal scores in the order of anchors, as the loop has them
-    (kept,) = tail.add("Reshape", kept, tail.value([0, -1]))
-    if isinstance(anchors, str) or anchors * classes < settings.topk:  # TopK wants that many
-        (kept,) = tail.add("Pad", kept, tail.value([0, 0, 0, settings.topk]), zero)
+        thresholds = [settings.iou_thres], [settings.conf_thres]
+        chosen = tail.add("NonMaxSuppression", boxes, scores, [topk], *thresholds)
+        values = tail.add("GatherND", scores, chosen)
+        empty = tail.add("Expand", 0.0, tail.add("Shape", scores))
+        kept = tail.add("ScatterND", empty, chosen, values)
+    kept = tail.add("Transpose", kept, perm=[0, 2, 1])  # equal scores in the order of anchors, as the loop has them
+    kept = tail.add("Reshape", kept, [0, -1])
+    if isinstance(raw.anchors, str) or raw.anchors * classes < topk:  # TopK wants that many
+        kept = tail.add("Pad", kept, [0, 0, 0, topk], 0.0)
     number, boxes_out, scores_out, classes_out = DETECT.detections
-    _, index = tail.add("TopK", kept, tail.value([settings.topk]), outputs=(scores_out, ""), axis=1)
-    (valid,) = tail.add("Greater", scores_out, zero)
-    (counted,) = tail.add("Cast", valid, to=TensorProto.INT64)
-    (total,) = tail.add("ReduceSum", counted, tail.value([1]), keepdims=1)
-    tail.add("Cast", total, outputs=[number], to=TensorProto.INT32)
-    (index,) = tail.add("Mul", index, counted)  # rows behind the last detection may point into the padding
-    (anchor,) = tail.add("Div", index, tail.value(classes))
-    (first,) = tail.add("Mul", anchor, tail.value(classes))
-    (kind,) = tail.add("Sub", index, first)
+    _, index = tail.several("TopK", kept, [topk], outputs=(scores_out, ""), axis=1)
+    valid = tail.add("Greater", scores_out, 0.0)
+    counted = tail.add("Cast", valid, to=TensorProto.INT64)
+    tail.add("Cast", tail.add("ReduceSum", counted, [1], keepdims=1), output=number, to=TensorProto.INT32)
+    index = tail.add("Mul", index, counted)  # rows behind the last detection may point into the padding
+    anchor = tail.add("Div", index, classes)
     if label:
-        (row,) = tail.add("Squeeze", label, tail.value([1]))
-        (kind,) = tail.add("GatherElements", row, anchor, axis=1)
-        (kind,) = tail.add("Mul", kind, counted)
-    tail.add("Cast", kind, outputs=[classes_out], to=TensorProto.INT32)
-    (column,) = tail.add("Unsqueeze", anchor, tail.value([2]))
-    (found,) = tail.add("GatherND", boxes, column, batch_dims=1)
-    (shown,) = tail.add("Unsqueeze", valid, tail.value([2]))
-    tail.add("Where", shown, found, zero, outputs=[boxes_out])
-    return Kept(boxes_out, column, valid, settings.topk)
+        kind = tail.add("GatherElements", tail.add("Squeeze", label, [1]), anchor, axis=1)
+        kind = tail.add("Mul", kind, counted)
+    else:
+        kind = tail.add("Sub", index, tail.add("Mul", anchor, classes))
+    tail.add("Cast", kind, output=classes_out, to=TensorProto.INT32)
+    column = tail.add("Unsqueeze", anchor, [2])
+    found = tail.add("GatherND", boxes, column, batch_dims=1)
+    tail.add("Where", tail.add("Unsqueeze", valid, [2]), found, 0.0, output=boxes_out)
+    return Kept(boxes_out, column, valid)
 
 
-def framed(tail: GraphAppender, sums: Sums, kept: Kept, rows: int, columns: int) -> str:
+def framed(tail: GraphAppender, sums: str, raw: _Raw, kept: Kept, topk: int, rows: int, columns: int) -> str:
     """Masks in their boxes' frames, in 0..1: `[B, K, rows * columns]`; zero behind the last detection."""
-    x1, y1, x2, y2 = tail.add("Split", kept.boxes, tail.value([1, 1, 1, 1]), outputs=("",) * 4, axis=2)
-    vertical = _hats(tail, sums, 2, _bins(tail, y1, y2, rows), cells_axis=3)
-    horizontal = _hats(tail, sums, 3, _bins(tail, x1, x2, columns), cells_axis=2)
-    (pooled,) = tail.add("MatMul", vertical, sums.name)
-    (pooled,) = tail.add("MatMul", pooled, horizontal)
-    (flat,) = tail.add("Reshape", pooled, tail.value([0, kept.topk, rows * columns]))
-    (share,) = tail.add("Sigmoid", flat)
-    return _where(tail, kept.valid, [2], share)
+    x1, y1, x2, y2 = tail.several("Split", kept.boxes, [1] * 4, outputs=4, axis=2)
+    vertical = _hats(tail, raw, 2, _bins(tail, y1, y2, rows), cells_axis=3)
+    horizontal = _hats(tail, raw, 3, _bins(tail, x1, x2, columns), cells_axis=2)
+    pooled = tail.add("MatMul", tail.add("MatMul", vertical, sums), horizontal)
+    share = tail.add("Sigmoid", tail.add("Reshape", pooled, [0, topk, rows * columns]))
+    return tail.add("Where", tail.add("Unsqueeze", kept.valid, [2]), share, 0.0)
 
 
-def cropped(tail: GraphAppender, sums: Sums, kept: Kept) -> str:
+def cropped(tail: GraphAppender, sums: str, raw: _Raw, kept: Kept) -> str:
     """Masks on the prototypes' grid, in 0..1: `[B, K, h, w]`; zero outside their boxes, as evaluation crops them."""
-    (boxes,) = tail.add("Mul", kept.boxes, tail.value(SCALE, np.float32))
-    x1, y1, x2, y2 = tail.add("Split", boxes, tail.value([1, 1, 1, 1]), outputs=("",) * 4, axis=2)
+    x1, y1, x2, y2 = tail.several("Split", tail.add("Mul", kept.boxes, SCALE), [1] * 4, outputs=4, axis=2)
     inside = []
     for low, high, axis, other in ((y1, y2, 2, 3), (x1, x2, 3, 2)):
-        places, _ = _cells(tail, sums, axis)
-        (behind,) = tail.add("GreaterOrEqual", places, low)
-        (before,) = tail.add("Less", places, high)
-        (both,) = tail.add("And", behind, before)
-        inside += tail.add("Unsqueeze", both, tail.value([other]))
-    (box,) = tail.add("And", *inside)
-    (share,) = tail.add("Sigmoid", sums.name)
-    (share,) = tail.add("Where", box, share, tail.value(0.0, np.float32))
-    return _where(tail, kept.valid, [2, 3], share)
-
-
-def _where(tail: GraphAppender, valid: str, axes: list[int], values: str) -> str:
-    (shown,) = tail.add("Unsqueeze", valid, tail.value(axes))
-    return tail.add("Where", shown, values, tail.value(0.0, np.float32))[0]
+        places, _ = _cells(tail, raw, axis)
+        both = tail.add("And", tail.add("GreaterOrEqual", places, low), tail.add("Less", places, high))
+        inside.append(tail.add("Unsqueeze", both, [other]))
+    share = tail.add("Where", tail.add("And", *inside), tail.add("Sigmoid", sums), 0.0)
+    return tail.add("Where", tail.add("Unsqueeze", kept.valid, [2, 3]), share, 0.0)
 
 
 def _bins(tail: GraphAppender, low: str, high: str, count: int) -> str:
@@ -339,15 +299,13 @@ def _bins(tail: GraphAppender, low: str, high: str, count: int) -> str:
 
     `[B, K, count]`; the sides are `[B, K, 1]` in pixels of the input.
     """
-    (length,) = tail.add("Sub", high, low)
-    (place,) = tail.add("Mul", length, tail.value((np.arange(count) + 0.5) / count, np.float32))
-    (place,) = tail.add("Add", place, low)
-    (place,) = tail.add("Mul", place, tail.value(SCALE, np.float32))
-    return tail.add("Sub", place, tail.value(0.5, np.float32))[0]
+    place = tail.add("Mul", tail.add("Sub", high, low), ((np.arange(count) + 0.5) / count).astype(np.float32))
+    place = tail.add("Mul", tail.add("Add", place, low), SCALE)
+    return tail.add("Sub", place, 0.5)
 
 
-def _hats(tail: GraphAppender, sums: Sums, axis: int, places: str, cells_axis: int) -> str:
-    """How much each cell along an axis of the sums counts at each place.
+def _hats(tail: GraphAppender, raw: _Raw, axis: int, places: str, cells_axis: int) -> str:
+    """How much each cell along an axis of the prototypes counts at each place.
 
     A place outside of the grid has the value of the border, and zero from one cell on, as ROIAlign has it.
 
@@ -355,32 +313,21 @@ def _hats(tail: GraphAppender, sums: Sums, axis: int, places: str, cells_axis: i
         places: `[B, K, places]`.
         cells_axis: of the result, which is `[B, K, places, cells]` for 3 and `[B, K, cells, places]` for 2.
     """
-    cells, last = _cells(tail, sums, axis)
-    one, zero = tail.value(1.0, np.float32), tail.value(0.0, np.float32)
-    (within,) = tail.add("Max", places, zero)
-    (within,) = tail.add("Min", within, last)
-    (beyond,) = tail.add("Sub", places, within)
-    (beyond,) = tail.add("Abs", beyond)
-    (near,) = tail.add("LessOrEqual", beyond, one)
+    cells, last = _cells(tail, raw, axis)
+    within = tail.add("Min", tail.add("Max", places, 0.0), last)
+    near = tail.add("LessOrEqual", tail.add("Abs", tail.add("Sub", places, within)), 1.0)
     if cells_axis == 2:
-        (cells,) = tail.add("Unsqueeze", cells, tail.value([1]))
-    (within,) = tail.add("Unsqueeze", within, tail.value([cells_axis]))
-    (near,) = tail.add("Unsqueeze", near, tail.value([cells_axis]))
-    (apart,) = tail.add("Sub", within, cells)
-    (apart,) = tail.add("Abs", apart)
-    (hat,) = tail.add("Sub", one, apart)
-    (hat,) = tail.add("Relu", hat)
-    return tail.add("Where", near, hat, zero)[0]
+        cells = tail.add("Unsqueeze", cells, [1])
+    within, near = (tail.add("Unsqueeze", name, [cells_axis]) for name in (within, near))
+    hat = tail.add("Relu", tail.add("Sub", 1.0, tail.add("Abs", tail.add("Sub", within, cells))))
+    return tail.add("Where", near, hat, 0.0)
 
 
-def _cells(tail: GraphAppender, sums: Sums, axis: int) -> tuple[str, str]:
+def _cells(tail: GraphAppender, raw: _Raw, axis: int) -> tuple[Any, Any]:
     """The numbers of the cells along axis 2 or 3 of the prototypes, `[cells]`, and the last of them; float32."""
-    known = {2: sums.height, 3: sums.width}[axis]
-    if known:
-        return tail.value(np.arange(known), np.float32), tail.value(known - 1, np.float32)
-    (shape,) = tail.add("Shape", SEGMENT.prototypes)
-    (count,) = tail.add("Gather", shape, tail.value(axis), axis=0)
-    (numbers,) = tail.add("Range", tail.value(0), count, tail.value(1))
-    (last,) = tail.add("Sub", count, tail.value(1))
-    (cells,) = tail.add("Cast", numbers, to=TensorProto.FLOAT)
-    return cells, tail.add("Cast", last, to=TensorProto.FLOAT)[0]
+    known = raw.grid[axis - 2]
+    if isinstance(known, int):
+        return np.arange(known, dtype=np.float32), float(known - 1)
+    count = tail.add("Gather", tail.add("Shape", SEGMENT.prototypes), axis, axis=0)
+    cells, last = tail.add("Range", 0, count, 1), tail.add("Sub", count, 1)
+    return tail.add("Cast", cells, to=TensorProto.FLOAT), tail.add("Cast", last, to=TensorProto.FLOAT)

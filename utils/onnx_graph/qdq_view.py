@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto
 
-from utils.onnx_graph.view import BRIGHTEST, DEQUANTIZE, QUANTIZE, GraphView, attribute, module_path, pure
+from utils.onnx_graph.view import BRIGHTEST, DEQUANTIZE, QUANTIZE, GraphView, attribute, by_value, module_path, pure
 
 WEIGHTED = {"Conv": 0, "ConvTranspose": 1}  # operator → axis of the output channels in its weight
 POOLS = ("AveragePool", "GlobalAveragePool")
@@ -25,27 +25,21 @@ PIECES = CURVES | {"Add", "Div", "Mul"}  # what activations consist of that have
 INT8_VECTOR = 32  # channels that an INT8 kernel reads at once
 
 
-@dataclass(frozen=True)
-class QdqGraph:
+class QdqGraph(GraphView):
     """A graph and the questions that rules ask about it. Tensor arguments are names.
 
-    Attributes:
+    Args:
         floats: paths of the convolutions that the recipe leaves in float.
         typing: weak | strong, as the exporter wrote it into the file; '': a file of others.
     """
 
-    model: ModelProto
-    floats: frozenset[str] = frozenset()
-    typing: str = ""
-
-    @cached_property
-    def view(self) -> GraphView:
-        """Look-ups in the graph."""
-        return GraphView(self.model)
+    def __init__(self, model: ModelProto, floats: frozenset[str] = frozenset(), typing: str = "") -> None:
+        super().__init__(model)
+        self.model, self.floats, self.typing = model, floats, typing
 
     def is_of_bytes(self, tensor: str) -> bool:
         """Whether a tensor is images as bytes, cast to floats but not divided by 255."""
-        while (node := self.view.producer(tensor)) is not None and node.op_type in ("Cast", "Transpose"):
+        while (node := self.producer(tensor)) is not None and node.op_type in ("Cast", "Transpose"):
             tensor = node.input[0]
         kinds = {value.name: value.type.tensor_type.elem_type for value in self.model.graph.input}
         return kinds.get(tensor) == TensorProto.UINT8
@@ -56,28 +50,24 @@ class QdqGraph:
             return (1,)
         return (BRIGHTEST,) if self.typing else (1, BRIGHTEST)
 
-    def nodes(self, *types: str) -> list[NodeProto]:
-        """The nodes of these types, in graph order."""
-        return [node for node in self.view.nodes if node.op_type in types]
-
     @cached_property
     def activations(self) -> list[NodeProto]:
         """QuantizeLinear nodes of tensors that are computed (not weights)."""
-        return [node for node in self.nodes(QUANTIZE) if not self.view.is_constant(node.input[0])]
+        return [node for node in self.of_type(QUANTIZE) if not self.is_constant(node.input[0])]
 
     def dequantizer(self, tensor: str) -> NodeProto | None:
         """The DequantizeLinear that writes a tensor, None if something else does."""
-        node = self.view.producer(tensor)
+        node = self.producer(tensor)
         return node if node is not None and node.op_type == DEQUANTIZE else None
 
     def quantizers(self, tensor: str) -> list[NodeProto]:
         """The QuantizeLinear nodes that read a tensor."""
-        return [node for node in self.view.consumers(tensor) if node.op_type == QUANTIZE]
+        return [node for node in self.consumers(tensor) if node.op_type == QUANTIZE]
 
-    def inputs(self, node: NodeProto) -> list[str]:
+    def operands(self, node: NodeProto) -> list[str]:
         """The tensors that a node computes with, without constants and shape arguments."""
         first = node.input if node.op_type in ("Concat", "Add") else node.input[:1]
-        return [name for name in first if name and not self.view.is_constant(name)]
+        return [name for name in first if name and not self.is_constant(name)]
 
     def is_moving(self, node: NodeProto) -> bool:
         """Whether a node only moves values: its result has the scale of its input."""
@@ -94,8 +84,8 @@ class QdqGraph:
         """
         origins: dict[str, str] = {}
         curved = set()
-        for node in self.view.nodes:
-            computed = [name for name in node.input if name and not self.view.is_constant(name)]
+        for node in self.nodes:
+            computed = [name for name in node.input if name and not self.is_constant(name)]
             sources = {origins.get(name, name) for name in computed}
             if node.op_type not in PIECES or len(sources) != 1 or (len(computed) > 1 and node.op_type != "Mul"):
                 continue
@@ -120,21 +110,21 @@ class QdqGraph:
         inside = {name for name, origin in self._origins.items() if origin == tensor}
         ends = []
         for name in (tensor, *inside):  # a result of the graph, or what nodes with other results than `inside` read
-            read_outside = any(node.output[0] not in inside for node in self.view.consumers(name))
-            if name in self.view.outputs or read_outside:
+            read_outside = any(node.output[0] not in inside for node in self.consumers(name))
+            if name in self.outputs or read_outside:
                 ends.append(name)
-        scores = all(node.op_type == "Sigmoid" for node in self.view.consumers(tensor))
+        scores = all(node.op_type == "Sigmoid" for node in self.consumers(tensor))
         return tensor if scores or len(ends) != 1 else ends[0]
 
     def from_weighted(self, tensor: str) -> bool:
         """Whether a tensor is a convolution's result, with or without activation."""
-        node = self.view.producer(self.before_activation(tensor))
+        node = self.producer(self.before_activation(tensor))
         return node is not None and node.op_type in WEIGHTED
 
     def weight_name(self, node: NodeProto) -> str:
         """The initializer that holds a convolution's weight, behind its quantizer."""
         name = node.input[1]
-        while (producer := self.view.producer(name)) is not None and producer.op_type in (QUANTIZE, DEQUANTIZE):
+        while (producer := self.producer(name)) is not None and producer.op_type in (QUANTIZE, DEQUANTIZE):
             name = producer.input[0]
         return name
 
@@ -144,33 +134,56 @@ class QdqGraph:
             return weight.rpartition(".")[0]
         return module_path(node.name)
 
+    def weight_quantizers(self, node: NodeProto) -> tuple[NodeProto | None, NodeProto | None]:
+        """QuantizeLinear and DequantizeLinear in front of a convolution's weights; None for what is not there."""
+        dequantizer = self.producer(node.input[1])
+        return (self.producer(dequantizer.input[0]) if dequantizer is not None else None), dequantizer
+
+    def own_quantizers(self, node: NodeProto) -> tuple[NodeProto, NodeProto] | None:
+        """QuantizeLinear and DequantizeLinear of a convolution's weights, if they are its own and known."""
+        quantizer, dequantizer = self.weight_quantizers(node)
+        if dequantizer is None or quantizer is None or quantizer.op_type != QUANTIZE:
+            return None
+        tensors = (node.input[1], dequantizer.input[0], quantizer.input[0])
+        alone = all(len(self.consumers(name)) == 1 for name in tensors)
+        known = all(self.is_constant(name) for name in (*quantizer.input, *dequantizer.input[1:]))
+        return (quantizer, dequantizer) if alone and known else None
+
+    def quantizer_parameters(self, node: NodeProto, factor: int = 1) -> tuple[object, ...]:
+        """Scale (so many times), zero point and axis, comparable: by value where they are constant, else by name."""
+        scale = self.array(node.input[1])
+        found = [self.comparable(name) for name in node.input[1:]]
+        if scale is not None and factor != 1:
+            found[0] = by_value(scale * scale.dtype.type(factor))
+        return (*found, None if scale is not None and scale.ndim == 0 else attribute(node, "axis", 1))
+
     # --- what may stay in float ---------------------------------------------------------------------------------------
 
     @cached_property
     def decoders(self) -> frozenset[str]:
         """Names of the convolutions of DFL: they read a Softmax, through operators that only move values."""
         found = set()
-        for node in self.nodes("Softmax"):
-            consumers = self.view.consumers_through(node.output[0], MOVING | {QUANTIZE, DEQUANTIZE})
+        for node in self.of_type("Softmax"):
+            consumers = self.consumers_through(node.output[0], MOVING | {QUANTIZE, DEQUANTIZE})
             found |= {consumer.output[0] for consumer in consumers if consumer.op_type in WEIGHTED}
         return frozenset(found)
 
     @cached_property
     def convolutions(self) -> list[NodeProto]:
         """Every convolution but DFL's."""
-        return [node for node in self.nodes(*WEIGHTED) if node.output[0] not in self.decoders]
+        return [node for node in self.of_type(*WEIGHTED) if node.output[0] not in self.decoders]
 
     @cached_property
     def last_convolutions(self) -> list[NodeProto]:
         """Those whose results no further convolution reads: the ends of the head."""
         outputs = [node.output[0] for node in self.convolutions]
-        inner = self.view.upstream([node.input[0] for node in self.convolutions])
+        inner = self.upstream([node.input[0] for node in self.convolutions])
         return [node for node, output in zip(self.convolutions, outputs, strict=True) if output not in inner]
 
     @cached_property
     def decoding(self) -> set[str]:
         """The tensors from the results of the last convolutions on."""
-        return self.view.downstream([node.output[0] for node in self.last_convolutions])
+        return self.downstream([node.output[0] for node in self.last_convolutions])
 
     def is_float(self, node: NodeProto) -> bool:
         """Whether the recipe leaves a node in float.
@@ -200,43 +213,8 @@ class QdqGraph:
 
     def reads_float(self, tensor: str) -> bool:
         """Whether all that read a tensor is float by recipe or decoding, through operators that move or add values."""
-        consumers = list(self.view.consumers_through(tensor, MOVING | {"Resize", "Add"}))
+        consumers = list(self.consumers_through(tensor, MOVING | {"Resize", "Add"}))
         return all(self.is_float(node) or set(node.output) & self.decoding for node in consumers)
-
-
-def weight_quantizers(node: NodeProto, view: GraphView) -> tuple[NodeProto | None, NodeProto | None]:
-    """QuantizeLinear and DequantizeLinear in front of a convolution's weights; None for what is not there."""
-    dequantizer = view.producer(node.input[1])
-    return (view.producer(dequantizer.input[0]) if dequantizer is not None else None), dequantizer
-
-
-def own_quantizers(node: NodeProto, view: GraphView) -> tuple[NodeProto, NodeProto] | None:
-    """QuantizeLinear and DequantizeLinear of a convolution's weights, if they are its own and known."""
-    quantizer, dequantizer = weight_quantizers(node, view)
-    if dequantizer is None or quantizer is None or quantizer.op_type != QUANTIZE:
-        return None
-    alone = all(len(view.consumers(name)) == 1 for name in (node.input[1], dequantizer.input[0], quantizer.input[0]))
-    known = all(view.array(name) is not None for name in (*quantizer.input, *dequantizer.input[1:]))
-    return (quantizer, dequantizer) if alone and known else None
-
-
-def quantizer_parameters(node: NodeProto, view: GraphView, factor: int = 1) -> tuple[object, ...]:
-    """Scale (so many times), zero point and axis, comparable: by value where they are constant, else by name."""
-    scale = view.array(node.input[1])
-    found = [comparable(name, view) for name in node.input[1:]]
-    if scale is not None and factor != 1:
-        found[0] = _value(scale * scale.dtype.type(factor))
-    return (*found, None if scale is not None and scale.ndim == 0 else attribute(node, "axis", 1))
-
-
-def comparable(name: str, view: GraphView) -> object:
-    """A tensor by its value where that is constant, else by its name."""
-    value = view.array(name)
-    return name if value is None else _value(value)
-
-
-def _value(array: np.ndarray) -> tuple[object, ...]:
-    return str(array.dtype), array.shape, array.tobytes()
 
 
 def along_axis(node: NodeProto, weight: np.ndarray, scale: np.ndarray) -> np.ndarray:

@@ -17,21 +17,21 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from onnx import ModelProto, NodeProto
 
 from utils.core.errors import InputError
-from utils.core.text import aligned, columns, plural
-from utils.onnx_graph.qdq_view import FLOAT_MODULES, POOLS, WEIGHTED, QdqGraph, comparable, quantizer_parameters
+from utils.core.text import aligned, columns
+from utils.onnx_graph.qdq_view import FLOAT_MODULES, POOLS, WEIGHTED, QdqGraph
 from utils.onnx_graph.view import DEQUANTIZE, QUANTIZE, attribute, input_spec, metadata_of
 
 SHOWN = 20  # findings that a table lists; more are counted
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One breach of a rule: the rule, the node, and what is wrong with it."""
+class Finding(NamedTuple):
+    """One breach of a property: its name, the node, and what is wrong with it."""
 
     rule: str
     node: str
@@ -45,7 +45,7 @@ class GraphReport:
     Attributes:
         findings: the breaches, in the order of the rules.
         checked: rule → number of things that it looked at.
-        counts: quantizers, dequantizers, convolutions, float_convolutions (left so by the recipe).
+        counts: quantizers, convolutions, float_convolutions (left so by the recipe).
     """
 
     findings: tuple[Finding, ...]
@@ -62,8 +62,7 @@ class GraphReport:
         counts, count = self.counts, len(self.findings)
         verdict = f"{count} breach{'es' * (count > 1)}" if count else f"all {len(self.checked)} properties hold"
         left = f", {counts['float_convolutions']} left in float" if counts["float_convolutions"] else ""
-        convolutions = plural(counts["convolutions"], "convolution")
-        return f"{counts['quantizers']} QuantizeLinear, {convolutions}{left}: {verdict}"
+        return f"{counts['quantizers']} QuantizeLinear, {counts['convolutions']} convolutions{left}: {verdict}"
 
 
 def verify(model: ModelProto) -> GraphReport:
@@ -81,7 +80,7 @@ def verify(model: ModelProto) -> GraphReport:
         ) from error
     input_spec(model)  # refuses the INT8 images of 1.0
     graph = QdqGraph(model, floats, properties.get("typing", ""))
-    if not graph.nodes(DEQUANTIZE):
+    if not graph.of_type(DEQUANTIZE):
         raise InputError("there is nothing to verify: the network is float, without QuantizeLinear or DequantizeLinear")
     findings, checked = [], {}
     for name, check in PROPERTIES.items():
@@ -89,8 +88,7 @@ def verify(model: ModelProto) -> GraphReport:
         checked[name] = len(entries)
         findings += [Finding(name, node, message) for node, message in entries if message]
     counts = {
-        "quantizers": len(graph.nodes(QUANTIZE)),
-        "dequantizers": len(graph.nodes(DEQUANTIZE)),
+        "quantizers": len(graph.of_type(QUANTIZE)),
         "convolutions": len(graph.convolutions),
         "float_convolutions": sum(graph.is_float(node) for node in graph.convolutions),
     }
@@ -115,9 +113,9 @@ Check = Iterator[tuple[str, str | None]]  # node, message
 
 def _distinct(graph: QdqGraph) -> Iterator[NodeProto]:
     """Every QuantizeLinear, and the DequantizeLinear that have none before them: one a pair."""
-    yield from graph.nodes(QUANTIZE)
-    for node in graph.nodes(DEQUANTIZE):
-        producer = graph.view.producer(node.input[0])
+    yield from graph.of_type(QUANTIZE)
+    for node in graph.of_type(DEQUANTIZE):
+        producer = graph.producer(node.input[0])
         if producer is None or producer.op_type != QUANTIZE:
             yield node
 
@@ -125,7 +123,7 @@ def _distinct(graph: QdqGraph) -> Iterator[NodeProto]:
 def scales(graph: QdqGraph) -> Check:
     """Every scale is positive and finite, or TensorRT refuses the file."""
     for node in _distinct(graph):
-        scale = graph.view.array(node.input[1])
+        scale = graph.array(node.input[1])
         if scale is None:
             yield node.name, "its scale is computed, not stored"
         elif (bad := scale[~(np.isfinite(scale) & (scale > 0))]).size:
@@ -137,28 +135,26 @@ def scales(graph: QdqGraph) -> Check:
 def symmetric(graph: QdqGraph) -> Check:
     """Every zero point is INT8 0: TensorRT knows no other."""
     for node in _distinct(graph):
-        zero = graph.view.array(node.input[2]) if len(node.input) > 2 else None
-        if zero is None or zero.dtype != np.int8:
-            yield node.name, f"its zero point is {'missing' if zero is None else zero.dtype}, not INT8"
-        else:
-            yield node.name, f"its zero point is {zero[zero != 0].flat[0]}, not 0" if zero.any() else None
+        zero = graph.array(node.input[2]) if len(node.input) > 2 else None
+        right = zero is not None and zero.dtype == np.int8 and not zero.any()
+        yield node.name, None if right else "its zero point is not an INT8 0"
 
 
 def granularity(graph: QdqGraph) -> Check:
     """Weights have a scale an output channel, activations one: what INT8 kernels take."""
-    for conv in graph.nodes(*WEIGHTED):
+    for conv in graph.of_type(*WEIGHTED):
         node = graph.dequantizer(conv.input[1])
         if node is None:
             continue
-        weight, axis = graph.view.array(graph.weight_name(conv)), WEIGHTED[conv.op_type]
-        scale = graph.view.array(node.input[1])
+        weight, axis = graph.array(graph.weight_name(conv)), WEIGHTED[conv.op_type]
+        scale = graph.array(node.input[1])
         if scale is None or weight is None:
             continue
-        on, count = attribute(node, "axis", 1), plural(scale.size, "scale")
+        on = attribute(node, "axis", 1)
         wrong = scale.size != weight.shape[axis] or (scale.size > 1 and on != axis)
-        yield node.name, f"{count} on axis {on} for weight {list(weight.shape)}" if wrong else None
+        yield node.name, f"{scale.size} scales on axis {on} for weight {list(weight.shape)}" if wrong else None
     for node in graph.activations:
-        scale = graph.view.array(node.input[1])
+        scale = graph.array(node.input[1])
         several = scale is not None and scale.size > 1
         yield node.name, "it has several scales, and is an activation's" if several else None
 
@@ -169,19 +165,19 @@ def pairs(graph: QdqGraph) -> Check:
     Of images as bytes the QuantizeLinear has 255 times the scale, since the bytes are not divided before; a network of
     others may take 0..255.
     """
-    for node in graph.nodes(QUANTIZE):
-        consumers = graph.view.consumers(node.output[0])
+    for node in graph.of_type(QUANTIZE):
+        consumers = graph.consumers(node.output[0])
         strangers = [consumer for consumer in consumers if consumer.op_type != DEQUANTIZE]
-        factors, own = graph.factors(node), quantizer_parameters(node, graph.view)
+        factors, own = graph.factors(node), graph.quantizer_parameters(node)
         if strangers:
             yield node.name, f"{strangers[0].op_type} {strangers[0].name} reads its integers"
-        elif any(own not in [quantizer_parameters(one, graph.view, by) for by in factors] for one in consumers):
+        elif any(own not in [graph.quantizer_parameters(one, by) for by in factors] for one in consumers):
             yield node.name, "its DequantizeLinear has another scale"
         else:
             yield node.name, None
-    for node in graph.nodes(DEQUANTIZE):
-        producer = graph.view.producer(node.input[0])
-        if producer is None and not graph.view.is_constant(node.input[0]):
+    for node in graph.of_type(DEQUANTIZE):
+        producer = graph.producer(node.input[0])
+        if producer is None and not graph.is_constant(node.input[0]):
             yield node.name, "it reads a graph input"
         elif producer is not None and producer.op_type != QUANTIZE:
             yield node.name, f"it reads {producer.op_type} {producer.name}, not a QuantizeLinear"
@@ -190,7 +186,7 @@ def pairs(graph: QdqGraph) -> Check:
 def one_quantizer(graph: QdqGraph) -> Check:
     """One QuantizeLinear reads a tensor, of floats: a second one is a kernel too many."""
     tensors: dict[str, list[NodeProto]] = {}
-    for node in graph.nodes(QUANTIZE):
+    for node in graph.of_type(QUANTIZE):
         tensors.setdefault(node.input[0], []).append(node)
     for tensor, nodes in tensors.items():
         before = graph.dequantizer(tensor)
@@ -209,48 +205,43 @@ def convolutions(graph: QdqGraph) -> Check:
             continue
         sides = zip(("input", "weight"), node.input, strict=False)
         missing = [kind for kind, name in sides if not graph.dequantizer(name)]
-        verb = "are" if len(missing) > 1 else "is"
-        yield node.name, f"its {' and '.join(missing)} {verb} not quantized" if missing else None
+        yield node.name, f"not quantized: its {' and its '.join(missing)}" if missing else None
 
 
 def activation(graph: QdqGraph) -> Check:
     """Nothing stands between a convolution and its activation, or inside that: they fuse."""
-    for node in graph.view.nodes:
+    for node in graph.nodes:
         if node.op_type not in WEIGHTED and not graph.is_activation(node):
             continue
-        broken = None
-        for quantizer in graph.quantizers(node.output[0]):
-            behind = graph.view.consumers_through(quantizer.output[0], frozenset({DEQUANTIZE}))
-            consumers = [*behind, *graph.view.consumers(node.output[0])]
-            activation = next((item for item in consumers if _goes_on(graph, node, item)), None)
-            if activation is not None:
-                broken = f"{quantizer.name} stands between it and {activation.name}"
+        result, broken = node.output[0], None
+        for quantizer in graph.quantizers(result):
+            behind = graph.consumers_through(quantizer.output[0], frozenset({DEQUANTIZE}))
+            for reader in (*behind, *graph.consumers(result)):
+                if node.op_type in WEIGHTED:
+                    goes_on = graph.is_activation(reader)
+                else:  # x · sigmoid(x) multiplies by x
+                    goes_on = reader.op_type == "Mul" and graph.before_activation(result) in reader.input
+                if goes_on:
+                    broken = f"{quantizer.name} stands between it and {reader.name}"
         yield node.name, broken
-
-
-def _goes_on(graph: QdqGraph, node: NodeProto, reader: NodeProto) -> bool:
-    """Whether what reads a node's result is a convolution's activation, or goes on with the one the node belongs to."""
-    if node.op_type in WEIGHTED:
-        return reader.op_type == "Mul" or graph.is_activation(reader)
-    return reader.op_type == "Mul" and graph.before_activation(node.output[0]) in reader.input
 
 
 def concat(graph: QdqGraph) -> Check:
     """Inputs and result of a Concat have one scale, or they are requantized."""
-    for node in graph.nodes("Concat"):
+    for node in graph.of_type("Concat"):
         yield from _same_scale(graph, node)
 
 
 def moving(graph: QdqGraph) -> Check:
     """What only moves values stands between equal scales: it runs in INT8 or vanishes."""
-    for node in graph.view.nodes:
+    for node in graph.nodes:
         if node.op_type != "Concat" and graph.is_moving(node) and not graph.is_of_bytes(node.input[0]):
             yield from _same_scale(graph, node)
 
 
 def _same_scale(graph: QdqGraph, node: NodeProto) -> Check:
     """Inputs and result of a node that moves values have one scale, as soon as the result is read as INT8."""
-    inputs = graph.inputs(node)
+    inputs = graph.operands(node)
     before = [item for item in map(graph.dequantizer, inputs) if item]
     after = [item for name in node.output for item in graph.quantizers(name)]
     if not before and not after:
@@ -261,17 +252,14 @@ def _same_scale(graph: QdqGraph, node: NodeProto) -> Check:
         yield node.name, f"its input {floating} is not quantized, its result is"
     elif leaving and len(before) == len(inputs):
         yield node.name, f"its input is quantized, its result {leaving[0]} is not"
-    elif after and len(found := {comparable(item.input[1], graph.view): item for item in (*before, *after)}) > 1:
-        known = (graph.view.array(item.input[1]) for item in found.values())
-        numbers = sorted(float(scale.flat[0]) for scale in known if scale is not None)
-        yield node.name, f"{plural(len(found), 'scale')} meet: {', '.join(f'{number:.4g}' for number in numbers[:4])}"
     else:
-        yield node.name, None
+        scales = {graph.comparable(item.input[1]) for item in (*before, *after)}
+        yield node.name, f"{len(scales)} scales meet" if after and len(scales) > 1 else None
 
 
 def average_pool(graph: QdqGraph) -> Check:
     """An average over INT8 values gives INT8 values, or it runs in float."""
-    for node in graph.nodes(*POOLS):
+    for node in graph.of_type(*POOLS):
         before, after = graph.dequantizer(node.input[0]), graph.quantizers(node.output[0])
         if after and not before:
             yield node.name, "its result is quantized, its input is not"
@@ -283,15 +271,15 @@ def average_pool(graph: QdqGraph) -> Check:
 
 def residual(graph: QdqGraph) -> Check:
     """The residual input of an Add is quantized, the other one a convolution's own result: both fuse."""
-    for node in graph.nodes("Add"):
-        inputs = graph.inputs(node)
+    for node in graph.of_type("Add"):
+        inputs = graph.operands(node)
         quantized = [name for name in inputs if graph.dequantizer(name)]
         result = graph.quantizers(node.output[0])
         if len(inputs) < 2 or not (quantized or result) or (graph.is_float(node) and not result):
             continue
         fused = [  # a convolution's own result, or the sum before it in a chain of Adds
             name for name in inputs
-            if name not in quantized and len(graph.view.consumers(name)) == 1
+            if name not in quantized and len(graph.consumers(name)) == 1
             and (_is_sum(graph, name) or graph.from_weighted(name))
         ]  # fmt: skip
         if not quantized and not any(_is_sum(graph, name) for name in fused):
@@ -305,7 +293,7 @@ def residual(graph: QdqGraph) -> Check:
 
 def _is_sum(graph: QdqGraph, tensor: str) -> bool:
     """Whether a tensor is the result of an Add that has a quantized input."""
-    node = graph.view.producer(tensor)
+    node = graph.producer(tensor)
     return node is not None and node.op_type == "Add" and any(graph.dequantizer(name) for name in node.input)
 
 
@@ -313,9 +301,9 @@ def types(graph: QdqGraph) -> Check:
     """Strongly typed: convolutions are FP16 (DFL's may be FP32), or TensorRT runs them in FP32."""
     if graph.typing != "strong":
         return
-    for node in graph.nodes(*WEIGHTED):
+    for node in graph.of_type(*WEIGHTED):
         dequantizer = graph.dequantizer(node.input[1])
-        value = graph.view.array(dequantizer.input[1] if dequantizer is not None else node.input[1])
+        value = graph.array(dequantizer.input[1] if dequantizer is not None else node.input[1])
         kind = None if value is None else value.dtype  # of a quantized weight that of its scale
         allowed = (np.float16, np.float32) if node.output[0] in graph.decoders else (np.float16,)
         yield node.name, None if kind in allowed else f"it computes in {np.dtype(kind).name}, not in float16"
@@ -323,12 +311,12 @@ def types(graph: QdqGraph) -> Check:
 
 def decoding(graph: QdqGraph) -> Check:
     """Boxes and scores keep their precision: DFL and what follows is float."""
-    for node in graph.nodes(*WEIGHTED):
+    for node in graph.of_type(*WEIGHTED):
         if node.output[0] in graph.decoders:
             quantized = graph.dequantizer(node.input[0]) or graph.dequantizer(node.input[1])
             yield node.name, "DFL's convolution is quantized" if quantized else None
     for node in graph.activations:
-        consumers = graph.view.consumers_through(node.output[0], frozenset({DEQUANTIZE}))
+        consumers = graph.consumers_through(node.output[0], frozenset({DEQUANTIZE}))
         around_decoder = any(consumer.output[0] in graph.decoders for consumer in consumers)
         if node.input[0] in graph.decoding and not around_decoder:
             yield node.name, "it quantizes boxes or scores"
@@ -336,10 +324,10 @@ def decoding(graph: QdqGraph) -> Check:
 
 def float_island(graph: QdqGraph) -> Check:
     """No float operator that does not fuse stands between quantized ones: it costs two conversions."""
-    quantized = graph.view.downstream([node.output[0] for node in graph.nodes(DEQUANTIZE)])
-    needed = graph.view.upstream([node.input[0] for node in graph.activations]) - graph.decoding
+    quantized = graph.downstream([node.output[0] for node in graph.of_type(DEQUANTIZE)])
+    needed = graph.upstream([node.input[0] for node in graph.activations]) - graph.decoding
     known = {*WEIGHTED, *POOLS, "Add", QUANTIZE, DEQUANTIZE, "Shape"}
-    for node in graph.view.nodes:
+    for node in graph.nodes:
         between = node.output[0] in needed and any(name in quantized for name in node.input)
         if not between or node.op_type in known or graph.is_moving(node) or graph.is_float(node):
             continue
@@ -350,9 +338,9 @@ def float_island(graph: QdqGraph) -> Check:
 def _behind_computation(graph: QdqGraph, node: NodeProto) -> bool:
     """Whether an activation fuses into what it follows; a quantizer between the two breaks another rule."""
     tensor = graph.before_activation(node.output[0])
-    if (dequantizer := graph.dequantizer(tensor)) and (quantizer := graph.view.producer(dequantizer.input[0])):
+    if (dequantizer := graph.dequantizer(tensor)) and (quantizer := graph.producer(dequantizer.input[0])):
         tensor = quantizer.input[0]
-    source = graph.view.producer(tensor)
+    source = graph.producer(tensor)
     return source is not None and source.op_type in (*WEIGHTED, "Add")
 
 

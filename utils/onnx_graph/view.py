@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from utils.core.input_spec import FLOATS, InputSpec
 
@@ -39,6 +39,10 @@ class GraphView:
                 self._tensors[node.output[0]] = value
         self._arrays: dict[str, np.ndarray] = {}
 
+    def of_type(self, *types: str) -> list[NodeProto]:
+        """The nodes of these types, in graph order."""
+        return [node for node in self.nodes if node.op_type in types]
+
     def producer(self, name: str) -> NodeProto | None:
         """The node that writes tensor `name`; None for inputs and initializers."""
         return self._producers.get(name)
@@ -59,6 +63,17 @@ class GraphView:
             self._arrays[name] = numpy_helper.to_array(self._tensors[name])
         return self._arrays[name]
 
+    def constant(self, name: str) -> np.ndarray:
+        """The value of a tensor that is constant."""
+        value = self.array(name)
+        assert value is not None, f"{name} is constant"
+        return value
+
+    def comparable(self, name: str) -> object:
+        """A tensor by its value where that is constant, else by its name."""
+        value = self.array(name)
+        return name if value is None else by_value(value)
+
     def consumers_through(self, name: str, through: frozenset[str]) -> Iterator[NodeProto]:
         """The nodes that read `name`, directly or through nodes of the given types (which are not yielded)."""
         stack, seen = [name], {name}
@@ -78,6 +93,11 @@ class GraphView:
     def upstream(self, start: list[str]) -> set[str]:
         """The names of all tensors that the given ones depend on, these included."""
         return _reached(start, lambda name: getattr(self.producer(name), "input", ()))
+
+
+def by_value(array: np.ndarray) -> tuple[object, ...]:
+    """An array as something that is equal to that of an equal one."""
+    return str(array.dtype), array.shape, array.tobytes()
 
 
 def _reached(start: Iterable[str], following: Callable[[str], Iterable[str]]) -> set[str]:
@@ -109,16 +129,14 @@ def channel_bounds(node: NodeProto, view: GraphView) -> tuple[int, int] | None:
 
 def channel_counts(model: ModelProto) -> dict[str, int]:
     """Channels of the tensors `[B, C, H, W]` whose shapes are known or can be inferred, by name."""
-    graph = with_shapes(model)
-    shapes = {
-        value.name: value.type.tensor_type.shape.dim for value in [*graph.value_info, *graph.input, *graph.output]
-    }
+    shapes = {value.name: value.type.tensor_type.shape.dim for value in with_shapes(model)}
     return {name: shape[1].dim_value for name, shape in shapes.items() if len(shape) == 4 and shape[1].dim_value}
 
 
-def with_shapes(model: ModelProto, *, data_prop: bool = False) -> GraphProto:
-    """The graph with the types and shapes that inference finds."""
-    return onnx.shape_inference.infer_shapes(model, data_prop=data_prop).graph
+def with_shapes(model: ModelProto, *, data_prop: bool = False) -> list[ValueInfoProto]:
+    """The tensors whose types or shapes are known, or found by inference, with these; initializers are none."""
+    graph = onnx.shape_inference.infer_shapes(model, data_prop=data_prop).graph
+    return [*graph.value_info, *graph.input, *graph.output]
 
 
 def opset_of(model: ModelProto) -> int:
@@ -199,34 +217,51 @@ def drop_unused(model: ModelProto) -> None:
             del field[index]
 
 
+def store(model: ModelProto, name: str, value: np.ndarray) -> str:
+    """Add an initializer; returns its name."""
+    model.graph.initializer.append(numpy_helper.from_array(value, name))
+    return name
+
+
+def overwrite(model: ModelProto, arrays: Mapping[str, np.ndarray]) -> None:
+    """Give the initializers of these names other values."""
+    for tensor in model.graph.initializer:
+        if tensor.name in arrays:
+            tensor.CopyFrom(numpy_helper.from_array(arrays[tensor.name], tensor.name))
+
+
 class GraphAppender:
-    """Adds nodes behind the last ones of a graph, in place; names start with `prefix`."""
+    """Adds nodes behind the last ones of a graph, in place; names start with `prefix`.
+
+    Their inputs are names of tensors, or values, which become constants: int64 of whole numbers, float32 of others.
+    """
 
     def __init__(self, model: ModelProto, prefix: str) -> None:
-        self._graph = model.graph
-        self._prefix = prefix
-        self._count = 0
+        self._model, self._prefix, self._count = model, prefix, 0
 
-    def add(
-        self, kind: str, *inputs: str, outputs: Sequence[str] = ("",), domain: str = "", **attributes: object
-    ) -> list[str]:
-        """Add a node; returns the names of its results, which are made up where `outputs` has an empty text."""
+    def add(self, kind: str, *inputs: object, output: str = "", **attributes: object) -> str:
+        """Add a node; returns the name of its result, which is made up unless it is `output`."""
+        return self.several(kind, *inputs, outputs=[output], **attributes)[0]
+
+    def several(self, kind: str, *inputs: object, outputs: int | Sequence[str], **attributes: object) -> list[str]:
+        """Add a node with several results; returns their names."""
         name = self._name(kind)
-        results = [given or f"{name}_output_{index}" for index, given in enumerate(outputs)]
-        node = helper.make_node(kind, list(inputs), results, name=name, domain=domain, **attributes)
-        self._graph.node.append(node)
-        return list(node.output)
-
-    def value(self, value: object, dtype: type[np.generic] = np.int64) -> str:
-        """Add a constant; returns its name."""
-        name = self._name("constant")
-        self._graph.initializer.append(numpy_helper.from_array(np.array(value, dtype), name))
-        return name
+        given = [""] * outputs if isinstance(outputs, int) else outputs
+        results = [output or f"{name}_output_{index}" for index, output in enumerate(given)]
+        names = [one if isinstance(one, str) else self._constant(one) for one in inputs]
+        self._model.graph.node.append(helper.make_node(kind, names, results, name=name, **attributes))
+        return results
 
     def outputs(self, values: Sequence[ValueInfoProto]) -> None:
         """Make these the graph's outputs, in place of those before."""
-        del self._graph.output[:]
-        self._graph.output.extend(values)
+        del self._model.graph.output[:]
+        self._model.graph.output.extend(values)
+
+    def _constant(self, value: Any) -> str:
+        array = np.asarray(value)
+        if not isinstance(value, np.ndarray):
+            array = array.astype(np.int64 if array.dtype.kind == "i" else np.float32)
+        return store(self._model, self._name("constant"), array)
 
     def _name(self, kind: str) -> str:
         self._count += 1

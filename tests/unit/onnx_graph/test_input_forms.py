@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 import torch
 from onnx import ModelProto, TensorProto, helper, numpy_helper
-from qdq_graph import SIZE, Editor, good_graph
+from qdq_graph import SIZE, Editor, good_graph, results
 
 from models.quantize.fake_quantize import float16_scale
 from utils.core.input_spec import InputSpec
@@ -16,7 +15,6 @@ from utils.onnx_graph.passes.take_bytes import take_bytes
 from utils.onnx_graph.passes.to_half import to_half
 from utils.onnx_graph.verify import verify
 from utils.onnx_graph.view import input_spec, set_metadata
-from utils.runners.onnxrt import open_session
 
 GOOD = good_graph()
 
@@ -42,11 +40,8 @@ def formed(model: ModelProto, form: InputSpec) -> ModelProto:
     return set_metadata(graph, {**kept, **form.metadata()})
 
 
-def run(model: ModelProto, images: np.ndarray) -> np.ndarray:
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = open_session(model.SerializeToString(), options, ["CPUExecutionProvider"])
-    return session.run(None, {"images": images})[0]
+def run(model: ModelProto, images: np.ndarray, output: str = "output0") -> np.ndarray:
+    return results(model, images=images)[output]
 
 
 def fed(form: InputSpec) -> np.ndarray:
@@ -62,18 +57,12 @@ def test_same_results(model, form):
     np.testing.assert_array_equal(run(graph, fed(form)), expected)
     assert np.ptp(expected) > 1
     assert input_spec(graph) == form
+    readers = [node for node in graph.graph.node if "images" in node.input]  # TensorRT takes no other layer there
+    assert [(node.op_type, node.attribute[0].i) for node in readers] == [("Cast", TensorProto.FLOAT)]
     kind = graph.graph.input[0].type.tensor_type
     assert kind.elem_type == TensorProto.UINT8
     shape = [1, SIZE, SIZE, 3] if form is LAST else [1, 3, SIZE, SIZE]
     assert [dim.dim_value for dim in kind.shape.dim] == shape
-
-
-@pytest.mark.parametrize("form", [BYTES, LAST])
-def test_only_a_cast_reads_bytes(form):
-    """TensorRT takes no other layer behind a network input of UINT8."""
-    graph = formed(HALF, form)
-    readers = [node for node in graph.graph.node if "images" in node.input]
-    assert [(node.op_type, node.attribute[0].i) for node in readers] == [("Cast", TensorProto.FLOAT)]
 
 
 @pytest.mark.parametrize("form", [BYTES, LAST])
@@ -117,6 +106,5 @@ def test_what_reads_an_image_in_float_gets_a_product(form):
             (products if node.op_type == "Mul" else pixels).add(node.output[0])
     assert products
     assert not any(node.input[0] in products for node in graph.graph.node if node.op_type == "QuantizeLinear")  # 8.6.0
-    session = open_session(graph.SerializeToString(), onnxruntime.SessionOptions(), ["CPUExecutionProvider"])
-    np.testing.assert_allclose(session.run(["negative"], {"images": fed(form)})[0], PIXELS / -255, rtol=1e-6)
+    np.testing.assert_allclose(run(graph, fed(form), "negative"), PIXELS / -255, rtol=1e-6)
     np.testing.assert_array_equal(run(graph, fed(form)), run(GOOD, PIXELS.astype(np.float32) / 255))

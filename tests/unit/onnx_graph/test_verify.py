@@ -144,7 +144,7 @@ def test_good_graph_passes():
     strong = verify(STRONG)
     assert strong.ok
     assert strong.checked == report.checked | {"types": 10}  # every convolution, DFL's too
-    assert report.counts == {"quantizers": 24, "dequantizers": 24, "convolutions": 9, "float_convolutions": 0}
+    assert report.counts == {"quantizers": 24, "convolutions": 9, "float_convolutions": 0}
     assert "all 14 properties hold" in table(report)
 
 

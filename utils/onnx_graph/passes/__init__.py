@@ -9,7 +9,6 @@ written `output_formats.py` (NMS, DeepStream) and `take_bytes.py` (images as byt
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from onnx import ModelProto
@@ -37,47 +36,29 @@ if TYPE_CHECKING:
 remove_unused = pure(drop_unused)
 
 
-@dataclass(frozen=True)
-class Pass:
-    """A pass, and of which exports it is part."""
-
-    run: Callable[[ModelProto], ModelProto]
-    wanted: Callable[[ExportConfig], bool] = lambda config: True
-
-
-PASSES = (
-    # what torch traces, in few nodes
-    Pass(fold_constants),
-    Pass(remove_identities),
-    # one quantizer a tensor, one initializer a scale
-    Pass(share_scales),
-    Pass(round_weights),
-    Pass(number_quantizers),
-    Pass(merge_quantizers),
-    # the head
-    Pass(separate_predictions),
-    Pass(decode_boxes),
-    Pass(dense_groups),
-    # names, which onnxslim takes away again
-    Pass(name_quantizers),
-    Pass(remove_unused),
-    Pass(simplify, lambda config: config.simplify),
-    Pass(name_quantizers, lambda config: config.simplify),
-    Pass(remove_unused, lambda config: config.simplify),
-    # INT8 kernels of TensorRT: a convolution's parts may need whole blocks, and grouped convolutions get none
-    Pass(separate_parts, lambda config: config.for_int8_kernels),
-    Pass(separate_first, lambda config: config.for_int8_kernels and not config.half),  # measured for TensorRT 8.6
-    Pass(align_channels, lambda config: config.for_int8_kernels),
-    Pass(convolve_pools, lambda config: config.for_int8_kernels),
+def wanted_passes(config: ExportConfig) -> list[Callable[[ModelProto], ModelProto]]:
+    """The passes of an export, in order."""
+    passes = [
+        # what torch traces, in few nodes
+        fold_constants, remove_identities,
+        # one quantizer a tensor, one initializer a scale
+        share_scales, round_weights, number_quantizers, merge_quantizers,
+        # the head
+        separate_predictions, decode_boxes, dense_groups,
+        # names
+        name_quantizers, remove_unused,
+    ]  # fmt: skip
+    if config.simplify:  # onnxslim takes the names away again
+        passes += [simplify, name_quantizers, remove_unused]
+    if config.for_int8_kernels:  # of TensorRT: a convolution's parts may need whole blocks
+        first = [] if config.half else [separate_first]  # measured for TensorRT 8.6
+        passes += [separate_parts, *first, align_channels, convolve_pools]
     # how values are stored
-    Pass(to_half, lambda config: config.half),
-    Pass(store_int8_weights, lambda config: config.int8_weights),
-)
+    return passes + [to_half] * config.half + [store_int8_weights] * config.int8_weights
 
 
 def run_passes(model: ModelProto, config: ExportConfig) -> ModelProto:
     """The graph after the passes that an export wants."""
-    for step in PASSES:
-        if step.wanted(config):
-            model = step.run(model)
+    for step in wanted_passes(config):
+        model = step(model)
     return model

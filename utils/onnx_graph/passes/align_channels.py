@@ -13,19 +13,20 @@ from copy import deepcopy
 from dataclasses import dataclass
 
 import numpy as np
-from onnx import ModelProto, NodeProto, numpy_helper
+from onnx import ModelProto, NodeProto
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from utils.onnx_graph.qdq_view import INT8_VECTOR, PIECES, ChannelLayout, annotate, own_quantizers
+from utils.onnx_graph.qdq_view import INT8_VECTOR, PIECES, ChannelLayout, QdqGraph, annotate
 from utils.onnx_graph.view import (
     DEQUANTIZE,
     QUANTIZE,
-    GraphView,
     attribute,
     channel_bounds,
     channel_counts,
     drop_unused,
+    overwrite,
+    store,
 )
 
 # Each result channel comes from the same channel of the input, whatever the others hold.
@@ -53,7 +54,7 @@ def align_channels(model: ModelProto) -> ModelProto:
             layout = layouts[node.input[0]]
             annotate(node, places=layout.places.tolist(), count=layout.count)
     if layouts:
-        _Rewriter(result, layouts, graph.channels).run()
+        _widen(result, layouts, graph.channels)
     return result
 
 
@@ -61,7 +62,7 @@ class _Graph:
     """Which channels of which tensors are the same, and which of them can become more."""
 
     def __init__(self, model: ModelProto) -> None:
-        self.view = GraphView(model)
+        self.view = QdqGraph(model)
         self.channels = channel_counts(model)
         self.initializers = {tensor.name for tensor in model.graph.initializer}
         self.links: list[_Link] = []
@@ -127,7 +128,7 @@ class _Graph:
 
     def _can_be_rewritten(self, node: NodeProto) -> bool:
         """A convolution between all channels, whose quantized weights, scales and bias can be written anew."""
-        quantizers = own_quantizers(node, self.view)
+        quantizers = self.view.own_quantizers(node)
         if attribute(node, "group", 1) != 1 or quantizers is None:
             return False
         weight, scale = quantizers[0].input[:2]
@@ -181,66 +182,51 @@ def _layout(parts: Iterable[tuple[int, bool]]) -> ChannelLayout:
     return ChannelLayout(np.concatenate(places), new, cuts)
 
 
-class _Rewriter:
-    """Gives a graph wider tensors, in place."""
+def _widen(model: ModelProto, layouts: Mapping[str, ChannelLayout], channels: Mapping[str, int]) -> None:
+    """Give a graph wider tensors, in place."""
+    view, counts = QdqGraph(model), {**channels, **{name: layout.count for name, layout in layouts.items()}}
+    for node in model.graph.node:
+        if not any(name in layouts for name in (*node.input, *node.output)):
+            continue
+        if node.op_type == "Conv":
+            _widen_convolution(model, node, view, layouts)
+        elif node.op_type == "Split":
+            sizes = np.array([counts[name] for name in node.output])
+            node.input[:] = [node.input[0], store(model, f"{node.name}/sizes", sizes)]
+            for item in [item for item in node.attribute if item.name == "num_outputs"]:
+                node.attribute.remove(item)  # from opset 18; it goes with equal sizes only
+        elif node.op_type == "Slice":
+            cuts = layouts[node.input[0]].cuts
+            for position, name in ((1, "start"), (2, "end")):
+                old = min(int(view.constant(node.input[position]).item()), max(cuts))
+                node.input[position] = store(model, f"{node.name}/{name}", np.array([cuts[old]]))
+        elif node.op_type == "Resize" and len(node.input) > 3:
+            sizes = view.constant(node.input[3]).copy()
+            sizes[1] = counts[node.output[0]]
+            node.input[3] = store(model, f"{node.name}/sizes", sizes)
+    del model.graph.value_info[:]  # the old shapes
+    drop_unused(model)
 
-    def __init__(self, model: ModelProto, layouts: Mapping[str, ChannelLayout], channels: Mapping[str, int]) -> None:
-        self.model, self.layouts, self.view = model, layouts, GraphView(model)
-        self.tensors = {tensor.name: tensor for tensor in model.graph.initializer}
-        self.counts = {**channels, **{name: layout.count for name, layout in layouts.items()}}
 
-    def run(self) -> None:
-        for node in self.model.graph.node:
-            if not any(name in self.layouts for name in (*node.input, *node.output)):
-                continue
-            if node.op_type == "Conv":
-                self._convolution(node)
-            elif node.op_type == "Split":
-                sizes = [self.counts[name] for name in node.output]
-                node.input[:] = [node.input[0], self._store(f"{node.name}/sizes", np.array(sizes))]
-                for item in [item for item in node.attribute if item.name == "num_outputs"]:
-                    node.attribute.remove(item)  # from opset 18; it goes with equal sizes only
-            elif node.op_type == "Slice":
-                cuts = self.layouts[node.input[0]].cuts
-                for position, name in ((1, "start"), (2, "end")):
-                    old = min(int(self._array(node.input[position]).item()), max(cuts))
-                    node.input[position] = self._store(f"{node.name}/{name}", np.array([cuts[old]]))
-            elif node.op_type == "Resize" and len(node.input) > 3:
-                sizes = self._array(node.input[3]).copy()
-                sizes[1] = self.counts[node.output[0]]
-                node.input[3] = self._store(f"{node.name}/sizes", sizes)
-        del self.model.graph.value_info[:]  # the old shapes
-        drop_unused(self.model)
-
-    def _convolution(self, node: NodeProto) -> None:
-        quantizers = own_quantizers(node, self.view)
-        assert quantizers is not None, "only such tensors become wider"
-        before, after = self.layouts.get(node.input[0]), self.layouts.get(node.output[0])
-        stored = quantizers[0].input[0]
-        weight = self._array(stored)
-        if before is not None:
-            weight = before.spread(weight, 1)
-        if after is not None:
-            weight = after.spread(weight, 0)
-        self.tensors[stored].CopyFrom(numpy_helper.from_array(weight, stored))
-        if after is None:
-            return
-        scale, zero_point = map(self._array, quantizers[0].input[1:])
-        name = quantizers[0].name
-        parameters = (
-            self._store(f"{name}/scale", after.spread(scale, 0, scale.max())),
-            self._store(f"{name}/zero_point", after.spread(zero_point, 0)),
-        )
-        for quantizer in quantizers:
-            quantizer.input[1:] = parameters
-        if len(node.input) > 2:
-            node.input[2] = self._store(f"{node.name}/bias", after.spread(self._array(node.input[2]), 0))
-
-    def _array(self, name: str) -> np.ndarray:
-        value = self.view.array(name)
-        assert value is not None, f"{name} is constant where tensors become wider"
-        return value
-
-    def _store(self, name: str, value: np.ndarray) -> str:
-        self.model.graph.initializer.append(numpy_helper.from_array(value, name))
-        return name
+def _widen_convolution(
+    model: ModelProto, node: NodeProto, view: QdqGraph, layouts: Mapping[str, ChannelLayout]
+) -> None:
+    quantizers = view.own_quantizers(node)
+    assert quantizers is not None, "only such tensors become wider"
+    before, after = layouts.get(node.input[0]), layouts.get(node.output[0])
+    stored, *parameters = quantizers[0].input
+    weight = view.constant(stored)
+    weight = weight if before is None else before.spread(weight, 1)
+    overwrite(model, {stored: weight if after is None else after.spread(weight, 0)})
+    if after is None:
+        return
+    scale, zero_point = map(view.constant, parameters)
+    name = quantizers[0].name
+    parameters = [
+        store(model, f"{name}/scale", after.spread(scale, 0, scale.max())),
+        store(model, f"{name}/zero_point", after.spread(zero_point, 0)),
+    ]
+    for quantizer in quantizers:
+        quantizer.input[1:] = parameters
+    if len(node.input) > 2:
+        node.input[2] = store(model, f"{node.name}/bias", after.spread(view.constant(node.input[2]), 0))

@@ -9,20 +9,13 @@ point and stride follow. Nothing is transposed, and no shape is computed. Boxes 
 from __future__ import annotations
 
 import numpy as np
-from onnx import ModelProto, NodeProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, helper
 
-from utils.onnx_graph.qdq_view import comparable
-from utils.onnx_graph.view import GraphAppender, GraphView, attribute, drop_unused, pure, set_nodes
+from utils.onnx_graph.view import GraphAppender, GraphView, attribute, drop_unused, pure, set_nodes, store
 
 # cx, cy, w, h from the distances to left, top, right and bottom; cx and cy from the anchor's point
 BOX_OF_SIDES = np.array([[-0.5, 0, 0.5, 0], [0, -0.5, 0, 0.5], [1, 0, 1, 0], [0, 1, 0, 1]], np.float32)
 SIDES_INWARD = [0, 2, 1, 3]  # upstream's transposition: bins in front of sides
-
-
-# Where a graph decodes boxes: name of the distributions `[B, 4 * bins, anchors]`; scope of DFL's convolution; values
-# whose mean a distance is, float32 `[bins]`; names of the anchors' points in cells `[1, 2, anchors]` and of the pixels
-# of a cell `[1, anchors]`; the node that gives cx, cy, w, h in pixels.
-Decoding = tuple[str, str, np.ndarray, str, str, NodeProto]
 
 
 @pure
@@ -37,26 +30,28 @@ def decode_boxes(model: ModelProto) -> None:
     tail, bins = GraphAppender(model, scope), len(values)
     weight = np.kron(BOX_OF_SIDES, values).reshape(4, 4 * bins, 1, 1)
     # in a shape 0 is the size that was there, and -1 what is left: nothing has to be known of batch and anchors
-    (x,) = tail.add("Reshape", source, tail.value([-1, bins, 0, 1]))
-    (x,) = tail.add("Softmax", x, axis=1)
-    (x,) = tail.add("Reshape", x, tail.value([-1, 4 * bins, 0, 1]))
-    (x,) = tail.add("Conv", x, tail.value(weight, np.float32), kernel_shape=[1, 1])
-    (x,) = tail.add("Reshape", x, tail.value([0, 4, -1]))
+    x = tail.add("Softmax", tail.add("Reshape", source, [-1, bins, 0, 1]), axis=1)
+    x = tail.add("Conv", tail.add("Reshape", x, [-1, 4 * bins, 0, 1]), weight, kernel_shape=[1, 1])
+    x = tail.add("Reshape", x, [0, 4, -1])
     known = view.array(anchors)
     if known is not None:  # the anchors' points, and zeros for width and height: [1, 4, anchors]
-        points = tail.value(np.concatenate([known, np.zeros_like(known)], -2), np.float32)
+        points: object = np.concatenate([known, np.zeros_like(known)], -2)
     else:
-        (zeros,) = tail.add("Mul", anchors, tail.value(0.0, np.float32))
-        (points,) = tail.add("Concat", anchors, zeros, axis=-2)
-    (x,) = tail.add("Add", x, points)
-    tail.add("Mul", x, strides, outputs=list(boxes.output))
+        points = tail.add("Concat", anchors, tail.add("Mul", anchors, 0.0), axis=-2)
+    tail.add("Mul", tail.add("Add", x, points), strides, output=boxes.output[0])
     nodes = list(model.graph.node)
     set_nodes(model, [*nodes[:position], *nodes[before:], *nodes[position + 1 : before]])
     drop_unused(model)
 
 
-def _decoding(softmax: NodeProto, view: GraphView) -> Decoding | None:
-    """What a softmax decodes; None if it is not upstream's."""
+def _decoding(softmax: NodeProto, view: GraphView) -> tuple[str, str, np.ndarray, str, str, NodeProto] | None:
+    """What a softmax decodes; None if it is not upstream's.
+
+    Returns:
+        Name of the distributions `[B, 4 * bins, anchors]`; scope of DFL's convolution; values whose mean a distance is,
+        float32 `[bins]`; names of the anchors' points in cells `[1, 2, anchors]` and of the pixels of a cell
+        `[1, anchors]`; the node that gives cx, cy, w, h in pixels.
+    """
     transpose = view.producer(softmax.input[0])
     if transpose is None or not _is(transpose, "Transpose", perm=SIDES_INWARD) or not _is(softmax, "Softmax", axis=1):
         return None
@@ -80,7 +75,7 @@ def _ends(view: GraphView, near: str, far: str) -> tuple[str, str, NodeProto] | 
     if low is None or high is None or low.input[1] != near:
         return None
     anchors = _other(high, far)
-    if comparable(low.input[0], view) != comparable(anchors, view):
+    if view.comparable(low.input[0]) != view.comparable(anchors):
         return None
     corners = {low.output[0], high.output[0]}
     both = [node for node in view.consumers(low.output[0]) if set(node.input) == corners]
@@ -131,15 +126,12 @@ def separate_predictions(model: ModelProto) -> None:
             parts = []
             for reshape, pair in levels:
                 name = f"{reshape.name}/{('boxes', 'scores')[part]}"
-                shape = np.array([0, sizes[part], -1], np.int64)  # 0: the batch as it is
-                model.graph.initializer.append(numpy_helper.from_array(shape, f"{name}/shape"))
-                nodes.append(
-                    helper.make_node("Reshape", [pair.input[part], f"{name}/shape"], [f"{name}/result"], name=name)
-                )
+                shape = store(model, f"{name}/shape", np.array([0, sizes[part], -1]))  # 0: the batch as it is
                 parts.append(f"{name}/result")
+                nodes.append(helper.make_node("Reshape", [pair.input[part], shape], parts[-1:], name=name))
             nodes.append(helper.make_node("Concat", parts, [output], name=f"{split.name}/{part}", axis=2))
-        position = list(model.graph.node).index(split)
-        set_nodes(model, [*model.graph.node[:position], *nodes, *model.graph.node[position + 1 :]])
+        position = view.nodes.index(split)
+        set_nodes(model, [*view.nodes[:position], *nodes, *view.nodes[position + 1 :]])
         drop_unused(model)
         return
 
@@ -152,8 +144,7 @@ def _levels(split: NodeProto, view: GraphView) -> list[tuple[NodeProto, NodeProt
     if len(split.input) < 2 or view.array(split.input[1]) is None or attribute(split, "axis", 0) != 1:
         return []
     levels = []
-    for name in joined.input:
-        reshape = view.producer(name)
+    for reshape in map(view.producer, joined.input):
         pair = view.producer(reshape.input[0]) if reshape is not None and reshape.op_type == "Reshape" else None
         if reshape is None or pair is None or pair.op_type != "Concat" or len(pair.input) != 2:
             return []

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
-from onnx import ModelProto, NodeProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, OperatorSetIdProto, helper, numpy_helper
 
-from utils.onnx_graph.view import GraphView, attribute, opset_of, pure, rename_inputs, set_nodes, with_shapes
+from utils.onnx_graph.view import GraphView, attribute, pure, rename_inputs, set_nodes, store, with_shapes
 
 # Cheap operators without state; quantizers are not among them, so that weights keep theirs.
 FOLDABLE = frozenset({
@@ -24,17 +24,16 @@ def fold_constants(model: ModelProto) -> None:
     Torch traces `chunk` and `view` to arithmetic on Shape. Known dimensions become numbers, so that a Slice has
     constant bounds; dimensions that are dynamic stay computed. Results above `FOLD_LIMIT` elements stay computed too.
     """
-    inferred = with_shapes(model, data_prop=True)
     shapes = {
         value.name: [dim.dim_value if dim.HasField("dim_value") else None for dim in value.type.tensor_type.shape.dim]
-        for value in [*inferred.value_info, *inferred.input, *inferred.output]
+        for value in with_shapes(model, data_prop=True)
         if value.type.tensor_type.HasField("shape")
     }
     view = GraphView(model)
     values = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer if np.prod(t.dims) <= FOLD_LIMIT}
     stored, kept = set(values), []
     for node in model.graph.node:
-        result = _folded(node, view, shapes, values, opset_of(model))
+        result = _folded(node, view, shapes, values, model.opset_import)
         if result is None or set(node.output) & view.outputs or result.size > FOLD_LIMIT:
             kept.append(node)
         else:
@@ -42,16 +41,13 @@ def fold_constants(model: ModelProto) -> None:
     set_nodes(model, kept)
     used = {name for node in kept for name in node.input}
     for name in (name for name in values if name in used and name not in stored):
-        model.graph.initializer.append(numpy_helper.from_array(values[name], name))
+        store(model, name, values[name])
 
 
 def _folded(
-    node: NodeProto,
-    view: GraphView,
-    shapes: Mapping[str, list[int | None]],
-    values: Mapping[str, np.ndarray],
-    opset: int,
-) -> np.ndarray | None:
+    node: NodeProto, view: GraphView, shapes: Mapping[str, list[int | None]], values: Mapping[str, np.ndarray],
+    opsets: Sequence[OperatorSetIdProto],
+) -> np.ndarray | None:  # fmt: skip
     """The constant that a node computes, None if it cannot be known."""
     if node.op_type == "Constant":
         value = attribute(node, "value")
@@ -70,14 +66,8 @@ def _folded(
     from onnx.reference import ReferenceEvaluator
 
     feeds = {name: values[name] for name in node.input if name}
-    inputs = [
-        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
-        for name, value in feeds.items()
-    ]
-    outputs = [helper.make_empty_tensor_value_info(name) for name in node.output]
-    graph = helper.make_graph([node], "fold", inputs, outputs)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
-    return np.asarray(ReferenceEvaluator(model).run(None, feeds)[0])
+    function = helper.make_function("fold", "fold", list(feeds), list(node.output), [node], opsets)
+    return np.asarray(ReferenceEvaluator(function).run(None, feeds, attributes={})[0])
 
 
 @pure

@@ -15,24 +15,25 @@ from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
-from onnx import ModelProto, NodeProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, helper
 
 from utils.onnx_graph.passes.separate_parts import Cut, compute_parts, numbered, quantized_convolution, replace_nodes
-from utils.onnx_graph.qdq_view import INT8_VECTOR, QdqGraph, annotate, weight_quantizers
+from utils.onnx_graph.qdq_view import INT8_VECTOR, QdqGraph, annotate
 from utils.onnx_graph.view import (
     DEQUANTIZE,
     QDQ,
     QUANTIZE,
-    GraphView,
     attribute,
     channel_counts,
-    drop_unused,
+    overwrite,
     pure,
     set_nodes,
+    store,
 )
 
 FEW_GROUPS = 8  # a dense convolution multiplies so many times as much, at most
 ONE = np.array([[0, 0, 0], [0, 1, 0], [0, 0, 0]], np.float32)
+QUARTERS = np.array([[1, 1, 0], [1, 1, 0], [0, 0, 0]], np.float32) / 4
 MEAN_OF_FOUR = {  # attributes of the average pools that upstream's ADown and AConv have
     "kernel_shape": [2, 2], "strides": [1, 1], "pads": [0, 0, 0, 0], "dilations": [1, 1], "auto_pad": b"NOTSET",
 }  # fmt: skip
@@ -45,11 +46,11 @@ def dense_groups(model: ModelProto) -> None:
     Narrower groups run in float between conversions; the head of YOLOv9 has them (4 of 16 channels). A scale an output
     channel stays what it was, since zeros do not change a maximum. Depthwise convolutions have kernels of their own.
     """
-    view = GraphView(model)
+    view = QdqGraph(model)
     weights: dict[str, np.ndarray] = {}
     for node in model.graph.node:
         groups = attribute(node, "group", 1) if node.op_type == "Conv" else 1
-        quantizer = weight_quantizers(node, view)[0] if groups > 1 else None
+        quantizer = view.weight_quantizers(node)[0] if groups > 1 else None
         weight = view.array(quantizer.input[0]) if quantizer is not None else None
         if quantizer is None or weight is None or not 1 < weight.shape[1] < INT8_VECTOR or groups > FEW_GROUPS:
             continue
@@ -62,9 +63,7 @@ def dense_groups(model: ModelProto) -> None:
         for item in node.attribute:
             if item.name == "group":
                 item.i = 1
-    for tensor in model.graph.initializer:
-        if tensor.name in weights:
-            tensor.CopyFrom(numpy_helper.from_array(weights[tensor.name], tensor.name))
+    overwrite(model, weights)
     if weights:
         del model.graph.value_info[:]  # it holds the old weights' shapes
 
@@ -78,80 +77,69 @@ def convolve_pools(model: ModelProto) -> None:
     quarters and five zeros; a quarter is 64 steps of 2**-8. In FP32 the means are exact, since scales are float16
     numbers; in FP16 one halfway between two quantized values may be rounded to the other one.
     """
-    context = QdqGraph(model)
-    pools = {node.output[0] for node in context.nodes("AveragePool") if _is_int8_mean(node, context)}
+    view = QdqGraph(model)
+    pools = {node.output[0] for node in view.of_type("AveragePool") if _is_int8_mean(node, view)}
     if not pools:
         return
     channels = channel_counts(model)
-    quarters: np.ndarray = np.zeros((3, 3), np.float32)
-    quarters[:2, :2] = 0.25
     nodes: list[NodeProto] = []
     for node in model.graph.node:
         result = node.output[0]
-        if result not in pools or result not in channels:
+        if result in pools and result in channels:
+            names = node.name, f"{node.name or result}/weight"
+            nodes += depthwise(model, node.input[0], result, names, QUARTERS, channels[result], [0, 0, 1, 1])
+        else:
             nodes.append(node)
-            continue
-        names = node.name, f"{node.name or result}/weight"
-        nodes += depthwise(node.input[0], result, names, quarters, channels[result], [0, 0, 1, 1], model)
     set_nodes(model, nodes)
 
 
-def _is_int8_mean(node: NodeProto, context: QdqGraph) -> bool:
+def _is_int8_mean(node: NodeProto, view: QdqGraph) -> bool:
     """Whether a node is an average pool as in `MEAN_OF_FOUR`, from a DequantizeLinear to QuantizeLinears only.
 
     No activation may follow: a quantizer must not stand between a convolution and its activation.
     """
-    view = context.view
     if any(attribute(node, *item) != item[1] for item in MEAN_OF_FOUR.items()) or node.output[0] in view.outputs:
         return False
     source, quantizers = view.producer(node.input[0]), view.consumers(node.output[0])
     if source is None or source.op_type != DEQUANTIZE or {item.op_type for item in quantizers} != {QUANTIZE}:
         return False
     consumers = view.consumers_through(node.output[0], frozenset(QDQ))
-    return not any(consumer.op_type == "Mul" or context.is_activation(consumer) for consumer in consumers)
+    return not any(map(view.is_activation, consumers))
 
 
 def depthwise(
-    source: str, result: str, names: tuple[str, str], kernel: np.ndarray, channels: int, pads: list[int],
-    model: ModelProto,
+    model: ModelProto, source: str, result: str, names: tuple[str, str], kernel: np.ndarray, channels: int,
+    pads: list[int],
 ) -> list[NodeProto]:  # fmt: skip
-    """A convolution of each channel with a kernel of 3x3, behind its weight's quantizers.
+    """A convolution of each channel with a kernel of 3x3, behind its weight's quantizers; the model gets the constants.
 
     Args:
         names: of the convolution and of its weight.
         kernel: of multiples of its largest magnitude / 64, which is the scale.
-        model: gets the constants.
     """
     name, weight = names
-    constants = {
-        weight: np.broadcast_to(kernel, (channels, 1, 3, 3)).astype(np.float32),
-        f"{weight}/scale": np.full(channels, np.abs(kernel).max() / 64, np.float32),
-        f"{weight}/zero_point": np.zeros(channels, np.int8),
-    }
-    model.graph.initializer.extend(numpy_helper.from_array(value, key) for key, value in constants.items())
-    nodes, given = [], weight
+    tensor = store(model, weight, np.broadcast_to(kernel, (channels, 1, 3, 3)))
+    scale = store(model, f"{weight}/scale", np.full(channels, np.abs(kernel).max() / 64, np.float32))
+    zero_point, nodes = store(model, f"{weight}/zero_point", np.zeros(channels, np.int8)), []
     for kind in QDQ:
-        inputs, given = [given, *list(constants)[1:]], f"{weight}/{kind}_output_0"
-        nodes.append(helper.make_node(kind, inputs, [given], name=f"{weight}/{kind}", axis=0))
-    conv = helper.make_node(
-        "Conv", [source, given], [result], name=name, group=channels, kernel_shape=[3, 3], pads=pads
-    )
-    return [*nodes, conv]
+        inputs, tensor = [tensor, scale, zero_point], f"{weight}/{kind}_output_0"
+        nodes.append(helper.make_node(kind, inputs, [tensor], name=f"{weight}/{kind}", axis=0))
+    attributes = {"group": channels, "kernel_shape": [3, 3], "pads": pads}
+    return [*nodes, helper.make_node("Conv", [source, tensor], [result], name, **attributes)]
 
 
 def separate_first(model: ModelProto) -> ModelProto:
     """Compute the first convolution in parts of 32 channels, which are copied and joined in front of its quantizer."""
-    graph, result = QdqGraph(model), deepcopy(model)
-    view, cuts = graph.view, []
-    for cut in filter(None, (quantized_convolution(quantizer, graph) for quantizer in graph.activations)):
-        dequantizer = view.producer(cut.nodes[0].input[0])
+    view, result = QdqGraph(model), deepcopy(model)
+    made: dict[str, list[NodeProto]] = {}
+    renamed: dict[str, str] = {}
+    for cut in filter(None, (quantized_convolution(quantizer, view) for quantizer in view.activations)):
+        dequantizer, count = view.producer(cut.nodes[0].input[0]), cut.bounds[-1]
         quantizer = dequantizer and view.producer(dequantizer.input[0])
         of_image = quantizer and quantizer.op_type == QUANTIZE and quantizer.input[0] in view.inputs
-        if of_image and cut.bounds[-1] > INT8_VECTOR and cut.bounds[-1] % INT8_VECTOR == 0:
-            cuts.append(replace(cut, bounds=[*range(0, cut.bounds[-1] + 1, INT8_VECTOR)]))
-    made: dict[str, list[NodeProto]] = {}
-    renamed = {}
-    for cut in cuts:
+        if not of_image or count <= INT8_VECTOR or count % INT8_VECTOR:
+            continue
+        cut = replace(cut, bounds=[*range(0, count + 1, INT8_VECTOR)])
         whole = cut.nodes[-2].input[0]
         renamed[whole] = f"{whole}.joined"
         nodes, joined = compute_parts(cut, result, view), []
@@ -162,9 +150,8 @@ def separate_first(model: ModelProto) -> ModelProto:
             joined.append(added[-1].output[0])
         join = helper.make_node("Concat", joined, [renamed[whole]], f"{cut.nodes[0].name}/Concat", axis=1)
         made[cut.nodes[0].output[0]] = [*nodes, join]
-    if cuts:
+    if made:
         replace_nodes(result, made, renamed)
-        drop_unused(result)
     return result
 
 
@@ -172,7 +159,7 @@ def _copied(cut: Cut, index: int, model: ModelProto) -> list[NodeProto]:
     """A convolution that gives what it reads, a part of 32 channels, and its quantizers."""
     source = f"{cut.result}.{index}"
     name, weight = f"{cut.nodes[0].name}.{index}.copy", numbered(cut.weights[0].input[0], f"{index}.copy")
-    nodes = depthwise(source, f"{source}.copy", (name, weight), ONE, INT8_VECTOR, [1, 1, 1, 1], model)
+    nodes = depthwise(model, source, f"{source}.copy", (name, weight), ONE, INT8_VECTOR, [1, 1, 1, 1])
     tensor = nodes[-1].output[0]
     for node in cut.nodes[-2:]:
         copy = deepcopy(node)

@@ -8,19 +8,20 @@ training; an engine's layers carry the names of the tensors that are quantized.
 from __future__ import annotations
 
 import numpy as np
-from onnx import ModelProto, NodeProto, numpy_helper
+from onnx import ModelProto, NodeProto
 
-from utils.onnx_graph.qdq_view import WEIGHTED, along_axis, comparable, quantizer_parameters
+from utils.onnx_graph.qdq_view import WEIGHTED, QdqGraph, along_axis
 from utils.onnx_graph.view import (
     DEQUANTIZE,
     QDQ,
     QUANTIZE,
-    GraphView,
     attribute,
     drop_unused,
+    overwrite,
     pure,
     rename_inputs,
     set_nodes,
+    store,
 )
 
 
@@ -30,7 +31,7 @@ def share_scales(model: ModelProto) -> None:
 
     A one-element scale with an axis may belong to a weight with one output channel, and stays.
     """
-    view = GraphView(model)
+    view = QdqGraph(model)
     first: dict[object, str] = {}
     for node in model.graph.node:
         if node.op_type not in QDQ:
@@ -45,7 +46,7 @@ def share_scales(model: ModelProto) -> None:
             if key not in first:
                 first[key] = f"{name}/scalar" if scalar and value.ndim else name
                 if first[key] != name:
-                    model.graph.initializer.append(numpy_helper.from_array(value.reshape(()), first[key]))
+                    store(model, first[key], value.reshape(()))
             node.input[position] = first[key]
     drop_unused(model)
 
@@ -58,7 +59,7 @@ def round_weights(model: ModelProto) -> None:
     down by another, since torch multiplies by 1 / scale and ONNX divides by scale. On whole multiples all agree, so
     that every runtime computes with the integers that the network was trained with.
     """
-    view = GraphView(model)
+    view = QdqGraph(model)
     rounded: dict[str, np.ndarray] = {}
     for node in model.graph.node:
         weight, scale = (view.array(name) for name in node.input[:2]) if node.op_type == QUANTIZE else (None, None)
@@ -66,9 +67,7 @@ def round_weights(model: ModelProto) -> None:
             factor = along_axis(node, weight, scale)
             integers = np.clip(np.rint(weight * (np.float32(1) / factor)), -128, 127)
             rounded[node.input[0]] = (integers * factor).astype(weight.dtype)
-    for tensor in model.graph.initializer:
-        if tensor.name in rounded:
-            tensor.CopyFrom(numpy_helper.from_array(rounded[tensor.name], tensor.name))
+    overwrite(model, rounded)
 
 
 @pure
@@ -79,14 +78,14 @@ def merge_quantizers(model: ModelProto) -> None:
     DequantizeLinear of the same scale is dropped with its partner: quantizing twice gives the same integers. Other
     nodes of a kind, as two Concats of the same tensors, become one if their results are quantized with equal scales.
     """
-    view = GraphView(model)
+    view = QdqGraph(model)
     first: dict[tuple[object, ...], list[str]] = {}
     renamed: dict[str, str] = {}
     source: dict[str, tuple[str, tuple[object, ...]]] = {}  # DQ output → (its integer input, parameters)
     kept = []
     for node in model.graph.node:
         rename_inputs(node, renamed)
-        parameters = quantizer_parameters(node, view) if node.op_type in QDQ else _computation(node, view)
+        parameters = view.quantizer_parameters(node) if node.op_type in QDQ else _computation(node, view)
         if parameters is None or set(node.output) & view.outputs:
             kept.append(node)
             continue
@@ -104,7 +103,7 @@ def merge_quantizers(model: ModelProto) -> None:
     set_nodes(model, kept)
 
 
-def _computation(node: NodeProto, view: GraphView) -> tuple[object, ...] | None:
+def _computation(node: NodeProto, view: QdqGraph) -> tuple[object, ...] | None:
     """What a node computes and how its results are quantized, comparable; None of a convolution, or if none of them is.
 
     Nodes with equal results whose scales differ stay apart: a tensor has one quantizer.
@@ -113,8 +112,8 @@ def _computation(node: NodeProto, view: GraphView) -> tuple[object, ...] | None:
     if not readers or not node.input or node.op_type in WEIGHTED:
         return None
     attributes = sorted(item.SerializeToString() for item in node.attribute)
-    scales = {(list(node.output).index(reader.input[0]), *quantizer_parameters(reader, view)) for reader in readers}
-    inputs = [comparable(name, view) for name in node.input]
+    scales = {(list(node.output).index(reader.input[0]), *view.quantizer_parameters(reader)) for reader in readers}
+    inputs = [view.comparable(name) for name in node.input]
     return (node.domain, *inputs, *attributes, len(node.output), frozenset(scales))
 
 
@@ -126,7 +125,7 @@ def name_quantizers(model: ModelProto) -> None:
     `model.4.cv1.conv.weight/QuantizeLinear`. Torch names them after the module that happens to hold the quantizer.
     A shared scale is named after the first tensor that has it.
     """
-    view = GraphView(model)
+    view = QdqGraph(model)
     taken = {node.name for node in view.nodes if node.op_type not in QDQ}
     renamed: dict[str, str] = {}
     for node in model.graph.node:
@@ -169,7 +168,7 @@ def store_int8_weights(model: ModelProto) -> None:
     a QuantizeLinear (developer guide, "Quantized Weights"); newer ones take both (TensorRT 11, "Explicit
     Quantization"), as ONNX Runtime does.
     """
-    view = GraphView(model)
+    view = QdqGraph(model)
     renamed: dict[str, str] = {}
     kept = []
     for node in model.graph.node:
@@ -179,8 +178,7 @@ def store_int8_weights(model: ModelProto) -> None:
         if weight is None or scale is None or zero_point is None or zero_point.dtype != np.int8 or zero_point.any():
             kept.append(node)
             continue
-        renamed[node.output[0]] = name = f"{node.input[0]}_quantized"
         integers = np.clip(np.rint(weight / along_axis(node, weight, scale)), -128, 127).astype(np.int8)
-        model.graph.initializer.append(numpy_helper.from_array(integers, name))
+        renamed[node.output[0]] = store(model, f"{node.input[0]}_quantized", integers)
     set_nodes(model, kept)
     drop_unused(model)

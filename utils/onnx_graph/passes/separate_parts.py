@@ -14,11 +14,19 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
-from onnx import ModelProto, NodeProto, numpy_helper
+from onnx import ModelProto, NodeProto
 
 from utils.onnx_graph.passes.quantizers import merge_quantizers
-from utils.onnx_graph.qdq_view import QdqGraph, annotate, own_quantizers
-from utils.onnx_graph.view import QDQ, GraphView, attribute, channel_bounds, drop_unused, rename_inputs, set_nodes
+from utils.onnx_graph.qdq_view import QdqGraph, annotate
+from utils.onnx_graph.view import (
+    QDQ,
+    attribute,
+    channel_bounds,
+    drop_unused,
+    rename_inputs,
+    set_nodes,
+    store,
+)
 
 
 @dataclass(frozen=True)
@@ -45,11 +53,11 @@ class Cut:
 
 def separate_parts(model: ModelProto) -> ModelProto:
     """Compute the parts of quantized results that are cut one by one, see above."""
-    graph, result = QdqGraph(model), deepcopy(model)
-    cuts = [cut for quantizer in graph.activations if (cut := _find(quantizer, graph)) is not None]
+    view, result = QdqGraph(model), deepcopy(model)
+    cuts = [cut for quantizer in view.activations if (cut := _find(quantizer, view)) is not None]
     if not cuts:
         return result
-    made = {cut.nodes[0].output[0]: compute_parts(cut, result, graph.view) for cut in cuts}
+    made = {cut.nodes[0].output[0]: compute_parts(cut, result, view) for cut in cuts}
     renamed = {name: f"{cut.result}.{index}" for cut in cuts for name, index in cut.taken.items()}
     whole = {cut.result: [f"{cut.result}.{index}" for index in range(len(cut.bounds) - 1)] for cut in cuts}
     for node in result.graph.node:
@@ -67,11 +75,12 @@ def replace_nodes(model: ModelProto, made: Mapping[str, Sequence[NodeProto]], re
     for node in nodes:
         rename_inputs(node, renamed)
     set_nodes(model, nodes)
+    drop_unused(model)
 
 
-def _find(quantizer: NodeProto, graph: QdqGraph) -> Cut | None:
+def _find(quantizer: NodeProto, view: QdqGraph) -> Cut | None:
     """What a quantizer's result is made of, if it is cut as described."""
-    cut, view = quantized_convolution(quantizer, graph), graph.view
+    cut = quantized_convolution(quantizer, view)
     if cut is None:
         return None
     count = cut.bounds[-1]
@@ -87,16 +96,15 @@ def _find(quantizer: NodeProto, graph: QdqGraph) -> Cut | None:
     return replace(cut, bounds=bounds, taken={name: parts[part] for name, part in taken.items()})
 
 
-def quantized_convolution(quantizer: NodeProto, graph: QdqGraph) -> Cut | None:
+def quantized_convolution(quantizer: NodeProto, view: QdqGraph) -> Cut | None:
     """The convolution whose result a quantizer rounds, in one part; None if its channels cannot be told apart."""
-    view = graph.view
     consumers = view.consumers(quantizer.output[0])
     if np.ndim(view.array(quantizer.input[1])):  # a scale for each channel
         return None
-    conv = view.producer(graph.before_activation(quantizer.input[0]))
+    conv = view.producer(view.before_activation(quantizer.input[0]))
     if conv is None or conv.op_type != "Conv" or attribute(conv, "group", 1) != 1 or len(consumers) != 1:
         return None
-    weights = own_quantizers(conv, view)
+    weights = view.own_quantizers(conv)
     chain = _chain(conv.output[0], quantizer, view)
     if weights is None or chain is None or any(len(node.input) < 3 for node in weights):
         return None
@@ -107,7 +115,7 @@ def quantized_convolution(quantizer: NodeProto, graph: QdqGraph) -> Cut | None:
     return Cut([conv, *chain, quantizer, consumers[0]], weights, [0, count], {})
 
 
-def _chain(start: str, quantizer: NodeProto, view: GraphView) -> list[NodeProto] | None:
+def _chain(start: str, quantizer: NodeProto, view: QdqGraph) -> list[NodeProto] | None:
     """The activation between a convolution's result and its quantizer; None if others read what is between."""
     names, waiting = set(), [quantizer.input[0]]
     while waiting:
@@ -126,7 +134,7 @@ def _chain(start: str, quantizer: NodeProto, view: GraphView) -> list[NodeProto]
     return None if any(value is not None and value.size != 1 for value in constants) else chain
 
 
-def _taken(tensor: str, count: int, view: GraphView) -> dict[str, tuple[int, int]]:
+def _taken(tensor: str, count: int, view: QdqGraph) -> dict[str, tuple[int, int]]:
     """Parts that Splits and Slices make of a tensor: name → first channel and end.
 
     Empty if no Concat reads it whole, or if something reads it that is neither.
@@ -151,7 +159,7 @@ def _taken(tensor: str, count: int, view: GraphView) -> dict[str, tuple[int, int
     return taken if joined else {}
 
 
-def compute_parts(cut: Cut, model: ModelProto, view: GraphView) -> list[NodeProto]:
+def compute_parts(cut: Cut, model: ModelProto, view: QdqGraph) -> list[NodeProto]:
     """New nodes, named as before and numbered; their constants go into the model."""
     conv, (quantizer, dequantizer) = cut.nodes[0], cut.weights
     nodes = []
@@ -162,9 +170,7 @@ def compute_parts(cut: Cut, model: ModelProto, view: GraphView) -> list[NodeProt
         for node in cut.weights:  # equal parameters, perhaps by other names
             names |= {node.input[1]: f"{weight}/scale", node.input[2]: f"{weight}/zero_point"}
         for name in (*quantizer.input, *conv.input[2:]):
-            value = view.array(name)
-            assert value is not None, f"{name} is constant"
-            model.graph.initializer.append(numpy_helper.from_array(value[slice(*bounds)], names[name]))
+            store(model, names[name], view.constant(name)[slice(*bounds)])
         for node in (quantizer, dequantizer, *cut.nodes):
             copy = deepcopy(node)
             tensor, slash, kind = node.name.rpartition("/")  # `.../Mul/QuantizeLinear` → `.../Mul.0/QuantizeLinear`

@@ -15,10 +15,10 @@ output stay FP32 as well, so that a file in FP16 is fed like one in FP32.
 from __future__ import annotations
 
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from utils.onnx_graph.qdq_view import WEIGHTED, QdqGraph
-from utils.onnx_graph.view import drop_unused, pure, rename_inputs, set_nodes, with_shapes
+from utils.onnx_graph.view import drop_unused, pure, rename_inputs, set_nodes, store, with_shapes
 
 KEPT_INPUTS = {"Resize": (1, 2)}  # float arguments that are not data: the operator wants FP32
 LARGEST = float(np.finfo(np.float16).max)
@@ -28,34 +28,39 @@ LARGEST = float(np.finfo(np.float16).max)
 def to_half(model: ModelProto) -> None:
     """FP16 from the image to the last convolutions and DFL, with a Cast where a tensor crosses the border."""
     graph = QdqGraph(model)
-    body = graph.view.upstream([graph.after_activation(node.output[0]) for node in graph.last_convolutions])
-    decoding = graph.view.upstream(sorted(graph.decoders))
-    for node in graph.view.nodes:  # through what only moves the body's values, and through DFL
+    body = graph.upstream([graph.after_activation(node.output[0]) for node in graph.last_convolutions])
+    decoding = graph.upstream(sorted(graph.decoders))
+    for node in graph.nodes:  # through what only moves the body's values, and through DFL
         of_dfl = node.op_type in ("Softmax", *WEIGHTED) and node.output[0] in decoding
-        if (of_dfl or graph.is_moving(node)) and set(graph.inputs(node)) <= body:
+        if (of_dfl or graph.is_moving(node)) and set(graph.operands(node)) <= body:
             body.update(node.output)
     results = {value.name for value in model.graph.output} & body
-    inferred = with_shapes(model)
-    values = [*inferred.value_info, *inferred.input, *inferred.output]
-    floats = {value.name for value in values if value.type.tensor_type.elem_type == TensorProto.FLOAT}
+    floats = {value.name for value in with_shapes(model) if value.type.tensor_type.elem_type == TensorProto.FLOAT}
     floats |= {tensor.name for tensor in model.graph.initializer if tensor.data_type == TensorProto.FLOAT}
     nodes: list[NodeProto] = []
     casts: dict[str, str] = {}
     stored: dict[str, str] = {}
+
+    def cast(name: str, to: int) -> str:
+        if name not in casts:
+            casts[name] = f"{name}/cast"
+            nodes.append(helper.make_node("Cast", [name], [casts[name]], name=f"{name}/Cast", to=to))
+        return casts[name]
+
     for node in list(model.graph.node):
         inside = bool(set(node.output) & body)
         names: dict[str, str] = {}
         for position, name in enumerate(node.input):
             if name not in floats or node.op_type == "Shape" or position in KEPT_INPUTS.get(node.op_type, ()):
                 continue
-            if inside and graph.view.is_constant(name):
+            if inside and graph.is_constant(name):
                 names[name] = stored.setdefault(name, f"{name}/half")
             elif inside and name in results:
                 names[name] = f"{name}/half"
-            elif inside and name in graph.view.inputs:
-                names[name] = _cast(name, TensorProto.FLOAT16, casts, nodes)
-            elif not inside and name in body - results and not graph.view.is_constant(name):
-                names[name] = _cast(name, TensorProto.FLOAT, casts, nodes)
+            elif inside and name in graph.inputs:
+                names[name] = cast(name, TensorProto.FLOAT16)
+            elif not inside and name in body - results and not graph.is_constant(name):
+                names[name] = cast(name, TensorProto.FLOAT)
         rename_inputs(node, names)
         nodes.append(node)
         for position, name in enumerate(node.output):
@@ -63,15 +68,7 @@ def to_half(model: ModelProto) -> None:
                 node.output[position] = f"{name}/half"
                 nodes.append(helper.make_node("Cast", [f"{name}/half"], [name], f"{name}/Cast", to=TensorProto.FLOAT))
     for name, half in stored.items():
-        value = np.clip(graph.view.array(name), -LARGEST, LARGEST).astype(np.float16)
-        model.graph.initializer.append(numpy_helper.from_array(value, half))
+        store(model, half, np.clip(graph.array(name), -LARGEST, LARGEST).astype(np.float16))
     set_nodes(model, nodes)
     del model.graph.value_info[:]  # the types in it are those from before
     drop_unused(model)
-
-
-def _cast(name: str, to: int, casts: dict[str, str], nodes: list[NodeProto]) -> str:
-    if name not in casts:
-        casts[name] = f"{name}/cast"
-        nodes.append(helper.make_node("Cast", [name], [casts[name]], name=f"{name}/Cast", to=to))
-    return casts[name]
