@@ -153,7 +153,7 @@ def collect(model: nn.Module, batches: Iterable[Tensor]) -> Statistics:
         of_images, largest = maxima.tolist(), float(maxima.max())  # NaN if there is one
         if not counts:
             magnitude, of_images, largest = magnitude.flatten()[:0], [], 0.0
-        each = [value for (value,) in distributed.all_numbers([largest])]
+        each = distributed.gather(largest)
         largest = max(each) if all(map(math.isfinite, each)) else math.nan
         if not math.isfinite(largest):
             raise InputError(
@@ -181,7 +181,7 @@ def collect(model: nn.Module, batches: Iterable[Tensor]) -> Statistics:
     if unseen := [name for name in quantizers if name not in statistics.histograms]:
         raise QatError(f"calibration never reached {', '.join(unseen)}: a rule in rules.py does not match the network")
     histograms = statistics.histograms.values()
-    parts = distributed.united({str(distributed.world().rank): [one.of_images for one in histograms]}).values()
+    parts = distributed.gather([one.of_images for one in histograms])
     for histogram, maxima in zip(histograms, zip(*parts, strict=True), strict=True):
         histogram.counts = distributed.all_sum(histogram.counts)
         histogram.of_images = [value for part in maxima for value in part]  # of all processes

@@ -75,7 +75,7 @@ class TestFiles:
             assert row["size_bytes"] == Path(row["file"]).stat().st_size
             assert row["seconds"] > 0
             assert row["device"]
-            assert Row(**{name: row[name] for name in row if not name.endswith("_error")}).resampled().error > 0
+            assert Row(**{name: row[name] for name in row if not name.endswith("_error")}).ap_resampled.error > 0
         assert [row["ap_difference_error"] is None for row in report["rows"]] == [True, False, False]
         assert [entry["epoch"] for entry in report["history"]] == [0, 1]
         assert {"ap", "ap50", "loss", "held_out", "held_out_error", "lr", "seconds"} <= set(report["history"][0])

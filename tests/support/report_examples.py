@@ -25,5 +25,5 @@ def make_row(stage: str = "float", **changes) -> Row:
     return Row(**{**values, **changes})
 
 
-def resampled(*ap: float, images: str = "a" * 32) -> str:
-    return Resampled.of(images, ap).to_text()
+def resampled(*ap: float, images: str = "a" * 32) -> Resampled:
+    return Resampled.of(images, ap)

@@ -159,7 +159,6 @@ def collectives() -> dict[str, Any]:
     return {
         "world": (world.rank, world.size, world.local_rank), "main": distributed.is_main(), "refused": refused,
         "sum": distributed.all_sum(torch.tensor([world.rank, 1.0])).tolist(),
-        "numbers": distributed.all_numbers([world.rank, 2**53]), "gathered": distributed.gather(world.rank),
+        "gathered": distributed.gather((world.rank, 2**53)),
         "from_main": distributed.from_main(lambda: {"rank": world.rank}),
-        "united": distributed.united({str(world.rank): world.rank}),
     }  # fmt: skip

@@ -83,7 +83,7 @@ def test_a_network_and_its_export_have_a_standard_error_between_them(known, tmp_
     model, data, folder = known
     measurer = Measurer(data, torch.device("cpu"), CONFIG)
     row = measurer.row("float", folder / "a.onnx", measurer.measure(model, "a"), 1.0)
-    assert row.resampled().error > 0
+    assert row.ap_resampled.error > 0
     options = ValOptions(engine_file=str(folder / "a.onnx"), data=str(folder / "data.yaml"), imgsz=[64], batch_size=3,
                           workers=0, device="cpu", project=str(tmp_path))  # fmt: skip
     evaluate_file.run(options, "command", tmp_path)

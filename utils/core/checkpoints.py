@@ -1,16 +1,16 @@
 """PyTorch checkpoints, read without running any code of theirs.
 
-A checkpoint is a zip archive that holds tensors and a pickle, and a pickle is a program: it names functions and calls
-them. Two steps make it harmless:
+A checkpoint is a zip archive of tensors and a pickle, and a pickle is a program: it names functions and calls them.
+Two steps make it harmless:
 
-1. `_Unpickler` runs the pickle. It looks every name up in a table instead of importing it, and gives the pickle a shell
-   for it: a class of ours that records the arguments and the state that it receives, and does nothing else.
-2. `_Builder` makes tensors, numbers and modules of the records. A tensor has to lie within its storage. A module has to
-   be of a listed class; its constructor is not called, it starts as an empty `nn.Module` and receives plain data,
+1. `_Unpickler` looks each name up in a table instead of importing it, and gives the pickle a shell for it: a class of
+   ours that records the arguments and the state that it receives, and does nothing else.
+2. `_Builder` makes tensors, numbers and modules of the shells. A tensor has to lie within its storage. A module has to
+   be of a listed class, whose constructor is not called: it starts as an empty `nn.Module` and receives plain data,
    tensors and child modules. Whatever could be called, such as a hook, is refused.
 
-zipfile compares every member that it reads with its checksum; `torch.load(weights_only=True)` does not, and its list of
-allowed names belongs to the whole process. Checkpoints of segmentation networks name `getattr`.
+`torch.load(weights_only=True)` compares no checksums, keeps one list of names for the whole process, and refuses
+`getattr`, which checkpoints of segmentation networks name.
 """
 
 from __future__ import annotations
@@ -32,17 +32,11 @@ from torch import nn
 from utils.core.errors import CheckpointError, no_file
 
 STORAGES = {  # name in a pickle → dtype of its elements
-    "torch.DoubleStorage": torch.float64,
-    "torch.FloatStorage": torch.float32,
-    "torch.HalfStorage": torch.float16,
-    "torch.BFloat16Storage": torch.bfloat16,
-    "torch.LongStorage": torch.int64,
-    "torch.IntStorage": torch.int32,
-    "torch.ShortStorage": torch.int16,
-    "torch.CharStorage": torch.int8,
-    "torch.ByteStorage": torch.uint8,
+    "torch.DoubleStorage": torch.float64, "torch.FloatStorage": torch.float32, "torch.HalfStorage": torch.float16,
+    "torch.BFloat16Storage": torch.bfloat16, "torch.LongStorage": torch.int64, "torch.IntStorage": torch.int32,
+    "torch.ShortStorage": torch.int16, "torch.CharStorage": torch.int8, "torch.ByteStorage": torch.uint8,
     "torch.BoolStorage": torch.bool,
-}
+}  # fmt: skip
 DTYPES = {str(dtype): dtype for dtype in STORAGES.values()}  # torch.float32 and so on, as values
 NUMPY_DTYPES = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
 PATHS = tuple(f"pathlib.{prefix}{kind}" for prefix in ("", "Pure") for kind in ("Path", "PosixPath", "WindowsPath"))
@@ -91,16 +85,16 @@ def read_torch_file(
     if not os.path.isfile(file):
         raise CheckpointError(no_file(file, "--weights takes a .pt file"))
     try:
-        with zipfile.ZipFile(file) as archive:
+        with zipfile.ZipFile(file) as archive:  # which compares what it reads with its checksum
             pickles = [name for name in archive.namelist() if name.count("/") == 1 and name.endswith("/data.pkl")]
             if len(pickles) != 1:
                 raise ValueError("a zip file without data.pkl")
             content = _Unpickler(io.BytesIO(archive.read(pickles[0])), modules or {}).load()
             builder = _Builder(modules or {}, lambda key: archive.read(f"{pickles[0][:-8]}data/{key}"))
             if type(content) in (dict, _Dict):
-                return {builder.key(key): builder.value(value) for key, value in content.items() if key not in skip}
-            return builder.value(content)
-    except _Refused as error:
+                return {_key(key): builder.value(value, True) for key, value in content.items() if key not in skip}
+            return builder.value(content, True)
+    except NotAllowed as error:
         raise NotAllowed(
             f"{file} holds {error}, which is no data and no module class of YOLOv9 or torch.nn; it was not loaded. "
             "Save the network without fusing or wrapping it, as upstream's train.py does; a class of a fork has to be "
@@ -110,10 +104,6 @@ def read_torch_file(
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         problem = f"is damaged, or no checkpoint of PyTorch 1.6 or newer ({reason})"
         raise CheckpointError(f"{file} {problem}; {remedy}") from error
-
-
-class _Refused(Exception):
-    """A file names or holds something that only code could need; the text says what."""
 
 
 class _Shell:
@@ -169,10 +159,17 @@ class _Unpickler(pickle.Unpickler):
             return _Dict
         if full in NAMES or full in self._modules:
             return _shell(full)
-        raise _Refused(full[:200])
+        raise NotAllowed(full[:200])
 
     def persistent_load(self, pid: Any) -> Any:
         return _STORAGE(*pid)
+
+
+def _key(value: Any) -> Any:
+    """A key of a dictionary or an item of a set: a text or a number."""
+    if type(value) not in ATOMS:
+        raise ValueError(f"it has a key of type {type(value).__name__}")
+    return value
 
 
 class _Builder:
@@ -188,77 +185,50 @@ class _Builder:
         self._storages: dict[str, torch.Tensor] = {}  # key → its bytes, uint8 [n]
         self._made: dict[int, Any] = {}  # id of a container or a shell → what was made of it, for what is shared
 
-    def value(self, value: Any) -> Any:
-        """A module, or data."""
-        return self._once(value, self._make_module) if self._module_class(type(value)) else self.data(value)
-
-    def data(self, value: Any) -> Any:
-        """Containers, texts, numbers and tensors; modules are refused."""
+    def value(self, value: Any, module_allowed: bool = False) -> Any:
+        """A container, text, number or tensor; or a module, which is refused within data."""
         if type(value) in ATOMS:
             return value
-        if self._module_class(type(value)):
-            raise _Refused(f"a module within data, a {value.name}")
-        return self._once(value, self._make_data)
-
-    def _once(self, value: Any, make: Callable[[Any], Any]) -> Any:
-        """What `value` stands for, made when it is first asked for."""
-        if id(value) not in self._made:
-            self._made[id(value)] = make(value)  # a container in itself ends in a RecursionError
+        is_module = isinstance(value, _Shell) and value.name in self._modules
+        if is_module and not module_allowed:
+            raise NotAllowed(f"a module within data, a {value.name}")
+        if id(value) not in self._made:  # a container in itself ends in a RecursionError
+            self._made[id(value)] = self._module(value) if is_module else self._data(value)
         return self._made[id(value)]
 
-    @staticmethod
-    def key(value: Any) -> Any:
-        """A key of a dictionary or an item of a set: a text or a number."""
-        if type(value) not in ATOMS:
-            raise ValueError(f"it has a key of type {type(value).__name__}")
-        return value
-
-    def _make_data(self, value: Any) -> Any:
+    def _data(self, value: Any) -> Any:
         kind = type(value)
-        if kind is list:
-            return [self.data(item) for item in value]
-        if kind is tuple:
-            return tuple(self.data(item) for item in value)
+        if kind in (list, tuple):
+            return kind(map(self.value, value))
         if kind is set:
-            return {self.key(item) for item in value}
-        if kind is dict or kind is _Dict:
-            made = {self.key(key): self.data(item) for key, item in value.items()}
-            return made if kind is dict else OrderedDict(made)
+            return set(map(_key, value))
+        if kind in (dict, _Dict):
+            entries = {_key(key): self.value(item) for key, item in value.items()}
+            return entries if kind is dict else OrderedDict(entries)
         if kind is _STORAGE:
             return self._storage(*value.args)
-        if isinstance(value, _Shell):
-            return self._called(value)
-        name = getattr(value, "name", None)
-        if name in DTYPES:
-            return DTYPES[name]
-        raise _Refused(name or f"a value of type {kind.__name__}")
-
-    def _called(self, shell: _Shell) -> Any:
-        """The value of a call of one of the listed functions."""
-        if shell.name == ARRAY:  # NumPy makes an empty array, and gives it its state
-            _, shape, dtype, fortran, data = self.data(shell.state)
+        name = getattr(value, "name", f"a value of type {kind.__name__}")
+        if not isinstance(value, _Shell):
+            if name in DTYPES:
+                return DTYPES[name]
+            raise NotAllowed(name)
+        if name == ARRAY:  # NumPy makes an empty array, and gives it its state
+            _, shape, dtype, fortran, data = self.value(value.state)
             return np.ndarray(shape, _checked(dtype), data, order="F" if fortran else "C").copy(order="K")
-        if shell.name == DTYPE:
-            if shell.args[0] not in NUMPY_DTYPES:
-                raise _Refused(f"NumPy's dtype {shell.args[0]}")
-            return np.dtype(shell.args[0]).newbyteorder(shell.state[1] if shell.state else "=")
-        if shell.name not in FUNCTIONS or shell.state is not None:
-            raise _Refused(f"a call or a state of {shell.name}")
-        return FUNCTIONS[shell.name](*(self.data(argument) for argument in shell.args))
+        if name == DTYPE and value.args[0] in NUMPY_DTYPES:
+            return np.dtype(value.args[0]).newbyteorder(value.state[1] if value.state else "=")
+        if name not in FUNCTIONS or value.state is not None:
+            raise NotAllowed(f"a call or a state of {name}")
+        return FUNCTIONS[name](*map(self.value, value.args))
 
     def _storage(self, _tag: Any, kind: type[_Shell], key: Any, _location: Any, _count: Any) -> torch.Tensor:
         """The elements of a storage in the archive, `[n]`."""
-        dtype = STORAGES[kind.name]
         if key not in self._storages:
             content = bytearray(self._read_storage(key))
             self._storages[key] = torch.frombuffer(content, dtype=torch.uint8) if content else torch.empty(0).byte()
-        return self._storages[key].view(dtype)
+        return self._storages[key].view(STORAGES[kind.name])
 
-    def _module_class(self, kind: Any) -> type[nn.Module] | None:
-        """The class that a class of shells stands for, if that is a module class."""
-        return self._modules.get(kind.name) if isinstance(kind, type) and issubclass(kind, _Shell) else None
-
-    def _make_module(self, shell: _Shell) -> nn.Module:
+    def _module(self, shell: _Shell) -> nn.Module:
         cls = self._modules[shell.name]
         if shell.args or type(shell.state) is not dict:
             raise ValueError(f"an instance of {shell.name} has constructor arguments, or no state")
@@ -267,20 +237,20 @@ class _Builder:
         for key, value in shell.state.items():
             if key in MEMBERS:
                 for name, member in value.items():
-                    vars(module)[key][self.key(name)] = made = self.value(member)
+                    vars(module)[key][_key(name)] = made = self.value(member, True)
                     if not isinstance(made, (MEMBERS[key], type(None))):
-                        raise _Refused(f"{shell.name}.{name} of type {type(made).__name__}")
+                        raise NotAllowed(f"{shell.name}.{name} of type {type(made).__name__}")
             elif key == KEPT_AS and isinstance(value, _Shell) and value.name == GETATTR:
                 owner, attribute = value.args
-                below = self._module_class(owner)
+                below = self._modules.get(getattr(owner, "name", "")) if isinstance(owner, type) else None
                 if below is None or (below.__name__, attribute) != (KEPT_FORWARDS.get(cls.__name__), "forward"):
-                    raise _Refused(f"{GETATTR} in a {cls.__name__}")
+                    raise NotAllowed(f"{GETATTR} in a {cls.__name__}")
                 vars(module)[key] = below.forward
             elif key.startswith("_") and key not in PRIVATE_DATA:
                 if not (value is None or type(value) is bool or value == {}):
-                    raise _Refused(f"a hook or a private attribute, {key[:80]} of {shell.name}")
+                    raise NotAllowed(f"a hook or a private attribute, {key[:80]} of {shell.name}")
             else:
-                vars(module)[key] = self.data(value)
+                vars(module)[key] = self.value(value)
         return module
 
 
@@ -288,7 +258,7 @@ def _tensor(
     storage: torch.Tensor, offset: int, size: Any, stride: Any, requires_grad: Any, hooks: Any, metadata: Any = None
 ) -> torch.Tensor:
     if hooks or metadata:
-        raise _Refused("a tensor with hooks")
+        raise NotAllowed("a tensor with hooks")
     # as_strided raises where the tensor does not lie within its storage; set_ makes it no view of another tensor.
     tensor = torch.empty(0, dtype=storage.dtype).set_(storage.as_strided(size, stride, offset))
     return tensor.requires_grad_(bool(requires_grad))
@@ -296,15 +266,8 @@ def _tensor(
 
 def _parameter(data: torch.Tensor, requires_grad: Any, hooks: Any) -> nn.Parameter:
     if hooks:
-        raise _Refused("a parameter with hooks")
+        raise NotAllowed("a parameter with hooks")
     return nn.Parameter(data, bool(requires_grad))
-
-
-def _bytes(text: str, encoding: str) -> bytes:
-    """Protocol 2 has no bytes, and writes them as text in Latin-1."""
-    if encoding not in ("latin1", "latin-1"):
-        raise _Refused(f"text in the encoding {encoding}")
-    return text.encode("latin1")
 
 
 def _checked(dtype: Any) -> np.dtype[Any]:
@@ -320,8 +283,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "torch._utils._rebuild_parameter": _parameter,
     "torch.Size": torch.Size,
     "torch.device": lambda *_: torch.device("cpu"),
-    "builtins.set": lambda items: {_Builder.key(item) for item in items},
-    "_codecs.encode": _bytes,
+    "builtins.set": lambda items: set(map(_key, items)),
+    "_codecs.encode": lambda text, _: text.encode("latin1"),  # protocol 2 has no bytes, and writes them as Latin-1
     "numpy.core.multiarray.scalar": lambda dtype, data: np.frombuffer(data, _checked(dtype), 1)[0],
     **dict.fromkeys(PATHS, lambda *parts: str(PurePosixPath(*parts))),
 }

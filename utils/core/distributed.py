@@ -3,15 +3,13 @@
 torchrun says in the environment which of them this process is. `utils/cli.py` opens the process group with `joined`
 (Gloo for what lies in memory, NCCL for what lies on a GPU). Every process runs the same program on its share of each
 batch, so that all of them call the same collectives in the same order. The main process logs, and writes: jobs call the
-functions of `files.py` in every process.
-
-In a process by itself torch.distributed is never touched: sums are what they are, and everybody is the main one.
+functions of `files.py` in every process. A process by itself never touches torch.distributed.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -94,7 +92,7 @@ def joined() -> Iterator[World]:
         distributed.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=TIMEOUT)
         _State.world, device.local_rank = found, found.local_rank
         yield found
-        wait()
+        gather(None)  # go on when every process has come here
         distributed.destroy_process_group()  # not after an error: it would wait for the others
     except RuntimeError as error:
         if isinstance(error, distributed.DistError) or any(sign in str(error).lower() for sign in _SIGNS):
@@ -116,35 +114,17 @@ def all_sum(values: Tensor) -> Tensor:
     return values
 
 
-def all_numbers(values: Sequence[float]) -> list[list[float]]:
-    """A few numbers of every process, by rank; float64, so that integers up to 2**53 stay exact."""
+def gather(thing: Thing) -> list[Thing]:
+    """What every process has, by rank, in each of them."""
     if _State.world.size == 1:
-        return [list(values)]
+        return [thing]
     import torch
     from torch import distributed
 
+    things: list[Any] = [None] * _State.world.size
     with torch.inference_mode(False):  # as in `all_sum`
-        mine = torch.tensor(values, dtype=torch.float64)
-        found = [torch.empty_like(mine) for _ in range(_State.world.size)]
-        distributed.all_gather(found, mine)
-    return [one.tolist() for one in found]
-
-
-def gather(thing: Thing) -> list[Thing]:
-    """What every process has, by rank, in the main one; nothing elsewhere."""
-    if _State.world.size == 1:
-        return [thing]
-    from torch import distributed
-
-    found: list[Any] | None = [None] * _State.world.size if is_main() else None
-    distributed.gather_object(thing, found)
-    return found or []
-
-
-def united(mine: Mapping[str, Thing]) -> dict[str, Thing]:
-    """The entries of all processes' mappings, in each of them."""
-    parts = gather(dict(mine))
-    return from_main(lambda: {name: thing for part in parts for name, thing in part.items()})
+        distributed.all_gather_object(things, thing)
+    return things
 
 
 def from_main(work: Callable[[], Thing]) -> Thing:
@@ -171,8 +151,3 @@ def from_main(work: Callable[[], Thing]) -> Thing:
         raise box[1]
     result: Thing = box[0]
     return result
-
-
-def wait() -> None:
-    """Go on when every process has come here."""
-    all_numbers([0])

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import BeforeValidator, Field, PlainSerializer
 
 from utils.core.strict_model import StrictModel
 
@@ -54,8 +54,7 @@ class SplitCounts(StrictModel):
 
     Attributes:
         name: of the split, and how much of it was read if not all.
-        images, objects: those that are used.
-        backgrounds: images without objects, with a label file or without.
+        images, objects: those that are used; `backgrounds`: images without objects, with a label file or without.
         left_out: images that are not used.
         boxes_among_polygons: which upstream takes for polygons of two points.
         first: field → the first image, label file or line that it counts, and why.
@@ -127,11 +126,7 @@ class Resampled:
 
     @classmethod
     def from_text(cls, text: str) -> Resampled:
-        """The inverse of `to_text`.
-
-        Raises:
-            ValueError: it is something else.
-        """
+        """The inverse of `to_text`; raises `ValueError` for another text."""
         match = _TEXT.fullmatch(text)
         if match is None:
             raise ValueError("no hash of images and AP values from 0 to 1 with seven digits")
@@ -169,7 +164,11 @@ def _writable(text: Any) -> Any:
 
 Text = Annotated[str, BeforeValidator(_writable)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
-ResampledText = Annotated[str, AfterValidator(lambda text: text and Resampled.from_text(text).to_text())]
+StoredResampled = Annotated[  # a text in files, empty for None
+    Resampled | None,
+    BeforeValidator(lambda value: (Resampled.from_text(value) if value else None) if isinstance(value, str) else value),
+    PlainSerializer(lambda value: value.to_text() if value else "", return_type=str),
+]
 Counts = dict[Text, Annotated[tuple[int, int], Field(strict=False)]]
 
 
@@ -181,8 +180,7 @@ class AtThreshold(StrictModel):
         objects, found: numbers of labels, and of labels that are found.
         precision: share of the detections that find an object; 0 without detections.
         recall: share of the objects that are found; 0 without objects.
-        precision_resampled, recall_resampled: on resamplings of the images, as `Resampled.to_text` gives them; empty
-            where there is only one image.
+        precision_resampled, recall_resampled: on resamplings of the images; None where there is only one image.
         by_class, by_size: class, or size of objects where there are some → (objects, found).
     """
 
@@ -191,14 +189,12 @@ class AtThreshold(StrictModel):
     found: Annotated[int, Field(ge=0)]
     precision: Fraction
     recall: Fraction
-    precision_resampled: ResampledText = ""
-    recall_resampled: ResampledText = ""
+    precision_resampled: StoredResampled = None
+    recall_resampled: StoredResampled = None
     by_class: Counts = Field(default_factory=dict)
     by_size: Counts = Field(default_factory=dict)
 
     def difference(self, other: AtThreshold, what: Literal["precision", "recall"]) -> Difference:
         """Precision or recall, less that of another network at the same threshold."""
-        mine, theirs = (
-            Resampled.from_text(text) if (text := getattr(one, f"{what}_resampled")) else None for one in (self, other)
-        )
-        return Difference(getattr(self, what) - getattr(other, what), difference_error(mine, theirs))
+        resampled, base = (getattr(one, f"{what}_resampled") for one in (self, other))
+        return Difference(getattr(self, what) - getattr(other, what), difference_error(resampled, base))

@@ -305,11 +305,11 @@ def whole_batch(images: Tensor) -> tuple[int, Tensor]:
     Args:
         images: `[B, 3, H, W]` of this process.
     """
-    parts = distributed.all_numbers([len(images), *images.shape[2:]])
+    parts = distributed.gather((len(images), *images.shape[2:]))
     if not len(images):
-        height, width = (int(max(part[side] for part in parts)) for side in (1, 2))
+        height, width = (max(part[side] for part in parts) for side in (1, 2))
         images = images.new_zeros((0, 3, height, width))
-    return int(sum(part[0] for part in parts)), images
+    return sum(part[0] for part in parts), images
 
 
 def dataset_hash(data: DataConfig, splits: Iterable[str], files: Mapping[str, str | None] | None = None) -> str:

@@ -152,7 +152,7 @@ def evaluate(
     if files.coco:
         files.coco.results = dict(ChainMap(*distributed.gather(files.coco.results)))
     processes = distributed.world().size
-    not_finite = int(sum(number for (number,) in distributed.all_numbers([detector.not_finite])))
+    not_finite = sum(distributed.gather(detector.not_finite))
 
     def summary() -> EvalResult:
         scores, mask_scores = statistics.scores(), statistics.mask_scores()

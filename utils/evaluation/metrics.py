@@ -285,7 +285,7 @@ class EvalStatistics:
         label_sizes = np.searchsorted(bounds, _together(self.labels)[:, 1], "right") - 1
         hit_sizes = np.searchsorted(bounds, _together(self.detections)[hit, 2], "right") - 1
         hit_classes = outcomes.classes[hit]
-        resamplings: dict[str, str] = {}
+        resamplings: dict[str, Resampled] = {}
         if (drawn := image_weights(outcomes)) is not None:
             images, weights = drawn
             objects, found, detections = (
@@ -293,7 +293,7 @@ class EvalStatistics:
                 for owners in (outcomes.label_image, outcomes.image[hit], outcomes.image[taken])
             )
             for name, whole in (("precision", detections), ("recall", objects)):
-                resamplings[f"{name}_resampled"] = Resampled.of(images, found / np.maximum(whole, 1)).to_text()
+                resamplings[f"{name}_resampled"] = Resampled.of(images, found / np.maximum(whole, 1))
         count, number = len(outcomes.label_image), int(hit.sum())
         return AtThreshold(
             threshold=threshold, objects=count, found=number, precision=number / max(int(taken.sum()), 1),

@@ -18,7 +18,7 @@ from models.quantize.modules import rounded_weights
 from utils.core.device import device_name, select_device
 from utils.core.errors import InputError
 from utils.core.files import read_onnx
-from utils.core.score import AGREEMENT, Resampled
+from utils.core.score import AGREEMENT
 from utils.core.tasks import AP_CONFIDENCE
 from utils.core.text import plural, short_repr
 from utils.evaluation.data_yaml import load_data
@@ -148,9 +148,6 @@ def make_row(
         warn_of_low_ap(result.ap)
     marks = ap_with(config, result, runner)
 
-    def text(resampled: Resampled | None) -> str:
-        return resampled.to_text() if resampled else ""
-
     scores: dict[str, Any] = {
         **{name: getattr(result, name) for name in ("ap", "ap50", "precision", "recall", "input_size", "at")},
         "ms_per_image": result.ms["inference"],
@@ -162,12 +159,12 @@ def make_row(
     if result.masks:
         scores |= {f"mask_{name}": getattr(result.masks, name) for name in ("ap", "ap50", "precision", "recall")}
     if result.statistics:
-        scores["ap_resampled"] = text(result.statistics.resampled())
-        scores["mask_ap_resampled"] = text(result.statistics.mask_resampled())
+        scores["ap_resampled"] = result.statistics.resampled()
+        scores["mask_ap_resampled"] = result.statistics.mask_resampled()
     if result.f1:
         scores |= {"best_threshold": result.threshold, "f1": tuple(result.f1[round(i * 9.99)] for i in range(101))}
     if agreement := result.agreement:
-        scores |= {"agreement": agreement.ap, "agreement_resampled": text(agreement.resampled)}
+        scores |= {"agreement": agreement.ap, "agreement_resampled": agreement.resampled}
     if result.coco:  # pycocotools says -1 where there are no objects of a size
         scores["ap_by_size"] = {size: ap for size in SIZES if (ap := result.coco[f"ap_{size}"]) >= 0}
     return Row(**{**row.model_dump(), **scores})

@@ -27,9 +27,8 @@ from utils.core.score import (
     AtThreshold,
     Difference,
     Fraction,
-    Resampled,
-    ResampledText,
     SplitCounts,
+    StoredResampled,
     Text,
     difference_error,
 )
@@ -117,7 +116,7 @@ class Row(StrictModel):
         best_threshold: the confidence of best F1, which `precision` and `recall` belong to.
         f1: mean over classes at confidences 0, 0.01, ..., 1.
         at: what is found and missed at the float network's `best_threshold`.
-        ap_resampled: AP on resamplings of the images, as `Resampled.to_text` gives it; empty where it is not known.
+        ap_resampled: AP on resamplings of the images, a text in JSON (`Resampled.to_text`); None where not known.
         mask_ap, ...: the same of masks, of a segmentation network.
         ap_by_class: AP of boxes of each class that has labels, in the dataset's order.
         ap_by_size: AP by pycocotools of `small` (below 32² pixels), `medium` and `large` (from 96²) objects, of which
@@ -136,19 +135,19 @@ class Row(StrictModel):
     ms_per_image: Positive | None
     measured_on: Text
     ap_with: Text = ""
-    ap_resampled: ResampledText = ""
+    ap_resampled: StoredResampled = None
     mask_ap: Fraction | None = None
     mask_ap50: Fraction | None = None
     mask_precision: Fraction | None = None
     mask_recall: Fraction | None = None
-    mask_ap_resampled: ResampledText = ""
+    mask_ap_resampled: StoredResampled = None
     ap_by_class: dict[Text, Fraction] = Field(default_factory=dict)
     ap_by_size: dict[Annotated[str, Field(pattern="^(small|medium|large)$")], Fraction] = Field(default_factory=dict)
     input_size: Text = ""
     resampled_over: Text = "images"
     run: Text = ""
     agreement: Fraction | None = None
-    agreement_resampled: ResampledText = ""
+    agreement_resampled: StoredResampled = None
     best_threshold: Fraction | None = None
     f1: Annotated[tuple[Fraction, ...], Field(strict=False)] = ()
     at: AtThreshold | None = None
@@ -165,17 +164,12 @@ class Row(StrictModel):
         """Whether AP is near 0; of a float network nothing can then be said of INT8."""
         return self.ap is not None and self.ap < LOW_AP
 
-    def resampled(self, ap: AnyAp = "ap") -> Resampled | None:
-        """AP, of boxes or of masks, on resamplings of the images, if it is known."""
-        text = getattr(self, f"{ap}_resampled")
-        return Resampled.from_text(text) if text else None
-
     def difference(self, other: Row, ap: AnyAp = "ap") -> Difference | None:
         """AP of this row, of boxes or of masks, minus that of another; None where they do not compare."""
         score, base = getattr(self, ap), getattr(other, ap)
         if score is None or base is None or self.incomparable(other, ap):
             return None
-        return Difference(score - base, difference_error(self.resampled(ap), other.resampled(ap)))
+        return Difference(score - base, difference_error(*(getattr(row, f"{ap}_resampled") for row in (self, other))))
 
     def incomparable(self, other: Row, ap: AnyAp = "ap") -> str:
         """Why this row's AP does not compare with that of another row; empty where it does.
@@ -187,7 +181,7 @@ class Row(StrictModel):
             return f"{self.ap_with or 'the defaults'} here, {other.ap_with or 'the defaults'} there"
         if self.input_size and other.input_size and self.input_size != other.input_size:
             return f"input {self.input_size} here, {other.input_size} there"
-        resampled, base = self.resampled(ap), other.resampled(ap)
+        resampled, base = (getattr(row, f"{ap}_resampled") for row in (self, other))
         if resampled and base and not resampled.same_images(base):
             return "other images or labels"
         return ""

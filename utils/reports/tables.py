@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from utils.core.files import distinct_names
-from utils.core.score import AGREEMENT, Difference, Resampled
+from utils.core.score import AGREEMENT, Difference
 from utils.core.text import aligned, columns
 from utils.reports.schema import AP, UNFINISHED, AnyAp, AtThreshold, Report, Row
 
@@ -127,7 +127,7 @@ def against_float(report: Report) -> tuple[str, list[tuple[str, ...]]] | None:
         precision, recall = ("" if at is base else str(at.difference(base, what)) for what in ("precision", "recall"))
         agreement = fraction(row.agreement)
         if row.agreement_resampled:
-            agreement += f" ± {Resampled.from_text(row.agreement_resampled).error:.4f}"
+            agreement += f" ± {row.agreement_resampled.error:.4f}"
         rows.append((name, agreement, f"{row.best_threshold or 0:.3f}", fraction(at.precision), precision,
                      fraction(at.recall), recall, f"{at.objects - at.found} of {at.objects}"))  # fmt: skip
     thresholds = " or ".join(dict.fromkeys(f"{at.threshold:.3f}" for _, _, at, _ in compared))

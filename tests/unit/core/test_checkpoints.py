@@ -137,7 +137,6 @@ ATTACKS: dict[str, bytes] = {f"reduce {name}": call(name, COMMAND) for name in F
         value(1), value((1,)), value("O"), b"\x89", call("_codecs.encode", value("12345678"), value("latin1"))) + b"b",
     "a subclass of dtype": call("numpy.dtype", named("os.system")),
     "a scalar of an object": call("numpy.core.multiarray.scalar", value("O"), COMMAND),
-    "another codec": call("_codecs.encode", COMMAND, value("zlib")),
 }  # fmt: skip
 
 BEFORE = """

@@ -47,7 +47,7 @@ ENDING = """
 import os, torch
 from utils.core import distributed
 distributed.launched = lambda: distributed.World(0, 2)  # while WORLD_SIZE, which torch reads, says one
-distributed.wait = lambda: None
+distributed.gather = lambda _: None
 with distributed.joined():
     import torch.distributed.nn
 threads = [open(f"/proc/self/task/{task}/comm").read() for task in os.listdir("/proc/self/task")]
@@ -73,10 +73,8 @@ def test_parts_are_neighbours_in_order_and_of_almost_one_size(size, count):
 def test_one_process_changes_nothing():
     values = torch.rand(3)
     assert distributed.all_sum(values) is values
-    assert distributed.all_numbers([1.5, 2]) == [[1.5, 2]]
     assert distributed.gather("thing") == ["thing"]
     assert distributed.from_main(lambda: 3) == 3
-    assert distributed.united({"a": 1}) == {"a": 1}
 
 
 def test_every_process_takes_the_gpu_of_its_own_number(monkeypatch):

@@ -10,7 +10,6 @@ from known_sets import CONFIG, NAMES
 from torchvision.ops import box_iou
 
 from utils.core.errors import InputError
-from utils.core.score import Resampled
 from utils.core.tasks import DISPLAY_CONF
 from utils.evaluation.bootstrap import group_images, image_weights
 from utils.evaluation.data_yaml import load_data
@@ -86,8 +85,8 @@ def test_errors_at_a_threshold_are_those_of_drawing_images_again(mixed):
         found = sum((hit & (outcomes.image == index)).sum() for index in drawn)
         objects = sum((outcomes.label_image == index).sum() for index in drawn)
         detections = sum(((outcomes.confidence >= 0.3) & (outcomes.image == index)).sum() for index in drawn)
-        assert Resampled.from_text(point.recall_resampled).ap[column] == pytest.approx(found / objects, abs=1e-6)
-        assert Resampled.from_text(point.precision_resampled).ap[column] == pytest.approx(found / detections, abs=1e-6)
+        assert point.recall_resampled.ap[column] == pytest.approx(found / objects, abs=1e-6)
+        assert point.precision_resampled.ap[column] == pytest.approx(found / detections, abs=1e-6)
 
 
 def test_the_images_of_a_group_are_drawn_together(mixed):

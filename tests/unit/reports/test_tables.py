@@ -132,7 +132,7 @@ NOISE, LOSS, GAIN = (0.74, 0.76, 0.72), (0.71, 0.721, 0.699), (0.76, 0.771, 0.74
 )  # fmt: skip
 def test_a_verdict_and_the_next_command(rows, words, command):
     float_row = make_row(file="f 1.pt", input_size="320x320", ap_resampled=resampled(0.74, 0.75, 0.73))
-    others = [make_row(stage, file=file, ap=ap, input_size="320x320", ap_resampled=resampled(*of) if of else "")
+    others = [make_row(stage, file=file, ap=ap, input_size="320x320", ap_resampled=resampled(*of) if of else None)
               for stage, file, ap, of in rows]  # fmt: skip
     sentence, following = verdict(Report(command="x", data="d.yaml", rows=[float_row, *others]))
     assert re.search(words, sentence)
