@@ -88,7 +88,7 @@ def run(options: CalibrateOptions) -> dict[str, Any]:
         report = Report(command=command_line(), title="Calibration methods", data=str(options.data))
         measurer = Measurer.of(inputs, options.num_image)
         result = measurer.measure(upstream.call_fused(inputs.network()), FLOAT_MODEL, as_reference=True)
-        report.add(measurer.row("float", options.weights, result, result.seconds))
+        report.rows.append(measurer.row("float", options.weights, result, result.seconds))
         model = inputs.placed()
         statistics = calibration.collect(model, inputs.calibration_images())
         settings = {name: recipe.replace(**changes).calibration for name, changes in METHODS.items()}

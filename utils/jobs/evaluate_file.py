@@ -76,11 +76,11 @@ def run(options: ValOptions, command: str, folder: Path) -> Report:
                 result = evaluate(float_runner, data, float_config, name=float_file.stem, as_reference=True)
             except InputError as error:
                 raise InputError(f"--reference {float_file}: {error}") from error
-            report.add(make_row(float_runner, float_config, result, float_file, "float", result.seconds))
+            report.rows.append(make_row(float_runner, float_config, result, float_file, "float", result.seconds))
             reference = result.reference
             own = f"float ({file.suffix[1:]})" if own == "float" else own  # a row that compares with the float row
         result = evaluate(runner, data, config, out_dir=folder, name=file.stem, reference=reference)
-        report.add(make_row(runner, config, result, options.network, own, result.seconds))
+        report.rows.append(make_row(runner, config, result, options.network, own, result.seconds))
         report.splits = data.counts()
         for what, coco in (("", result.coco), (" on masks", result.mask_coco)):
             if coco:

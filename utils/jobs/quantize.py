@@ -290,7 +290,8 @@ class Session:
         state = self.state
         rows = [Row(**state.rows[stage]) for stage in ("float", "PTQ", "QAT") if stage in state.rows]
         return Report(
-            command=state.command, rows=rows, history=[Epoch(**entry) for entry in state.history],
+            command=state.command, rows=rows,
+            history=[Epoch(**entry, chosen=entry["epoch"] == state.best.epoch) for entry in state.history],
             notes=list(state.notes), data=str(self.options.data), created=state.created,
             splits=self.inputs.data.counts(),
         )  # fmt: skip

@@ -1,7 +1,7 @@
 """Detections drawn on images, with the models side by side; and masks as polygons.
 
-What two models agree on is blue; what only one of them found is orange and dashed; ground truth is green. Masks are
-filled in the colour of their box, and outlined.
+What two models agree on is blue; what only one of them found is orange and dashed; ground truth is green. Masks have
+the colour of their box.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MATCH = 0.5  # IoU from which on two boxes are one object, as in AP50
 FILL = 0.35  # opacity of a mask
-LONGEST_SIDE = 1400  # pixels of what is drawn, and of what masks are filled in: more than a panel has
+LONGEST_SIDE = 1400  # pixels of what is drawn: more than a panel has
 POLYGONS, POINTS = 50, 500  # of a mask's outline at most
 
 
@@ -60,12 +60,9 @@ def points_of(polygon: str) -> np.ndarray:
 
 
 def detection_sheet(samples: Sequence[Sample]) -> Figure:
-    """A sheet: a line per image, a column per stage: truth where there is one, then every stage.
+    """A line per image, a column per stage, truth first where there is one; `InputError` for an unreadable image.
 
-    The first two stages are compared with each other: what only one of them found is dashed orange.
-
-    Raises:
-        InputError: an image cannot be read.
+    The first two stages are compared with each other, all others with the first.
     """
     stages = dict.fromkeys(stage for sample in samples for stage in sample.predictions)
     columns = [*(["truth"] if any(sample.truth for sample in samples) else []), *stages]
@@ -74,19 +71,14 @@ def detection_sheet(samples: Sequence[Sample]) -> Figure:
         axes.set_title(stage)
     panels = iter(grid)
     for sample in samples:
-        image, boxes = read_image(sample.image), {**sample.predictions, "truth": sample.truth}
+        image, (first, second, *_) = read_image(sample.image), [*sample.predictions.values(), None, None]
         for stage, axes in zip(columns, panels, strict=False):
-            other = counterpart(sample, stage)
-            _draw(axes, image, boxes.get(stage, []), None if other is None else boxes[other])
+            if stage == "truth":
+                _draw(axes, image, sample.truth, None)
+            else:
+                boxes = sample.predictions.get(stage, [])
+                _draw(axes, image, boxes, second if boxes is first else first)
     return figure
-
-
-def counterpart(sample: Sample, stage: str) -> str | None:
-    """The stage that `stage` is compared with: the first one's partner is the second, all others' is the first."""
-    stages = list(sample.predictions)
-    if stage not in stages or len(stages) < 2:
-        return None
-    return stages[1] if stage == stages[0] else stages[0]
 
 
 def unmatched(boxes: Sequence[Box], others: Sequence[Box]) -> list[bool]:
@@ -137,19 +129,22 @@ def read_image(path: str | Path) -> tuple[Any, tuple[int, int]]:
 
 def _draw(axes: Axes, image: tuple[Any, tuple[int, int]], boxes: Sequence[Box], others: Sequence[Box] | None) -> None:
     """Draw an image, as `read_image` gives it, with boxes; those without a partner in `others` stand out."""
-    from matplotlib.patches import Rectangle
+    import numpy as np
+    from matplotlib.colors import to_rgba
+    from matplotlib.patches import PathPatch, Rectangle
+    from matplotlib.path import Path as Line
 
     pixels, (height, breadth) = image
     axes.imshow(pixels, interpolation="lanczos", extent=(0, breadth, height, 0))
     axes.set(xlim=(0, breadth), ylim=(height, 0))
     axes.axis("off")
     alone = [False] * len(boxes) if others is None else unmatched(boxes, others)
-    colours = [
-        VERMILLION if different else GREEN if box.score is None else BLUE
-        for box, different in zip(boxes, alone, strict=True)
-    ]
-    _draw_masks(axes, (height, breadth), boxes, colours)
-    for box, different, colour in zip(boxes, alone, colours, strict=True):
+    for box, different in zip(boxes, alone, strict=True):
+        colour = VERMILLION if different else GREEN if box.score is None else BLUE
+        if box.outline:  # outer edges and holes run in opposite directions, so that holes stay empty
+            rings = [points_of(text) + 0.5 for text in box.outline]
+            mask = Line.make_compound_path(*(Line(np.concatenate([ring, ring[:1]]), closed=True) for ring in rings))
+            axes.add_patch(PathPatch(mask, fc=to_rgba(colour, FILL), ec=colour, lw=0.9, zorder=0.9))
         x0, y0, x1, y1 = box.xyxy
         for edge, width, style in (("white", 2.8, "-"), (colour, 1.6, "--" if different else "-")):
             axes.add_patch(Rectangle((x0, y0), x1 - x0, y1 - y0, fill=False, ec=edge, lw=width, ls=style))
@@ -160,25 +155,3 @@ def _draw(axes: Axes, image: tuple[Any, tuple[int, int]], boxes: Sequence[Box], 
             clip_on=True, parse_math=False,
             bbox={"facecolor": colour, "edgecolor": "none", "pad": 1.0, "alpha": 0.92},
         )  # fmt: skip
-
-
-def _draw_masks(axes: Axes, size: tuple[int, int], boxes: Sequence[Box], colours: Sequence[str]) -> None:
-    """Fill the masks of boxes in an image of `size` (height, width), the best on top, and draw their outlines."""
-    import cv2
-    import numpy as np
-    from matplotlib.colors import to_rgb
-    from matplotlib.patches import PathPatch
-    from matplotlib.path import Path as Line
-
-    if not any(box.outline for box in boxes):
-        return
-    scale = min(LONGEST_SIDE / max(size), 1.0)
-    layer: np.ndarray = np.zeros((max(round(size[0] * scale), 1), max(round(size[1] * scale), 1), 4), np.uint8)
-    for box, colour in reversed(list(zip(boxes, colours, strict=True))):
-        polygons = [points_of(text) for text in box.outline]
-        paint = [255 * part for part in (*to_rgb(colour), 1.0)]
-        cv2.fillPoly(layer, [((corners + 0.5) * scale).astype(np.int32) for corners in polygons], paint)  # even-odd
-        for corners in polygons:
-            ring = Line(np.concatenate([corners, corners[:1]]) + 0.5, closed=True)
-            axes.add_patch(PathPatch(ring, fill=False, ec=colour, lw=0.9, zorder=0.9))
-    axes.imshow(layer, alpha=FILL, extent=(0, size[1], size[0], 0), zorder=0.8)

@@ -1,4 +1,4 @@
-"""The chart of a report, AP or loss per epoch, and what other charts share; images are in `detections.py`.
+"""The charts of a report, and what other charts share; images are in `detections.py`.
 
 Every function returns a Matplotlib `Figure` of its own (no pyplot, no global state, no display), and `save_figure`
 writes it. Matplotlib is imported when a figure is drawn. Colours are from Okabe and Ito's palette, which stays
@@ -41,7 +41,7 @@ _STYLE = {
 
 
 def save_figure(figure: Figure, path: str | Path, dpi: int = 150) -> Path:
-    """Write `figure` to `path`; the suffix says the format (`.png`, `.svg`, `.jpg`). A crash leaves no half file."""
+    """Write `figure` to `path`, whole or not at all; the suffix says the format (`.png`, `.svg`, `.jpg`)."""
     path = Path(path)
     write_bytes(path, render(figure, path.suffix.lstrip("."), dpi))
     return path
@@ -63,10 +63,8 @@ def render(figure: Figure, kind: str, dpi: int = 150) -> bytes:
 def per_epoch(report: Report) -> tuple[str, Figure]:
     """AP over QAT epochs, with the float model's and PTQ's AP as horizontal lines; masks have a panel of their own.
 
-    Where AP was not measured after epochs, it is the loss on held-out images instead. The name says which.
-
-    Bars are the standard error of the difference to PTQ, where it is known. The chosen state is marked: an epoch by a
-    ring, PTQ by its label. There must be an epoch with an AP or a loss.
+    Where AP was not measured after epochs, it is the loss on held-out images instead. The name says which. The chosen
+    state is marked: an epoch by a ring, PTQ by its label. There must be an epoch with an AP or a loss.
     """
     epochs = report.scored_epochs
     headings = {"ap": "AP on the validation set after each epoch"}
@@ -94,8 +92,7 @@ def _draw_epochs(axes: Axes, report: Report, name: str) -> None:
         axes.errorbar(epochs, scores, errors, fmt="none", ecolor=BLUE, elinewidth=1.2, capsize=3)
         axes.set_title("bars: standard error of the difference to PTQ", loc="right", fontsize=8, color=GREY)
     labels = []
-    best = _chosen(report)
-    if best is not None:
+    for best in [index for index, epoch in enumerate(report.scored_epochs) if epoch.chosen]:
         axes.plot(epochs[best], scores[best], "o", color="white", markeredgecolor=BLUE, markeredgewidth=2,
                   markersize=9, zorder=4)  # fmt: skip
         labels.append((scores[best], f"chosen {scores[best]:.4f}", BLUE))
@@ -117,18 +114,6 @@ def _draw_epochs(axes: Axes, report: Report, name: str) -> None:
     for value, text, colour in sorted(labels):  # right of the plot, moved apart where they would overlap
         position = max(value, position + gap)
         axes.text(1.01, position, text, color=colour, transform=axes.get_yaxis_transform(), va="center", fontsize=9)
-
-
-def _chosen(report: Report) -> int | None:
-    """Index of the epoch that became the result, among those that are drawn; None where that is the PTQ state.
-
-    Of those with the result's AP it is the one with the smallest loss on held-out images, or else with the best AP.
-    """
-    results = {row.stage: row.ap for row in report.rows}
-    epochs = report.scored_epochs
-    alike = [index for index, one in enumerate(epochs) if one.ap is None or results.get("QAT") in (None, one.ap)]
-    losses = [-(epoch.ap or 0.0) if epoch.held_out is None else epoch.held_out for epoch in epochs]
-    return None if BEST_PTQ in results else min(alike, key=losses.__getitem__, default=None)
 
 
 def f1_curves(report: Report) -> Figure:

@@ -14,29 +14,13 @@ import shlex
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from utils.core.errors import InputError
 from utils.core.files import write_bytes
-from utils.core.score import AGREEMENT
-from utils.reports import figures
+from utils.core.score import AGREEMENT, AtThreshold
+from utils.reports import figures, tables
 from utils.reports.detections import detection_sheet
-from utils.reports.schema import AP, Report
-from utils.reports.tables import (
-    FLOAT_HEADERS,
-    against_float,
-    cells,
-    fraction,
-    headers,
-    labels,
-    not_compared,
-    remarks,
-    threshold_advice,
-    verdict,
-)
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from utils.reports.schema import AP, Report, Row
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
 MIME = {"png": "image/png", "jpg": "image/jpeg", "svg": "image/svg+xml"}
@@ -55,13 +39,8 @@ def write_all(report: Report, folder: str | Path, json_name: str = JSON_NAME) ->
     drawings = [figures.per_epoch(report)] if report.scored_epochs else []
     drawings += [("detections", detection_sheet(report.samples))] if report.samples else []
     written += [figures.save_figure(figure, folder / f"{name}.png") for name, figure in drawings]
-    return [*written, write_html(report, folder / PAGE_NAME)]
-
-
-def write_html(report: Report, path: str | Path) -> Path:
-    """Write `report` as one self-contained page to `path`; a crash leaves no half file."""
-    write_bytes(path, page(report).encode("utf-8", "backslashreplace"))
-    return Path(path)
+    write_bytes(folder / PAGE_NAME, page(report).encode("utf-8", "backslashreplace"))
+    return [*written, folder / PAGE_NAME]
 
 
 def page(report: Report) -> str:
@@ -73,63 +52,59 @@ def page(report: Report) -> str:
     charts = {}
     if report.scored_epochs:
         name, figure = figures.per_epoch(report)
-        charts[f"{'AP' if name == 'ap_per_epoch' else 'Loss'} after each epoch of QAT"] = as_data_uri(figure, "svg")
+        charts[f"{'AP' if name == 'ap_per_epoch' else 'Loss'} after each epoch of QAT"] = data_uri(
+            figures.render(figure, "svg"), "svg"
+        )
     if sum(bool(row.f1) for row in report.rows) > 1:
-        charts["Which confidence threshold"] = as_data_uri(figures.f1_curves(report), "svg")
+        charts["Which confidence threshold"] = data_uri(figures.render(figures.f1_curves(report), "svg"), "svg")
     for name, file in report.charts.items():
         if os.path.isfile(file):
-            charts[name] = f"data:image/png;base64,{base64.b64encode(Path(file).read_bytes()).decode()}"
+            charts[name] = data_uri(Path(file).read_bytes(), "png")
     samples = []
     for sample in report.samples:
         name = Path(sample.image).name
         try:
-            samples.append({"name": name, "image": as_data_uri(detection_sheet([sample]), "jpg", dpi=200)})
-        except InputError as error:  # an image that is gone is named on the page, and does not cost the whole report
-            samples.append({"name": f"{name}: {error}", "image": ""})
-    devices = {row.device for row in report.rows if row.device}
+            samples.append((name, data_uri(figures.render(detection_sheet([sample]), "jpg", dpi=200), "jpg")))
+        except InputError as error:  # an image that is gone does not cost the whole report
+            samples.append((f"{name}: {error}", ""))
     created = report.created
     with contextlib.suppress(ValueError):
         created = datetime.fromisoformat(created).astimezone().strftime("%Y-%m-%d %H:%M %Z")
-    sentence, command = verdict(report)
+    sentence, command = tables.verdict(report)
     # the page says nothing of where files lie: who copies the command fills their folders in
     words = [re.sub("^/.*/", "FOLDER/", word.removeprefix(f"{Path.cwd()}/")) for word in shlex.split(command)]
-    names = labels(report)
-    by_class = [(name, row.ap_by_class) for name, row in zip(names, report.rows, strict=True) if row.ap_by_class]
-    classes = dict.fromkeys(name for _, scores in by_class for name in scores)
-    differences = [column for column, head in enumerate(headers(report)) if head == "vs float"]
+    named = list(zip(tables.labels(report), report.rows, strict=True))
+    by_class = {name: row.ap_by_class for name, row in named if row.ap_by_class}
+    classes = dict.fromkeys(label for scores in by_class.values() for label in scores)
+    differences = [column for column, head in enumerate(tables.headers(report)) if head == "vs float"]
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         report=report,
         created=created,
         verdict=sentence,
         next_command=shlex.join(words),
-        headers=headers(report),
+        headers=tables.headers(report),
         rows=[
-            (row, (name, *cells(report, row)[1:]), not_compared(report, row),
+            (row, (name, *tables.cells(report, row)[1:]), tables.not_compared(report, row),
              {column: "up" if difference.value > 0 else "down" for column, ap in zip(differences, AP, strict=False)
               if (difference := report.difference(row, ap)) and difference.significant})
-            for name, row in zip(names, report.rows, strict=True)
+            for name, row in named
         ],  # with the styles of differences that are more than noise, by column
-        remarks=remarks(report),
-        against=against_float(report),
-        threshold_advice=threshold_advice(report) if report.rows else "",
-        against_headers=FLOAT_HEADERS,
-        missed=_missed(report, names),
-        by_class=([name for name, _ in by_class],
-                  [(one, [fraction(scores.get(one)) for _, scores in by_class]) for one in classes]),
+        remarks=tables.remarks(report),
+        against=tables.against_float(report),
+        threshold_advice=tables.threshold_advice(report) if report.rows else "",
+        against_headers=tables.FLOAT_HEADERS,
+        missed=_missed([(name, row.at) for name, row in named if row.at]),
+        by_class=([*by_class], [(label, [tables.fraction(scores.get(label)) for scores in by_class.values()])
+                                for label in classes]),
         charts=charts,
         samples=samples,
-        masks=any(sample.has_masks for sample in report.samples),
         confidence=", ".join(sorted({f"{sample.confidence:g}" for sample in report.samples})),
-        machine={
-            **report.hardware,
-            **({"device": ", ".join(sorted(devices))} if devices else {}),
-        },
+        machine={**report.hardware, "device": ", ".join(sorted({row.device for row in report.rows} - {""}))},
     )  # fmt: skip
 
 
-def _missed(report: Report, names: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+def _missed(counted: Sequence[tuple[str, AtThreshold]]) -> tuple[list[str], list[list[str]]]:
     """A column for each row that was counted, and for each size and class the objects that it misses."""
-    counted = [(name, row.at) for name, row in zip(names, report.rows, strict=True) if row.at]
     lines = []
     for part in ("by_size", "by_class"):
         for kind in dict.fromkeys(kind for _, at in counted for kind in getattr(at, part)):
@@ -146,16 +121,16 @@ def without_folders(text: str, path: bool = False) -> str:
     return re.sub(r"'/[^'\n]*/|(?<![^\s=(\"])/(?:[^\s'\"]*/)?(?=[^\s/])", lambda m: "'" * m[0].startswith("'"), text)
 
 
-def as_data_uri(figure: Figure, kind: str, dpi: int = 150) -> str:
-    """A figure as the address of an image that lies in the page itself; `kind` is one of MIME."""
-    return f"data:{MIME[kind]};base64,{base64.b64encode(figures.render(figure, kind, dpi)).decode('ascii')}"
+def data_uri(content: bytes, kind: str) -> str:
+    """An image file as an address that holds it; `kind` is one of MIME."""
+    return f"data:{MIME[kind]};base64,{base64.b64encode(content).decode('ascii')}"
 
 
 def merged(reports: Mapping[Path, Report]) -> Report:
     """One report of several runs by file: all commands, rows, charts and notes, the first ranges and samples.
 
     Epochs of QAT are kept where one run alone has some; else a note names the runs, whose own pages draw them.
-    Of two rows of one stage and file the one that knows more is kept, or else the first one.
+    Of two rows of one stage and file, measured on the same, the one that knows more is kept, or else the first one.
 
     Raises:
         InputError: AP of some runs is that with labels, and of others that with the float network's detections.
@@ -168,33 +143,34 @@ def merged(reports: Mapping[Path, Report]) -> Report:
             f"{kinds[True]} is a run with --unlabelled and {kinds[False]} has labels, so that their AP does not "
             "compare; make a page of each"
         )
-    datasets = {path.parent: report.data for path, report in reports.items() if report.data}
+    runs = {path.parent: report for path, report in reports.items()}
+    datasets = {run: report.data for run, report in runs.items() if report.data}
+    trained = {run: report.history for run, report in runs.items() if report.scored_epochs}
     several = len({*datasets.values()}) > 1
-    trained = {path.parent: report.history for path, report in reports.items() if report.scored_epochs}
-    result = next(iter(reports.values())).model_copy(
+    notes = list(dict.fromkeys(note for report in reports.values() for note in report.notes))
+    if several:
+        whose = ", ".join(f"{run} of {data}" for run, data in datasets.items())
+        notes.append(f"the runs are of several datasets, whose rows do not compare: {whose}")
+    if len(trained) > 1:
+        notes.append(f"the epochs of QAT are on the pages of the runs: {', '.join(map(str, trained))}")
+    rows: dict[tuple[str, ...], Row] = {}
+    for path, report in reports.items():
+        for row in report.rows:
+            new = row.model_copy(update={"run": str(path.parent)} if len(reports) > 1 else {})
+            key = (row.stage, row.file, row.measured_on, str(path) * several)
+            rows[key] = max(
+                rows.get(key, new), new, key=lambda one: sum(value not in (None, "", {}) for _, value in one)
+            )
+    return next(iter(reports.values())).model_copy(
         update={
             "command": "\n".join(dict.fromkeys(report.command for report in reports.values())),
-            "rows": [],
+            "rows": list(rows.values()),
             "data": "" if several else next(iter(datasets.values()), ""),
             "history": next(iter(trained.values())) if len(trained) == 1 else [],
             "ranges": next((report.ranges for report in reports.values() if report.ranges), []),
             "samples": next((report.samples for report in reports.values() if report.samples), []),
             "splits": list({str(split): split for report in reports.values() for split in report.splits}.values()),
             "charts": {name: file for report in reports.values() for name, file in report.charts.items()},
-            "notes": list(dict.fromkeys(note for report in reports.values() for note in report.notes)),
+            "notes": notes,
         }
     )
-    if several:
-        whose = ", ".join(f"{run} of {data}" for run, data in datasets.items())
-        result.notes.append(f"the runs are of several datasets, whose rows do not compare: {whose}")
-    if len(trained) > 1:
-        result.notes.append(f"the epochs of QAT are on the pages of the runs: {', '.join(map(str, trained))}")
-    for path, report in reports.items():
-        for row in report.rows:
-            new = row.model_copy(update={"run": str(path.parent)} if len(reports) > 1 else {})
-            old = None if several else result.row_like(new)
-            if not old:
-                result.rows.append(new)
-                continue
-            result.add(max(old, new, key=lambda one: sum(value not in (None, "", {}) for _, value in one)))
-    return result

@@ -1,9 +1,7 @@
-"""What a run reports: rows of results, the training history, the ranges, and sample detections.
+"""What a run reports: rows of results, the training history, the ranges, sample detections and the machine.
 
 `Report` is the one object that programs fill and that tables, figures and the page read. It is stored as `report.json`.
-
-Beside it the machine, since times are those of a machine. This module imports neither torch nor anything else that is
-slow.
+Nothing here is slow to import.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from utils.core.device import cpu_cores
 from utils.core.errors import InputError
@@ -32,7 +30,7 @@ from utils.core.score import (
     Text,
     difference_error,
 )
-from utils.core.strict_model import StrictModel, first_problem
+from utils.core.strict_model import StrictModel, validate
 from utils.core.tasks import DISPLAY_CONF
 from utils.core.text import short_repr
 
@@ -70,7 +68,7 @@ Polygon = Annotated[str, Field(pattern=r"^[0-9]{1,7},[0-9]{1,7}( [0-9]{1,7},[0-9
 class Box(StrictModel):
     """One object in an image: `xyxy` in pixels of the stored image, its class, and a score (None: ground truth).
 
-    `outline` holds the polygons of its mask, see `detections.outline_of`; it is empty where there is none.
+    `outline` holds the polygons of its mask, see `detections.outline_of`.
     """
 
     xyxy: Annotated[tuple[float, float, float, float], Field(strict=False)]  # JSON has lists
@@ -80,20 +78,12 @@ class Box(StrictModel):
 
 
 class Sample(StrictModel):
-    """Detections of several models on one image: `predictions` maps a model's stage to its boxes.
-
-    `confidence` is the threshold that the boxes passed.
-    """
+    """Detections on one image: stage of a model → its boxes, whose scores are at least `confidence`."""
 
     image: Text
     predictions: dict[Text, list[Box]]
     truth: list[Box] = Field(default_factory=list)
     confidence: Fraction = DISPLAY_CONF
-
-    @property
-    def has_masks(self) -> bool:
-        """Whether any of its objects has a mask."""
-        return any(box.outline for boxes in (self.truth, *self.predictions.values()) for box in boxes)
 
 
 class Row(StrictModel):
@@ -101,11 +91,10 @@ class Row(StrictModel):
 
     Attributes:
         stage: what was measured: `float`, `PTQ`, `QAT`, `ONNX`, ...
-        file: the file that was evaluated, as the user would type it.
+        file: the file that was evaluated, as the user would type it; `size_bytes` is its size.
         ap, ap50, precision, recall: fractions in 0..1 (AP is the mean over IoU 0.50:0.95).
         seconds: wall time of the stage: making the file and evaluating it.
         device: the device in words, e.g. `CPU` or `NVIDIA H200`.
-        size_bytes: size of `file`.
         ms_per_image: inference alone, without pre-processing and NMS.
         measured_on: what the numbers were measured on, e.g. `ONNX Runtime 1.31, CPU, 2 threads, batch 10`.
         ap_with: what makes AP differ from the usual one, e.g. `30 images`; rows compare where this is equal.
@@ -174,8 +163,7 @@ class Row(StrictModel):
     def incomparable(self, other: Row, ap: AnyAp = "ap") -> str:
         """Why this row's AP does not compare with that of another row; empty where it does.
 
-        It does if both are measured in the usual way, or in the same other one, and not known to be of different
-        images, labels or sizes of the input. An image that only one of the two could read makes them different.
+        It does if both are measured in the same way, and not known to be of different images, labels or input sizes.
         """
         if self.ap_with != other.ap_with:
             return f"{self.ap_with or 'the defaults'} here, {other.ap_with or 'the defaults'} there"
@@ -190,8 +178,10 @@ class Row(StrictModel):
 class Epoch(StrictModel):
     """One epoch of QAT.
 
-    `held_out` is the loss on training images that QAT does not see, `held_out_ptq` that of PTQ; errors are standard
-    errors of differences to PTQ, of that loss and of AP.
+    Attributes:
+        held_out, held_out_ptq: the loss on training images that QAT does not see, and that of PTQ.
+        held_out_error, ap_error, mask_ap_error: standard errors of differences to PTQ.
+        chosen: whether the run's result is the network after this epoch.
     """
 
     epoch: Annotated[int, Field(ge=0)]
@@ -207,6 +197,7 @@ class Epoch(StrictModel):
     mask_ap_error: Finite = None
     lr: Finite = None
     seconds: Positive | None = None
+    chosen: bool = False
 
 
 class Report(StrictModel, frozen=False):
@@ -214,8 +205,7 @@ class Report(StrictModel, frozen=False):
 
     Attributes:
         command: the command line that was run.
-        rows: results, in the order of the pipeline; the row whose stage is `float` is what others are compared with,
-            see `baseline`.
+        rows: results, in the order of the pipeline; they are compared with a row whose stage is `float` (`baseline`).
         history: one entry for each epoch of QAT.
         ranges: one entry for each scale, as `models.quantize.calibration.tensor_ranges` gives it.
         samples: detections to draw side by side.
@@ -237,18 +227,6 @@ class Report(StrictModel, frozen=False):
     data: Text = ""
     created: Text = Field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
     hardware: dict[Text, Text] = Field(default_factory=hardware)
-
-    def add(self, row: Row) -> None:
-        """Append `row`, or put it in the place of that of the same stage and file (a resumed run measures again)."""
-        if old := self.row_like(row):
-            self.rows[self.rows.index(old)] = row
-        else:
-            self.rows.append(row)
-
-    def row_like(self, row: Row) -> Row | None:
-        """The row of the same stage and file, measured on the same; None where there is none."""
-        place = (row.stage, row.file, row.measured_on)
-        return next((one for one in self.rows if (one.stage, one.file, one.measured_on) == place), None)
 
     def baseline(self, row: Row) -> Row | None:
         """The row of the float model that `row` is compared with.
@@ -280,7 +258,7 @@ class Report(StrictModel, frozen=False):
 
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON holds it; each row says the standard error of its difference to the float row, too."""
-        content = {"schema_version": SCHEMA_VERSION, **self.model_dump()}
+        content = {"schema_version": SCHEMA_VERSION, **super().to_dict()}
         for row, stored in zip(self.rows, content["rows"], strict=True):
             for ap in AP:
                 difference = self.difference(row, ap)
@@ -288,7 +266,7 @@ class Report(StrictModel, frozen=False):
         return content
 
     def save(self, path: str | Path) -> Path:
-        """Write JSON to `path`; a reader sees the old file or the new one, never a part."""
+        """Write JSON to `path`, whole or not at all."""
         path = Path(path)
         write_text(path, json.dumps(self.to_dict(), indent=2, allow_nan=False, ensure_ascii=False) + "\n")
         return path
@@ -302,15 +280,8 @@ class Report(StrictModel, frozen=False):
         """
         content = read_json(path, "give the path of a report.json")
         version = content.pop("schema_version", None) if isinstance(content, dict) else None
-        if not isinstance(version, int):
-            raise InputError(f"{path} is no report: expected the JSON that a run writes")
-        if version > SCHEMA_VERSION:
+        if not isinstance(version, int) or version > SCHEMA_VERSION:
             raise InputError(
-                f"{path} is a report of schema {short_repr(version)}, which a newer version made; use that one"
+                f"{path} has schema {short_repr(version)}; expected a report of schema {SCHEMA_VERSION} or older"
             )
-        try:
-            return cls.model_validate({"created": "", "hardware": {}, **content})
-        except ValidationError as problem:
-            unknown = any(error["type"] == "extra_forbidden" for error in problem.errors())
-            remedy = "a newer version made it; use that one" if unknown else "run it again"
-            raise InputError(f"{path} is no report: {first_problem(cls, problem)}; {remedy}") from problem
+        return validate(cls, {"created": "", "hardware": {}, **content}, path)

@@ -1,13 +1,12 @@
 """Results as tables: for the terminal, and as text cells for the HTML page; and what follows from them.
 
-A number is never shown without what it was measured on, and what was not measured is a dash.
+What was not measured is a dash.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
-import string
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,37 +41,20 @@ def headers(report: Report) -> tuple[str, ...]:
     """The columns of a report's table: with masks it has no room for precision and recall."""
     heads = MASK_HEADERS if report.has_masks else HEADERS
     unlabelled = any(AGREEMENT in row.ap_with for row in report.rows)
-    return ("stage", "agreement", *heads[2:]) if unlabelled else heads
-
-
-def size(size_bytes: int | None) -> str:
-    """Bytes in kB or MB (powers of ten, as file managers show them)."""
-    if size_bytes is None:
-        return DASH
-    if size_bytes < 1e5:
-        return f"{size_bytes / 1e3:.1f} kB"
-    return f"{size_bytes / 1e6:.{1 if size_bytes >= 1e8 else 2}f} MB"
-
-
-def milliseconds(value: float | None) -> str:
-    """Milliseconds with two decimals, so that points stand below each other."""
-    return DASH if value is None else f"{value:.2f}"
+    names = {"AP": "agreement", "AP50": "agree50"} if unlabelled else {}
+    return tuple(names.get(head, head) for head in heads)
 
 
 def cells(report: Report, row: Row) -> tuple[str, ...]:
-    """The texts of one row, one for each of `headers`.
-
-    A difference has its sign and its standard error where that is known; it is empty for the float row itself, and a
-    dash where the rows do not compare.
-    """
-    baseline = report.baseline(row)
-    alone = baseline is None or row is baseline
+    """The texts of one row, one for each of `headers`; a difference is empty for the float row itself."""
+    alone = report.baseline(row) in (None, row)
     boxes, masks = ("" if alone else str(report.difference(row, ap) or DASH) for ap in AP)
     more: tuple[str, ...] = (fraction(row.precision), fraction(row.recall))
     if report.has_masks:
         more = (fraction(row.mask_ap), masks, fraction(row.mask_ap50))
-    return (row.stage, fraction(row.ap), boxes, fraction(row.ap50), *more, size(row.size_bytes),
-            milliseconds(row.ms_per_image))  # fmt: skip
+    size = DASH if row.size_bytes is None else f"{row.size_bytes / 1e6:.2f} MB"
+    milliseconds = DASH if row.ms_per_image is None else f"{row.ms_per_image:.2f}"
+    return row.stage, fraction(row.ap), boxes, fraction(row.ap50), *more, size, milliseconds
 
 
 def labels(report: Report) -> list[str]:
@@ -90,25 +72,22 @@ def labels(report: Report) -> list[str]:
 
 
 def terminal_table(report: Report) -> str:
-    """Aligned text, at most 80 columns wide unless masks or long names need more: what rows were measured on, below."""
+    """Aligned text, if possible at most 80 columns wide: the rows, then what they were measured on."""
     if not report.rows:
         return "(no results)"
     places = list(dict.fromkeys(row.measured_on for row in report.rows))
-    rows = [
-        (name, *cells(report, row)[1:], f"[{_mark(places.index(row.measured_on))}]")
-        for name, row in zip(labels(report), report.rows, strict=True)
-    ]
+    named = list(zip(labels(report), report.rows, strict=True))
+    rows = [(name, *cells(report, row)[1:], f"[{places.index(row.measured_on) + 1}]") for name, row in named]
     heads = columns((*headers(report), "on"), left=["stage"])
     lines = aligned(heads, rows, rule=True)
     if max(map(len, lines)) > WIDTH:
         lines = aligned(heads, rows, rule=True, gap=" ")
-    lines += [f"[{_mark(index)}] {place or 'not recorded'}" for index, place in enumerate(places)]
+    lines += [f"[{number}] {place}" for number, place in enumerate(places, 1)]
     if against := against_float(report):
         lines += ["", *textwrap.wrap(against[0], WIDTH), ""]
         lines += aligned(columns(FLOAT_HEADERS, left=["stage"]), against[1], rule=True)
-    reasons = zip(labels(report), (not_compared(report, row) for row in report.rows), strict=True)
-    sentences = [*(f"{name}: {reason}" for name, reason in reasons if reason), *remarks(report)]
-    for sentence in filter(None, [*sentences, threshold_advice(report)]):
+    sentences = [f"{name}: {reason}" for name, row in named if (reason := not_compared(report, row))]
+    for sentence in [*sentences, *remarks(report), threshold_advice(report)]:
         lines += textwrap.wrap(sentence, WIDTH)
     return "\n".join(lines)
 
@@ -125,9 +104,8 @@ def against_float(report: Report) -> tuple[str, list[tuple[str, ...]]] | None:
     rows: list[tuple[str, ...]] = []
     for name, row, at, base in compared:
         precision, recall = ("" if at is base else str(at.difference(base, what)) for what in ("precision", "recall"))
-        agreement = fraction(row.agreement)
-        if row.agreement_resampled:
-            agreement += f" ± {row.agreement_resampled.error:.4f}"
+        error = f" ± {row.agreement_resampled.error:.4f}" if row.agreement_resampled else ""
+        agreement = fraction(row.agreement) + error
         rows.append((name, agreement, f"{row.best_threshold or 0:.3f}", fraction(at.precision), precision,
                      fraction(at.recall), recall, f"{at.objects - at.found} of {at.objects}"))  # fmt: skip
     thresholds = " or ".join(dict.fromkeys(f"{at.threshold:.3f}" for _, _, at, _ in compared))
@@ -173,19 +151,11 @@ def not_compared(report: Report, row: Row) -> str:
 
 
 def remarks(report: Report) -> list[str]:
-    """What the standard errors of AP differences are, and which rows have none though others do."""
-    rows = zip(labels(report), report.rows, strict=True)
-    differences = {name: difference for name, row in rows if (difference := report.difference(row))}
-    sentences = []
-    if any(difference.error is not None for difference in differences.values()):
-        over = ", ".join(dict.fromkeys(row.resampled_over for row in report.rows if row.ap_resampled))
-        sentences.append(f"±: the standard error of the difference, from resampling the {over}")
-    bare = [name for name, difference in differences.items() if difference.error is None]
-    if bare and any(row.ap_resampled for row in report.rows):
-        sentences.append(
-            f"without standard error, since an earlier version or a single image gave AP: {', '.join(bare)}"
-        )
-    return sentences
+    """What the standard errors of AP differences are, where there are some."""
+    if not any((difference := report.difference(row)) and difference.error is not None for row in report.rows):
+        return []
+    over = ", ".join(dict.fromkeys(row.resampled_over for row in report.rows if row.ap_resampled))
+    return [f"±: the standard error of the difference, from resampling the {over}"]
 
 
 def export_command(weights: str) -> list[str]:
@@ -193,7 +163,7 @@ def export_command(weights: str) -> list[str]:
     return ["python", "export_qat.py", "--weights", weights, "--include", "onnx", "--simplify", "--dynamic", "batch"]
 
 
-def given(report: Report, flags: Sequence[str]) -> list[str]:
+def repeated(report: Report, flags: Sequence[str]) -> list[str]:
     """Those of `flags`, with their values, that a report's only `qat.py` command has, for the command that follows."""
     commands = {line for line in report.command.splitlines() if "qat.py " in line}
     words = shlex.split(commands.pop()) if len(commands) == 1 else []
@@ -243,12 +213,12 @@ def next_step(report: Report, row: Row) -> tuple[str, list[str]]:
     if len({*size.split("x")}) == 1 or "rect" in size:
         size = re.findall(r"\d+", size)[0]
     floats = [one.file for one in report.rows if one.stage.lower() == "float" and one.file.endswith(".pt")]
-    own = given(report, CALIBRATION)
+    own = repeated(report, CALIBRATION)
 
     def qat(command: str, *words: str) -> list[str]:
         """A command of qat.py for the float checkpoint, which the report of a file alone does not know."""
         known = ["python", "qat.py", command, "--weights", *floats[-1:], "--data", report.data, "--imgsz", size]
-        known += ["--unlabelled"] * unlabelled + given(report, OF_A_RUN)
+        known += ["--unlabelled"] * unlabelled + repeated(report, OF_A_RUN)
         return [*known, *words] if floats and report.data else []
 
     loses = difference.significant and difference.value <= -(LITTLE_DISAGREEMENT if unlabelled else LITTLE)
@@ -273,9 +243,9 @@ def next_step(report: Report, row: Row) -> tuple[str, list[str]]:
             return (f"{before.stage} does not lose as much, so compare {row.file} with {before.file}",
                     verify if suffix == ".onnx" else export_command(before.file))  # fmt: skip
     if suffix != ".yaml" and not report.history:
-        return "let QAT regain it", qat("quantize", *own, *given(report, OF_QAT))
+        return "let QAT regain it", qat("quantize", *own, *repeated(report, OF_QAT))
     if "auto" in own:  # for which sensitive needs the method by name
-        return "look for a better calibration", qat("calibrate", *given(report, CALIBRATION[:2]))
+        return "look for a better calibration", qat("calibrate", *repeated(report, CALIBRATION[:2]))
     recipe = ["--recipe", row.file] if suffix == ".yaml" else own
     return "keep the layers that lose it in float", qat("sensitive", *recipe)
 
@@ -289,7 +259,3 @@ def _worst(report: Report, row: Row) -> tuple[AnyAp, Difference]:
     """Boxes or masks, of which AP lost more of its standard errors against float, and the difference."""
     differences = ((ap, difference) for ap in AP if (difference := report.difference(row, ap)))
     return min(differences, key=lambda pair: pair[1].value / max(pair[1].error or 0, 1e-9))
-
-
-def _mark(index: int) -> str:
-    return string.ascii_lowercase[index] if index < 26 else str(index + 1)

@@ -124,7 +124,7 @@ def test_a_row_of_a_report_has_masks_with_a_standard_error(known):
     assert (row.mask_ap, row.mask_ap50) == (result.masks.ap, result.masks.ap50)
     assert (row.mask_precision, row.mask_recall) == (result.masks.precision, result.masks.recall)
     assert row.ap_with == ""
-    assert row.resampled("mask_ap").error > 0
+    assert row.mask_ap_resampled.error > 0
     assert row.mask_ap_resampled != row.ap_resampled
     both = result.statistics.score_resampled()
     assert both.ap[0] == pytest.approx((row.ap_resampled.ap[0] + row.mask_ap_resampled.ap[0]) / 2, abs=1e-6)

@@ -49,11 +49,11 @@ def image(tmp_path):
 @pytest.fixture
 def report(image) -> Report:
     report = Report(command="python qat.py quantize --weights float.pt", title="A report", hardware={"cpu": "a CPU"})
-    report.add(make_row())
-    report.add(make_row("PTQ", ap=0.7361, measured_on="somewhere else"))
+    report.rows.append(make_row())
+    report.rows.append(make_row("PTQ", ap=0.7361, measured_on="somewhere else"))
     report.history = [
         Epoch(epoch=1, ap=0.7365, ap50=0.94, loss=0.5, lr=1e-6, seconds=3.5),
-        Epoch(epoch=2, ap=0.7399, ap50=0.95, loss=0.25, lr=1e-5, seconds=3.25),
+        Epoch(epoch=2, ap=0.7399, ap50=0.95, loss=0.25, lr=1e-5, seconds=3.25, chosen=True),
     ]
     report.ranges = [{"name": "model.0.conv.weight", "kind": "weight", "amax": 0.75, "min": 0.125, "channels": 16}]
     both = Box(xyxy=(5, 5, 25, 30), name="seven", score=0.9)
@@ -67,4 +67,4 @@ def report(image) -> Report:
 @pytest.fixture
 def unrendered(monkeypatch):
     """Charts are made, and not rendered, which takes 0.2 s each: for tests of a page's words."""
-    monkeypatch.setattr(figures, "render", lambda *_: b"not rendered")
+    monkeypatch.setattr(figures, "render", lambda *_, **__: b"not rendered")

@@ -5,7 +5,6 @@ import io
 import cv2
 import numpy as np
 import pytest
-from matplotlib.patches import PathPatch
 from PIL import Image
 
 from utils.core.errors import InputError
@@ -45,24 +44,24 @@ def test_unmatched_pairs_one_to_one_and_by_class():
     assert detections.unmatched([], [one]) == []
 
 
-def test_masks_are_filled_under_their_boxes_and_outlined(image):
-    inside = np.zeros((60, 80), bool)
-    inside[10:30, 8:24] = True
-    inside[15:25, 12:20] = False  # a hole
-    other = np.zeros((60, 80), bool)
-    other[28:34, 20:30] = True  # two pixels of it lie on the first
-    both = box((5, 5, 25, 30), "seven", 0.9, outline_of(inside))
-    only = box((40, 20, 70, 55), "one", 0.6, outline_of(other))
-    axes, _ = detections.detection_sheet([sample_of(image[0], float=[both, only], INT8=[both])]).axes
-    np.testing.assert_array_equal(axes.images[0].get_array(), image[1])
-    layer = axes.images[1]
-    assert layer.get_alpha() == 0.35
-    np.testing.assert_array_equal(layer.get_array()[..., 3] == 255, inside | other)
-    assert {tuple(colour) for colour in layer.get_array()[inside].tolist()} == {(0, 114, 178, 255)}
-    assert {tuple(colour) for colour in layer.get_array()[other & ~inside].tolist()} == {(213, 94, 0, 255)}
-    rings = [patch.get_path().vertices for patch in axes.patches if isinstance(patch, PathPatch)]
-    corners = {tuple(np.concatenate([ring.min(0), ring.max(0)])) for ring in rings}
-    assert corners == {(8.5, 10.5, 23.5, 29.5), (11.5, 14.5, 20.5, 25.5), (20.5, 28.5, 29.5, 33.5)}
+def test_masks_are_filled_with_their_holes_left_out(tmp_path):
+    Image.new("RGB", (80, 60), "white").save(tmp_path / "a.png")
+    ring, other = np.zeros((60, 80), bool), np.zeros((60, 80), bool)
+    ring[10:30, 8:24], ring[15:25, 12:20], other[40:50, 30:50] = True, False, True
+    both = box((5, 5, 25, 30), "", 0.9, outline_of(ring))
+    only = box((26, 36, 70, 55), "", 0.6, outline_of(other))
+    figure = detections.detection_sheet([sample_of(tmp_path / "a.png", float=[both, only], INT8=[both])])
+    drawn = np.asarray(Image.open(io.BytesIO(figures.render(figure, "png", dpi=100))).convert("RGB"))
+    axes = figure.axes[0]
+    colours = {}
+    for name, point in {"ring": (10, 20), "hole": (16, 20), "other": (40, 45), "outside": (60, 10)}.items():
+        x, y = axes.transData.transform(point)
+        colours[name] = tuple(drawn[drawn.shape[0] - round(y), round(x)].tolist())
+    assert colours["hole"] == colours["outside"] == (255, 255, 255)
+    tints = {"ring": detections.BLUE, "other": detections.VERMILLION}
+    for name, colour in tints.items():
+        rgb = np.array([int(colour[place : place + 2], 16) for place in (1, 3, 5)])
+        np.testing.assert_allclose(colours[name], 255 + detections.FILL * (rgb - 255), atol=2)
 
 
 def test_large_images_are_drawn_in_fewer_pixels_and_boxes_stay_where_they_are(tmp_path):
@@ -98,25 +97,16 @@ def refilled(outline, size):
     return cv2.fillPoly(np.zeros(size, np.uint8), [points_of(one) for one in outline], 1).astype(bool)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_filled_again_they_are_the_mask(seed):
     """Smooth shapes with holes, and with islands in them."""
     noise = np.random.default_rng(seed).normal(0, 1, (60, 80)).astype(np.float32)
     mask = cv2.GaussianBlur(noise, (0, 0), 4) > 0.02
     outline = outline_of(mask)
     assert len(outline) > 1
-    assert sum(len(points_of(one)) for one in outline) <= POINTS
     np.testing.assert_array_equal(refilled(outline, mask.shape), mask)
-
-
-def test_a_ring_has_a_hole_by_the_even_odd_rule():
-    mask = np.zeros((20, 20), bool)
-    mask[2:18, 2:18] = True
-    mask[6:14, 6:14] = False
-    outer, hole = map(points_of, outline_of(mask, left=100, top=1000))
-    assert (outer.min(0).tolist(), outer.max(0).tolist()) == ([102, 1002], [117, 1017])
-    assert (hole.min(0).tolist(), hole.max(0).tolist()) == ([105, 1005], [114, 1014])  # the mask's pixels around it
-    assert refilled(outline_of(mask), mask.shape).sum() == mask.sum()
+    moved = np.concatenate([points_of(one) for one in outline_of(mask, left=100, top=1000)])
+    assert np.array_equal(moved, np.concatenate([points_of(one) for one in outline]) + np.array([100, 1000]))
 
 
 def test_a_large_or_torn_mask_keeps_to_the_limits():

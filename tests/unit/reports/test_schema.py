@@ -63,13 +63,6 @@ def test_a_diverged_loss_is_not_a_number(report, tmp_path):
     assert Report.load(report.save(tmp_path / "r.json")).history[-1] == Epoch(epoch=3, ap=0.25)
 
 
-def test_a_row_measured_again_replaces_the_old_one(report):
-    report.add(make_row(ap=0.5))
-    assert [row.ap for row in report.rows] == [0.5, 0.7361]
-    report.add(make_row(ap=0.25, measured_on="another machine"))
-    assert len(report.rows) == 3
-
-
 CHANGES = [  # path of a value, another value, what the message names
     ("rows/0/ap", 1.5, "rows[0].ap"),
     ("rows/0/ap_resampled", "abc", "rows[0].ap_resampled"),

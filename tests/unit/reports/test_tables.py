@@ -18,13 +18,13 @@ def test_ap_of_another_set_of_images_is_not_compared():
 
 
 def test_terminal_table_shows_every_number_and_where_it_was_measured(report):
-    report.add(make_row("ONNX", ap=None, size_bytes=50_000, ms_per_image=None, measured_on="ONNX Runtime"))
+    report.rows.append(make_row("ONNX", ap=None, size_bytes=50_000, ms_per_image=None, measured_on="ONNX Runtime"))
     lines = terminal_table(report).splitlines()
     assert lines[0].split() == ["stage", "AP", "vs", "float", "AP50", "P", "R", "size", "ms/image", "on"]
-    assert lines[2].split() == ["float", "0.7412", "0.9521", "0.9432", "0.9018", "1.81", "MB", "18.21", "[a]"]
-    assert lines[3].split() == ["PTQ", "0.7361", "-0.0051", "0.9521", "0.9432", "0.9018", "1.81", "MB", "18.21", "[b]"]
-    assert lines[4].split() == ["ONNX", "-", "-", "0.9521", "0.9432", "0.9018", "50.0", "kB", "-", "[c]"]
-    assert lines[5:] == ["[a] PyTorch 2.11.0, CPU, 2 threads, batch 10", "[b] somewhere else", "[c] ONNX Runtime"]
+    assert lines[2].split() == ["float", "0.7412", "0.9521", "0.9432", "0.9018", "1.81", "MB", "18.21", "[1]"]
+    assert lines[3].split() == ["PTQ", "0.7361", "-0.0051", "0.9521", "0.9432", "0.9018", "1.81", "MB", "18.21", "[2]"]
+    assert lines[4].split() == ["ONNX", "-", "-", "0.9521", "0.9432", "0.9018", "0.05", "MB", "-", "[3]"]
+    assert lines[5:] == ["[1] PyTorch 2.11.0, CPU, 2 threads, batch 10", "[2] somewhere else", "[3] ONNX Runtime"]
     assert len({len(line) for line in lines[:5]}) == 1
     assert max(map(len, lines)) <= 80
 
@@ -74,7 +74,7 @@ def test_masks_have_their_columns(segmented):
     assert " ".join(lines[0]) == "stage AP vs float AP50 mask AP vs float mask AP50 size ms/image on"
     assert lines[2][1:5] == ["0.7412", "0.9521", "0.4412", "0.7000"]
     assert lines[3][1:] == ["0.7361", "-0.0051", "±", "0.0058", "0.9521", "0.4300", "-0.0112", "±", "0.0100",
-                            "0.7000", "1.81", "MB", "18.21", "[a]"]  # fmt: skip
+                            "0.7000", "1.81", "MB", "18.21", "[1]"]  # fmt: skip
     assert lines[4][1:6] == ["0.7412", "+0.0000", "0.9521", "-", "-"]  # a detector beside them
 
 
@@ -88,7 +88,6 @@ def test_differences_have_standard_errors_where_the_images_are_the_same(compared
     assert "±: the standard error of the difference" in words
     assert re.search(r"ONNX: AP does not compare [^:]*: other images or labels", words)
     assert re.search(r"TensorRT INT8: AP does not compare [^:]*: 30 images", words)
-    assert words.endswith("or a single image gave AP: old")
 
 
 def test_a_markdown_table_escapes_markup():
