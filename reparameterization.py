@@ -52,15 +52,13 @@ def convert_checkpoint(options: ReparameterizationOptions) -> None:
     need("torch")
     from models import reparam
     from utils import upstream
-    from utils.upstream.description import HEADS
+    from utils.upstream.description import HEADS, TRAINING_HEADS
 
     device = select_device(options.device)
-    if options.if_needed:
-        head = type(upstream.load_float(weights, auxiliary=True).model.model[-1]).__name__
-        if head in HEADS:
-            print(f"{weights} ends in {head}, without an auxiliary branch: there is nothing to convert")
-            return
-    training = upstream.load_training(weights)
+    training = upstream.load_float(weights, (*HEADS, *TRAINING_HEADS) if options.if_needed else TRAINING_HEADS)
+    if (head := type(training.model.model[-1]).__name__) in HEADS:
+        print(f"{weights} ends in {head}, without an auxiliary branch: there is nothing to convert")
+        return
     if options.classes_num is not None and options.classes_num != training.nc:
         raise InputError(
             f"--classes_num {options.classes_num} was given, and {weights} has {plural(training.nc, 'class')}"

@@ -29,7 +29,7 @@ from utils.core import checkpoints
 from utils.core.errors import CheckpointError, InputError
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.images import find_images, label_file, read_images
-from utils.upstream.description import ACTIVATIONS
+from utils.upstream.description import ACTIVATIONS, TRAINING_HEADS
 
 IMPORTS = (
     "from utils import upstream\nfrom utils.upstream.checkout import import_upstream\nimport_upstream()\n"
@@ -79,7 +79,10 @@ def test_a_description_is_refused_before_upstream_sees_it(row, good, tmp_path, m
     (tmp_path / "evil.yaml").write_text(yaml.safe_dump(evil))
     readers: list[tuple[Callable[[Any], object], Any]] = [
         (upstream.load_float, with_row(good["float"], row, tmp_path / "float.pt")),
-        (upstream.load_training, with_row(good["training"], row, tmp_path / "training.pt")),
+        (
+            lambda path: upstream.load_float(path, TRAINING_HEADS),
+            with_row(good["training"], row, tmp_path / "training.pt"),
+        ),
         (checkpoint.load_quantized, with_row(good["quantized"], row, tmp_path / "quantized.pt")),
         (upstream.read_description, tmp_path / "evil.yaml"),
         (upstream.build_model, tmp_path / "evil.yaml"),

@@ -16,7 +16,7 @@ from models import reparam
 from utils import upstream
 from utils.core.errors import CheckpointError, QatError
 from utils.upstream import checkout
-from utils.upstream.network import _read_network
+from utils.upstream.description import TRAINING_HEADS
 
 NAMES = ("t", "s", "m", "c", "e")
 MASKS = "c-dseg"
@@ -28,6 +28,10 @@ def _no_denormals() -> Iterator[None]:
     torch.set_flush_denormal(True)  # random networks are full of them, and slow with them
     yield
     torch.set_flush_denormal(False)
+
+
+def load_training(path: Path) -> upstream.FloatCheckpoint:
+    return upstream.load_float(path, TRAINING_HEADS)
 
 
 def layers(path: Path) -> list[list]:
@@ -112,7 +116,7 @@ def test_converted_network_computes_the_main_branch(
     torch.testing.assert_close(result, expected, atol=1e-5, rtol=0)
     assert (auxiliary - expected).abs().max() > 1
     assert found.names == {index: f"class {index}" for index in range(3)}
-    assert {value.dtype for value in _read_network(target)[0].parameters()} == {torch.float16}
+    assert {value.dtype for value in upstream.read_checkpoint(target)["model"].parameters()} == {torch.float16}
     own = random_network(deployed, nc=3).state_dict()
     assert {key: value.shape for key, value in found.model.state_dict().items()} == {
         key: value.shape for key, value in own.items()
@@ -139,7 +143,7 @@ def test_upstreams_own_loader_takes_the_file(small: dict[str, Path], monkeypatch
     checkout.load_safely_by_default(upstream.read_checkpoint)
     model = attempt_load(str(small["converted"]), device=torch.device("cpu"))
     with torch.no_grad():
-        expected = upstream.load_float(small["training"], auxiliary=True).model(X)[0][1]
+        expected = load_training(small["training"]).model(X)[0][1]
         torch.testing.assert_close(model(X)[0], expected, atol=1e-3, rtol=1e-4)
     content = torch.load(small["converted"])
     assert content["epoch"] == -1
@@ -179,7 +183,7 @@ def test_mistakes_get_one_line(
 def test_a_wrong_map_and_tensors_of_another_network_are_noticed(
     small: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ):
-    training, wide = upstream.load_training(small["training"]), upstream.load_training(small["wide"])
+    training, wide = load_training(small["training"]), load_training(small["wide"])
     with pytest.raises(CheckpointError, match=r"size mismatch for model\.0\.conv\.weight"):
         reparam.convert(replace(training, model=wide.model))
     wrong = replace(reparam.HEADS["DualDDetect"], main={"cv2": "cv2", "cv3": "cv3", "dfl": "dfl"})  # of the same shapes
@@ -202,7 +206,7 @@ def masks(tmp_path_factory: pytest.TempPathFactory, upstream_yaml: Callable[[str
 
 @pytest.mark.slow
 def test_predictions_and_prototypes_of_a_converted_network_are_the_main_branchs(masks: dict[str, Path]):
-    training = upstream.load_training(masks["training"]).model
+    training = load_training(masks["training"]).model
     found = upstream.load_float(masks["converted"])
     with torch.no_grad():
         expected, (_, coefficients, prototypes) = training(X)
@@ -218,7 +222,8 @@ def test_predictions_and_prototypes_of_a_converted_network_are_the_main_branchs(
     assert not torch.equal(auxiliary, coefficients)
     assert not torch.equal(maps[0][0], maps[1][0])
     assert type(found.model).__name__ == "SegmentationModel"
-    assert {value.dtype for value in _read_network(masks["converted"])[0].parameters()} == {torch.float16}
+    stored = upstream.read_checkpoint(masks["converted"])["model"]
+    assert {value.dtype for value in stored.parameters()} == {torch.float16}
     assert found.names == {index: f"class {index}" for index in range(3)}
 
 
@@ -241,7 +246,7 @@ def test_the_description_of_a_network_with_masks_comes_from_the_checkpoint(
 
 def test_every_network_with_masks_and_an_auxiliary_branch_has_a_map(tmp_path: Path):
     """The tiny network converted along it computes its main branch."""
-    training = upstream.load_training(save_float(tmp_path / "a.pt", random_network(tiny_with("DualDSegment"))))
+    training = load_training(save_float(tmp_path / "a.pt", random_network(tiny_with("DualDSegment"))))
     deployed = reparam.convert(training)
     before = dict(vars(deployed.model.model[-1]))
     assert reparam.largest_difference(training.model, deployed.model, torch.device("cpu")) == 0

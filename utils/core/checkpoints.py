@@ -98,7 +98,7 @@ def read_torch_file(
         raise NotAllowed(
             f"{file} holds {error}, which is no data and no module class of YOLOv9 or torch.nn; it was not loaded. "
             "Save the network without fusing or wrapping it, as upstream's train.py does; a class of a fork has to be "
-            "listed first (UPSTREAM_MODULES or TORCH_MODULES in utils/upstream/network.py, see CONTRIBUTING.md)"
+            "listed first (BLOCKS or TORCH_MODULES in utils/upstream/, see CONTRIBUTING.md)"
         ) from error
     except Exception as error:  # a damaged file can break zipfile, the unpickler and the builder anywhere
         reason = " ".join(str(error).split())[:200] or type(error).__name__

@@ -124,7 +124,7 @@ def load_network(weights: str | Path, device: torch.device) -> Network:
     from models import reparam
     from models.quantize import checkpoint
     from utils import upstream
-    from utils.upstream.description import TRAINING_HEAD
+    from utils.upstream.description import HEADS, TRAINING_HEAD
 
     if checkpoint.kind(weights) == "quantized":
         quantized = checkpoint.load_quantized(weights)
@@ -133,7 +133,7 @@ def load_network(weights: str | Path, device: torch.device) -> Network:
         model = quantized.model.to(device)
         return Network(model, quantized.names, quantized.stride, _head(model), quantized.recipe, kind, task,
                        quantized.imgsz, quantized.data, quantized.extra.get("labels_of"))  # fmt: skip
-    source = upstream.load_float(weights, auxiliary=True)
+    source = upstream.load_float(weights, (*HEADS, TRAINING_HEAD))
     head = _head(source.model)
     if head == TRAINING_HEAD:
         source = reparam.convert(source)

@@ -17,7 +17,6 @@ from utils.upstream.network import (
     check_finite,
     fuse,
     load_float,
-    load_training,
     module_classes,
     network_stride,
     read_checkpoint,
@@ -26,5 +25,5 @@ from utils.upstream.network import (
 
 __all__ = [
     "FloatCheckpoint", "build_model", "call_fused", "check_class_names", "check_finite", "fuse", "load_float",
-    "load_training", "make_dataset", "module_classes", "network_stride", "read_checkpoint", "read_description",
+    "make_dataset", "module_classes", "network_stride", "read_checkpoint", "read_description",
 ]  # fmt: skip

@@ -1,10 +1,8 @@
 """Importing upstream YOLOv9 from the checkout that this file was copied into, with what it needs on a current stack.
 
-Upstream was written for torch 1.x, NumPy 1.x and an old setuptools. `install()` supplies what has been removed since,
-before the first upstream import; `after_import()` replaces what would reach for the network, or unpickle the label
-caches of a dataset. Its files are not edited. Its parser of model descriptions, which evaluates strings, gets nothing
-unchecked, whoever calls it, and its dataset, which augments training images, reads nothing: what it holds is read
-elsewhere.
+Upstream was written for torch 1.x, NumPy 1.x and an old setuptools. `install()` supplies what has been removed since.
+Replaced is what would reach for the network or unpickle the label caches of a dataset; the parser of model
+descriptions, which evaluates strings, gets nothing unchecked, whoever calls it. Upstream's files are not edited.
 """
 
 from __future__ import annotations
@@ -52,10 +50,17 @@ def import_upstream() -> None:
         raise InputError(
             f"upstream YOLOv9 needs {error.name}; run install_dependencies.sh, where this overlay was cloned"
         ) from error
-    after_import()
-    parse, describe = models.yolo.parse_model, models.yolo.model_info
+    import utils.dataloaders as dataloaders
+    import utils.general as general
+
+    without_label_caches(dataloaders)
+    check, parse, describe = general.check_font, models.yolo.parse_model, models.yolo.model_info
     log = logging.getLogger("yolov5")
     log.setLevel(logging.ERROR)  # its layer table, printed at every build
+
+    def check_font(*args: Any, **kwargs: Any) -> Any:  # fonts only serve plot labels: matplotlib's own does
+        with contextlib.suppress(OSError):  # URLError is one
+            return check(*args, **kwargs)
 
     def parse_model(d: Any, ch: Any) -> Any:  # upstream's names; it evaluates texts, whoever calls it
         return parse(check_description(d), ch)
@@ -64,12 +69,13 @@ def import_upstream() -> None:
         if log.isEnabledFor(logging.INFO):
             describe(*args, **kwargs)
 
-    models.yolo.parse_model, models.yolo.model_info = parse_model, model_info
+    general.check_font, models.yolo.parse_model, models.yolo.model_info = check_font, parse_model, model_info
 
 
 def install() -> None:
     """Supply removed functions and optional modules. Call before importing anything of upstream's."""
     import numpy as np
+    from packaging.version import parse
     from PIL.ImageFont import FreeTypeFont
 
     os.environ.setdefault("YOLOv5_AUTOINSTALL", "false")  # upstream would run pip by itself
@@ -79,29 +85,16 @@ def install() -> None:
         np.trapz = np.trapezoid  # type: ignore[attr-defined]
     if not hasattr(FreeTypeFont, "getsize"):  # removed in Pillow 10
         FreeTypeFont.getsize = lambda font, text: font.getbbox(text)[2:]  # type: ignore[attr-defined]
-    if "pkg_resources" not in sys.modules:  # where it still exists, importing it warns and takes a second
-        sys.modules["pkg_resources"] = _pkg_resources()
+    if "pkg_resources" not in sys.modules:  # gone in setuptools 82; before, importing it warns and takes a second
+        package = sys.modules["pkg_resources"] = types.ModuleType("pkg_resources")
+        vars(package).update(parse_version=parse, parse_requirements=lambda _: (), require=lambda _: None)
+        vars(package).update(DistributionNotFound=ImportError, VersionConflict=ImportError)
     if "IPython" not in sys.modules and importlib.util.find_spec("IPython") is None:
         # Upstream asks whether this is a notebook; who finds a module of that name reads its version: matplotlib does
         package, display = types.ModuleType("IPython"), types.ModuleType("IPython.display")
         vars(display).update(display=lambda *a, **k: None, clear_output=lambda *a, **k: None)
         vars(package).update(get_ipython=lambda: None, display=display, version_info=(9, 0, 0, ""), __version__="9.0.0")
         sys.modules.update({"IPython": package, "IPython.display": display})
-
-
-def after_import() -> None:
-    """Make the font check of upstream's dataset reader ignore a missing network: fonts only serve plot labels."""
-    import utils.dataloaders as dataloaders
-    import utils.general as general
-
-    check = general.check_font
-
-    def check_font(*args: Any, **kwargs: Any) -> Any:
-        with contextlib.suppress(OSError):  # URLError is one; matplotlib's own font serves
-            return check(*args, **kwargs)
-
-    general.check_font = check_font
-    without_label_caches(dataloaders)
 
 
 def without_label_caches(module: types.ModuleType) -> None:
@@ -166,32 +159,6 @@ def prefer_speed() -> None:
 
     general.init_seeds = seeds_alone
     yolo.DetectionModel.forward = channels_last
-
-
-def _pkg_resources() -> types.ModuleType:
-    """The three functions of pkg_resources (gone in setuptools 82) that upstream calls."""
-    from importlib import metadata
-
-    from packaging.requirements import Requirement
-    from packaging.version import parse
-
-    class VersionConflict(Exception):
-        pass
-
-    def parse_requirements(lines: Any) -> list[Requirement]:
-        lines = lines.splitlines() if isinstance(lines, str) else lines
-        return [Requirement(text) for line in lines if (text := line.split("#")[0].strip())]
-
-    def require(text: str) -> None:
-        wanted = Requirement(text)
-        found = metadata.version(wanted.name)
-        if not wanted.specifier.contains(found, prereleases=True):
-            raise VersionConflict(f"{wanted.name} {found} is installed, {text} is needed")
-
-    module = types.ModuleType("pkg_resources")
-    vars(module).update(parse_version=parse, parse_requirements=parse_requirements, require=require)
-    vars(module).update(DistributionNotFound=metadata.PackageNotFoundError, VersionConflict=VersionConflict)
-    return module
 
 
 def make_dataset(

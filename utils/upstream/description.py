@@ -16,28 +16,22 @@ from utils.core.text import short_repr
 
 REQUIRED = ("nc", "depth_multiple", "width_multiple", "backbone", "head", "anchors")
 NUMBERS = ("nc", "depth_multiple", "width_multiple", "anchors", "ch", "sem_nc", "inplace")
-MODULES = (
-    "Conv", "DWConv", "AConv", "ADown", "Bottleneck", "ELAN1", "RepNCSPELAN4", "SPP", "SPPF", "SPPCSPC", "SPPELAN",
-    "MP", "SP", "Concat", "Silence", "CBLinear", "CBFuse", "nn.Upsample", "nn.MaxPool2d", "nn.ZeroPad2d",
+BLOCKS = (
+    "AConv", "ADown", "Bottleneck", "CBFuse", "CBLinear", "Concat", "Conv", "DFL", "DWConv", "ELAN1", "MP", "Proto",
+    "RepConvN", "RepNBottleneck", "RepNCSP", "RepNCSPELAN4", "SP", "SPP", "SPPCSPC", "SPPELAN", "SPPF", "Silence",
+    "UConv",
+)  # fmt: skip
+ALL_HEADS = (
     "Detect", "DDetect", "DualDetect", "DualDDetect", "TripleDetect", "TripleDDetect",
     "Segment", "DSegment", "DualDSegment", "Panoptic",
 )  # fmt: skip
+MODULES = (*BLOCKS, *ALL_HEADS, "nn.Upsample", "nn.MaxPool2d", "nn.ZeroPad2d")  # that a description may name
 WORDS = ("nc", "anchors", "None", "nearest")  # all that upstream's own YAMLs have as arguments
 ACTIVATIONS = frozenset(
     f"nn.{name}({arguments})"
-    for name, choices in {
-        "SiLU": ("", "inplace=True"),
-        "ReLU": ("", "inplace=True"),
-        "ReLU6": ("", "inplace=True"),
-        "Hardswish": ("", "inplace=True"),
-        "Mish": ("", "inplace=True"),
-        "LeakyReLU": ("", "0.1", "0.1, inplace=True", "inplace=True"),
-        "ELU": ("",),
-        "GELU": ("",),
-        "Identity": ("",),
-    }.items()
-    for arguments in choices
-)
+    for name in ("SiLU", "ReLU", "ReLU6", "Hardswish", "Mish", "LeakyReLU", "ELU")
+    for arguments in ("", "inplace=True")
+) | {"nn.LeakyReLU(0.1)", "nn.LeakyReLU(0.1, inplace=True)", "nn.GELU()", "nn.Identity()"}
 LARGEST = 10_000  # of any number: classes, channels, the size of an anchor
 
 
@@ -65,9 +59,7 @@ def check_description(description: Any) -> dict[str, Any]:
             raise _wrong(where, row, "[from, number, module, arguments]")
         sources, count, name, arguments = row
         if type(name) is not str or name not in MODULES:
-            raise _wrong(
-                where, name, f"one of upstream's, {', '.join(MODULES)} (MODULES in utils/upstream/description.py)"
-            )
+            raise _wrong(where, name, "a module class of upstream's (BLOCKS in utils/upstream/description.py)")
         _check_numbers([sources, count], where)
         _check_numbers(arguments, f"{where} ({name})", WORDS)
     known = (*REQUIRED, *NUMBERS, "activation")
@@ -93,12 +85,8 @@ def _wrong(where: str, value: Any, expected: str) -> InputError:
 
 AUXILIARY_HEADS = ("DualDetect", "DualDDetect", "TripleDetect", "TripleDDetect", "DualDSegment")
 TRAINING_HEAD = "DualDDetect"  # of yolov9-t, -s, -m, -c and -e
-SEGMENT_TRAINING_HEAD = "DualDSegment"  # of yolov9-c-dseg
-TRAINING_HEADS = (TRAINING_HEAD, SEGMENT_TRAINING_HEAD)
-DETECT_HEADS = ("Detect", "DDetect")
-SEGMENT_HEADS = ("Segment", "DSegment")
-HEADS = (*DETECT_HEADS, *SEGMENT_HEADS)
-WITH_MASKS = (*SEGMENT_HEADS, SEGMENT_TRAINING_HEAD)
+TRAINING_HEADS = (TRAINING_HEAD, "DualDSegment")  # the second of yolov9-c-dseg
+HEADS = ("Detect", "DDetect", "Segment", "DSegment")
 
 
 def check_head(model: Any, where: str | Path, heads: Collection[str] = HEADS) -> None:
@@ -110,7 +98,7 @@ def check_head(model: Any, where: str | Path, heads: Collection[str] = HEADS) ->
     head = type(model.model[-1]).__name__
     if head in heads:
         return
-    if head in AUXILIARY_HEADS and heads != TRAINING_HEADS:
+    if head in AUXILIARY_HEADS and not {*TRAINING_HEADS} <= {*heads}:
         converted = Path(where).with_name(f"{Path(where).stem}-converted.pt")
         words = ["python", "reparameterization.py", "--weights", str(where), "--save", str(converted)]
         raise CheckpointError(

@@ -16,14 +16,7 @@ from utils.core.input_spec import channels_of, size_in
 from utils.core.tasks import masks_of_head, predicted
 from utils.core.text import plural, short_repr
 from utils.upstream.checkout import import_upstream
-from utils.upstream.description import (
-    HEADS,
-    TRAINING_HEAD,
-    TRAINING_HEADS,
-    WITH_MASKS,
-    check_description,
-    check_head,
-)
+from utils.upstream.description import ALL_HEADS, BLOCKS, HEADS, check_description, check_head
 
 if TYPE_CHECKING:
     import torch
@@ -33,19 +26,11 @@ AGAIN = "copy the file again, or export it from the training run again"
 
 # The module classes that a checkpoint may hold: what networks of upstream's YAMLs are made of.
 PACKAGES = ("", "yolov9.", "yolo9.")  # before the names: a checkout has none, packages from PyPI have theirs
-UPSTREAM_MODULES: dict[str, tuple[str, ...]] = {
-    "models.common": (
-        "AConv", "ADown", "Bottleneck", "CBFuse", "CBLinear", "Concat", "Conv", "DFL", "DWConv", "ELAN1", "MP", "Proto",
-        "RepConvN", "RepNBottleneck", "RepNCSP", "RepNCSPELAN4", "SP", "SPP", "SPPCSPC", "SPPELAN", "SPPF", "Silence",
-        "UConv",
-    ),
-    "models.yolo": (
-        "DetectionModel", "SegmentationModel", "Model",
-        "Detect", "DDetect", "DualDetect", "DualDDetect", "TripleDetect", "TripleDDetect",
-        "Segment", "DSegment", "DualDSegment", "Panoptic",
-    ),
-}  # fmt: skip
-TORCH_MODULES: dict[str, tuple[str, ...]] = {
+UPSTREAM_MODULES = {
+    "models.common": BLOCKS,
+    "models.yolo": ("DetectionModel", "SegmentationModel", "Model", *ALL_HEADS),
+}
+TORCH_MODULES = {
     "torch.nn.modules.activation": ("ELU", "GELU", "Hardswish", "LeakyReLU", "Mish", "ReLU", "ReLU6", "SiLU"),
     "torch.nn.modules.batchnorm": ("BatchNorm2d",),
     "torch.nn.modules.container": ("ModuleList", "Sequential"),
@@ -70,54 +55,33 @@ class FloatCheckpoint:
     data: str | None = None  # the dataset's YAML that it was trained with
 
 
-def load_float(path: str | Path, *, auxiliary: bool = False) -> FloatCheckpoint:
-    """Load a checkpoint that upstream's `train.py` or our `reparameterization.py` wrote.
+def load_float(path: str | Path, heads: Collection[str] = HEADS) -> FloatCheckpoint:
+    """Load a checkpoint that upstream's `train.py` or our `reparameterization.py` wrote, the EMA where there is one.
 
     No code of the file is run (`utils/core/checkpoints.py`).
 
     Args:
-        auxiliary: also take a network with its auxiliary branch, see `load_training`.
+        heads: the last layers that the network may have.
 
     Raises:
-        CheckpointError: missing, truncated, foreign, quantized, with an auxiliary branch, or of another task than
-            detection and instance segmentation.
+        CheckpointError: missing, truncated, foreign, quantized, with another head, or of a network that does not
+            compute.
     """
-    return _float_checkpoint(path, (*HEADS, TRAINING_HEAD) if auxiliary else HEADS)
-
-
-def load_training(path: str | Path) -> FloatCheckpoint:
-    """Load a checkpoint that upstream's `train_dual.py` wrote, as `load_float` does: it has an auxiliary branch.
-
-    Raises:
-        CheckpointError: missing, truncated, foreign, quantized, already without that branch, or not such a network.
-    """
-    return _float_checkpoint(path, TRAINING_HEADS)
-
-
-def _read_network(path: Path) -> tuple[Any, dict[str, Any]]:
-    """The network in a float checkpoint, the EMA where there is one, as upstream takes it; the training's options."""
+    import torch
     from torch import nn
 
     content = read_checkpoint(path)
     if not isinstance(content, Mapping):
         raise CheckpointError(f"{path} holds a {type(content).__name__}, not a YOLOv9 checkpoint")
-    model: Any = content.get("model") if content.get("ema") is None else content["ema"]
     if "state_version" in content:
         raise CheckpointError(f"{path} is what --resume continues from; give qat_best_*, qat_ep_* or ptq_* beside it")
+    model: Any = content.get("model") if content.get("ema") is None else content["ema"]
     layers = getattr(model, "model", None)
     if not hasattr(model, "yaml") or not isinstance(layers, nn.Sequential) or not len(layers):
         raise CheckpointError(
             f"{path} holds no YOLOv9 network under 'ema' or 'model' (keys: {short_repr(list(content))})"
         )
-    opt = content.get("opt")
-    return model, dict(opt) if isinstance(opt, Mapping) else {}
-
-
-def _float_checkpoint(path: str | Path, heads: Collection[str]) -> FloatCheckpoint:
-    """The checkpoint, in float32 and evaluation mode, after a look at whether its network can be used."""
-    import torch
-
-    model, opt = _read_network(Path(path))
+    opt = content["opt"] if isinstance(content.get("opt"), Mapping) else {}
     check_head(model, path, heads)
     try:
         head = model.model[-1]
@@ -132,7 +96,7 @@ def _float_checkpoint(path: str | Path, heads: Collection[str]) -> FloatCheckpoi
         with torch.no_grad():
             side, masks = 2 * network_stride(model), masks_of_head(head)
             outputs = predicted(deepcopy(model)(torch.zeros(1, channels_of(model), side, side)))  # does it compute?
-        if [one.shape[1] for one in outputs] != [4 + head.nc + masks, *[masks] * bool(masks)]:
+        if [output.shape[1] for output in outputs] != [4 + head.nc + masks, *[masks] * bool(masks)]:
             raise CheckpointError(f"{path} computes other classes or masks than its head says; {AGAIN}")
         yaml = check_description(model.yaml)
         return FloatCheckpoint(
@@ -169,9 +133,7 @@ def network_stride(model: Any) -> int:
 
 
 def build_model(config: Mapping[str, Any] | str | Path, nc: int | None = None) -> nn.Module:
-    """Build upstream's network with random weights from its YAML (a file or its content).
-
-    Upstream evaluates strings of the YAML as Python, so it is checked first: a checkpoint's YAML must not become code.
+    """Build upstream's network with random weights from its YAML (a file or its content), which is checked first.
 
     Raises:
         InputError: the file cannot be read, or holds something that utils/upstream/description.py does not let through.
@@ -180,11 +142,10 @@ def build_model(config: Mapping[str, Any] | str | Path, nc: int | None = None) -
     from models.common import Conv, RepConvN
     from models.yolo import DetectionModel, SegmentationModel
 
-    found = config if isinstance(config, Mapping) else read_description(config)
-    description = deepcopy(check_description(found))
+    description = deepcopy(check_description(config if isinstance(config, Mapping) else read_description(config)))
     defaults = Conv.default_act, RepConvN.default_act
-    masks = [*description["backbone"], *description["head"]][-1][2] in WITH_MASKS
-    kind = SegmentationModel if masks else DetectionModel
+    head = [*description["backbone"], *description["head"]][-1][2]
+    kind = SegmentationModel if "Segment" in head else DetectionModel
     try:
         return kind(description, ch=description.get("ch", 3), nc=nc).eval()
     except InputError:
@@ -246,25 +207,17 @@ def call_fused(model: nn.Module) -> nn.Module:
 def module_classes() -> dict[str, type[nn.Module]]:
     """The module classes that a checkpoint may hold, by each name that a pickle may have for them."""
     import_upstream()
-    import models.common
-    import models.yolo
-
-    found: dict[str, type[nn.Module]] = {}
-    for place, module in (("models.common", models.common), ("models.yolo", models.yolo)):
-        for name in UPSTREAM_MODULES[place]:
-            if hasattr(module, name):  # not every release of upstream has all of them
-                found |= {f"{package}{place}.{name}": getattr(module, name) for package in PACKAGES}
-    for place, names in TORCH_MODULES.items():
-        found |= {f"{place}.{name}": getattr(sys.modules[place], name) for name in names}
-    return found
+    classes: dict[str, type[nn.Module]] = {}
+    for place, names in {**UPSTREAM_MODULES, **TORCH_MODULES}.items():
+        for name in names:
+            if hasattr(sys.modules[place], name):  # not every release of upstream has all of them
+                packages = PACKAGES if place in UPSTREAM_MODULES else ("",)
+                classes |= {f"{package}{place}.{name}": getattr(sys.modules[place], name) for package in packages}
+    return classes
 
 
 def read_checkpoint(file: str | Path) -> Any:
-    """What a checkpoint of upstream's holds, also its training state; no code of it is run.
-
-    Raises:
-        CheckpointError: it is no PyTorch checkpoint, is damaged, or holds something that only code could need.
-    """
+    """What a checkpoint of upstream's holds, also its training state; raises as `checkpoints.read_torch_file`."""
     from torch import nn
 
     from utils.core import checkpoints
