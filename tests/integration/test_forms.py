@@ -32,6 +32,7 @@ from utils.onnx_graph import deepstream, output_formats
 from utils.onnx_graph.export import ExportConfig, export_forms
 from utils.onnx_graph.output_formats import NmsSettings
 from utils.onnx_graph.view import metadata_of
+from utils.upstream.description import HEADS, TRAINING_HEADS
 
 # two branches: the head's first three inputs are the auxiliary one's
 DUAL = copy.deepcopy(TINY) | {"head": [*TINY["head"][:-1], [[3, 4, 5, 3, 8, 6], 1, "DualDDetect", ["nc"]]]}
@@ -236,7 +237,7 @@ def test_deepstream_export(kind: str, weights: dict[str, Path], tmp_path: Path, 
         raw = results["output0"]
     else:
         with torch.no_grad():
-            result = upstream.load_float(weights[kind], auxiliary=True).model(images)[0]
+            result = upstream.load_float(weights[kind], (*HEADS, *TRAINING_HEADS)).model(images)[0]
         raw = (result[1] if kind == "dual" else result).numpy()
     for rows, prediction in zip(results["output"], raw, strict=True):
         objects, expected = parse_as_deepstream(rows, 96, 64, [LOW] * 10), objects_in(prediction, 96, 64, [LOW] * 10)

@@ -3,8 +3,7 @@
 Of several processes (`distributed.py`) all call the functions that write a whole content (`write_bytes`, `write_text`,
 `save_torch`, `copy_file`); the main one writes, and the others go on when the file is there.
 
-A pipe or a device is refused before it is opened: opening a pipe that nobody writes to waits for ever. What is wrong
-inside a YAML, JSON or ONNX file is said in one line, whatever the parser raised.
+A pipe is refused before it is opened, which would wait for ever.
 """
 
 from __future__ import annotations
@@ -40,23 +39,14 @@ NOT_WEIGHTS = {".onnx": "an ONNX file", ".engine": "a TensorRT engine", ".plan":
 
 
 def check_file(path: str | Path, expected: str, error: type[InputError] = InputError) -> Path:
-    """Return `path` if a regular file is there.
-
-    Args:
-        expected: the second half of the message, such as "expected an ONNX file".
-        error: what is raised otherwise, with what is there instead.
-    """
+    """Return `path` if a regular file is there, or raise `error`; `expected` is the second half of its message."""
     if not os.path.isfile(path):
         raise error(no_file(path, expected))
     return Path(path)
 
 
 def check_files(**files: str | Path | None) -> None:
-    """Raise `InputError` for the first option whose file is not a regular file.
-
-    Args:
-        files: option, as `EXPECTED` names it → the file that the user gave; None and '' are options not given.
-    """
+    """Raise `InputError` for the first option (a key of `EXPECTED`) whose file, if one was given, is not there."""
     for option, path in files.items():
         if path and not os.path.isfile(path):
             raise InputError(f"--{option} {no_file(path, f'expected {EXPECTED[option]}')}")
@@ -65,20 +55,12 @@ def check_files(**files: str | Path | None) -> None:
 
 
 def read_text(path: str | Path, expected: str, error: type[InputError] = InputError) -> str:
-    """The text of a UTF-8 file; bytes that are not UTF-8 become U+FFFD.
-
-    Raises:
-        InputError: of the kind `error`: no regular file.
-    """
+    """The text of a UTF-8 file; bytes that are not UTF-8 become U+FFFD. Raises as `check_file`."""
     return check_file(path, expected, error).read_text(encoding="utf-8", errors="replace")
 
 
 def read_yaml(path: str | Path, expected: str, error: type[InputError] = InputError) -> Any:
-    """The content of a YAML file, plain values only.
-
-    Raises:
-        InputError: of the kind `error`: no regular file, or it is not valid YAML.
-    """
+    """The content of a YAML file, plain values only; raises `error` where it is no regular file, or not YAML."""
     import yaml
 
     text = read_text(path, expected, error)
@@ -90,11 +72,7 @@ def read_yaml(path: str | Path, expected: str, error: type[InputError] = InputEr
 
 
 def read_json(path: str | Path, expected: str, error: type[InputError] = InputError) -> Any:
-    """The content of a JSON file.
-
-    Raises:
-        InputError: of the kind `error`: no regular file, or it is not JSON.
-    """
+    """The content of a JSON file; raises `error` where it is no regular file, or not JSON."""
     text = read_text(path, expected, error)
     try:
         return json.loads(text)
@@ -103,10 +81,7 @@ def read_json(path: str | Path, expected: str, error: type[InputError] = InputEr
 
 
 def read_onnx(path: str | Path, *, check: bool = False) -> ModelProto:
-    """Read an ONNX file.
-
-    Args:
-        check: also run ONNX's checker, which does not know operators of TensorRT's own.
+    """Read an ONNX file; `check` also runs ONNX's checker, which does not know operators of TensorRT's own.
 
     Raises:
         InputError: the file is missing, or it is not a whole ONNX file.
@@ -129,17 +104,10 @@ def read_onnx(path: str | Path, *, check: bool = False) -> ModelProto:
     return model
 
 
-STRONG_FROM = (10, 12)  # where TensorRT's release notes call weak typing deprecated; 11 has none
-
-
 def wanted_typing(version: str) -> Literal["weak", "strong"]:
-    """How a TensorRT of a version, such as '10.13.0', wants ONNX files to be typed.
-
-    Raises:
-        ValueError: this is no version.
-    """
-    major, minor = (int(part) for part in version.split(".")[:2])
-    return "strong" if (major, minor) >= STRONG_FROM else "weak"
+    """How a TensorRT of a version, such as '10.13.0', wants ONNX files to be typed; `ValueError` for no version."""
+    major, minor = map(int, version.split(".")[:2])
+    return "strong" if (major, minor) >= (10, 12) else "weak"  # whose release notes call weak typing deprecated
 
 
 @contextmanager
@@ -172,11 +140,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
 
 
 def check_writable(path: str | Path) -> None:
-    """Check, before long work, that a file can be written there, or its missing folders be made.
-
-    Raises:
-        InputError: it cannot.
-    """
+    """Raise `InputError`, before long work, if a file cannot be written there, or its missing folders not be made."""
     folder = Path(path).absolute().parent
     while not folder.exists():
         folder = folder.parent
@@ -200,18 +164,11 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def save_torch(content: Any, path: str | Path) -> None:
-    """`torch.save` to `path`: a reader sees the old file or the whole new one.
-
-    The bytes are made in memory first: torch's writer hides the system's error, such as a full disk, behind a
-    RuntimeError about file positions.
-
-    Raises:
-        InputError, QatError: the file cannot be written, see `atomic_path`.
-    """
+    """`torch.save` to `path`, whole or not at all; raises as `atomic_path`."""
     import torch
 
     def write() -> None:
-        buffer = io.BytesIO()
+        buffer = io.BytesIO()  # of a full disk, torch's writer raises a RuntimeError about file positions
         torch.save(content, buffer)
         write_bytes(path, buffer.getbuffer())
 
@@ -229,11 +186,7 @@ def file_hash(path: str | Path) -> str:
 
 
 def check_folder_name(text: str) -> str:
-    """Return `text` if it is the name of one folder, so that PROJECT/NAME lies in PROJECT.
-
-    Raises:
-        InputError: it is empty, a path, or holds characters that cannot be shown.
-    """
+    """Return `text` if it is the name of one folder, so that PROJECT/NAME lies in PROJECT, or raise `InputError`."""
     if text in ("", ".", "..") or {"/", "\\"} & set(text) or not text.isprintable():
         raise InputError(f"--name {text!r} is not the name of a folder; --project says where it lies")
     return text
@@ -242,12 +195,7 @@ def check_folder_name(text: str) -> str:
 def refuse_overwrite(
     outputs: Iterable[str | Path], inputs: Iterable[str | Path | None], advice: str = "choose another --output"
 ) -> None:
-    """Raise `InputError` if a file that is to be written is one that is read, no file, or another output, or cannot be.
-
-    Args:
-        inputs: files that are read; None for what was not given.
-        advice: what to do about it.
-    """
+    """Raise `InputError` if an output is a file that is read, no file, the same as another, or cannot be written."""
     sources = [source for source in inputs if source and os.path.exists(source)]
     planned: dict[str, Path] = {}
     for output in map(Path, outputs):
@@ -261,18 +209,14 @@ def refuse_overwrite(
             raise InputError(no_file(output, f"a file is to be written there; {advice}"))
         for source in sources:
             if os.path.samefile(output, source):
-                same = "" if str(source) == str(output) else f"is the same file as {source}, which "
-                raise InputError(f"{output} {same}is read and would be overwritten; {advice}")
+                raise InputError(f"{output} is read (as {source}) and would be overwritten; {advice}")
 
 
 def refuse_overwrite_in(
     project: str | Path, name: str, exist_ok: bool, patterns: Iterable[str], inputs: Iterable[str | Path | None]
 ) -> None:
     """`refuse_overwrite` for what a program writes into PROJECT/NAME, by globs; without `exist_ok` it is new."""
-    try:
-        check_writable(Path(project) / name / "report.json")
-    except InputError as error:
-        raise InputError(f"cannot create the run folder below --project {project}: {error}") from error
+    check_writable(Path(project) / name / "report.json")
     if exist_ok:
         outputs = dict.fromkeys(path for pattern in patterns for path in (Path(project) / name).glob(pattern))
         refuse_overwrite(outputs, inputs, "choose another --name or --project")

@@ -32,23 +32,22 @@ class Task:
 
     Attributes:
         name: as in an ONNX file's metadata.
-        prediction: name of the network's output with boxes, class scores and, where there are masks, their
-            coefficients, `[B, 4 + nc + nm, anchors]`.
-        detections: names of the outputs of a file with NMS inside: how many, `[B, 1]`; corners in pixels of the input,
-            `[B, K, 4]`; scores and classes, `[B, K]`.
-        iou_type: what pycocotools compares.
         nms_iou: of NMS, where nothing else is asked for: upstream's default for AP.
-        prototypes: name of the output that masks are sums of, `[B, nm, h, w]`; empty where there are no masks.
-        masks: name of the output with masks of a file with NMS inside; empty where there are none.
+        iou_type: what pycocotools compares.
+        prototypes: the output that masks are sums of, `[B, nm, h, w]`; empty where there are no masks.
+        masks: the output with masks of a file with NMS inside; empty where there are none.
+        prediction: the output with boxes, class scores and coefficients of masks, `[B, 4 + nc + nm, anchors]`.
+        detections: outputs of a file with NMS inside: how many, `[B, 1]`; corners in pixels of the input, `[B, K, 4]`;
+            scores and classes, `[B, K]`.
     """
 
     name: str
-    prediction: str
-    detections: tuple[str, ...]
-    iou_type: str
     nms_iou: float
+    iou_type: str
     prototypes: str = ""
     masks: str = ""
+    prediction: str = "output0"
+    detections: tuple[str, ...] = ("num_dets", "det_boxes", "det_scores", "det_classes")
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -56,17 +55,13 @@ class Task:
         return (self.prediction, self.prototypes) if self.prototypes else (self.prediction,)
 
     def named(self, result: Any) -> dict[str, Tensor]:
-        """What a network of upstream's returns in evaluation mode, by name.
-
-        A detector returns `(prediction, maps)`, or only the prediction for export; a segmentation network
-        `(prediction, (maps, coefficients, prototypes))`, or `(prediction, prototypes)` for export.
-        """
+        """What a network of upstream's returns in evaluation mode, by name; see `predicted`."""
         return dict(zip(self.outputs, predicted(result), strict=True))
 
 
-DETECTIONS = ("num_dets", "det_boxes", "det_scores", "det_classes")
-DETECT = Task("detect", "output0", DETECTIONS, "bbox", AP_NMS_IOU)
-SEGMENT = Task("segment", "output0", DETECTIONS, "segm", MASK_AP_NMS_IOU, prototypes="output1", masks="det_masks")
+DETECT = Task("detect", AP_NMS_IOU, "bbox")
+SEGMENT = Task("segment", MASK_AP_NMS_IOU, "segm", prototypes="output1", masks="det_masks")
+DETECTIONS = DETECT.detections
 
 
 def masks_of_head(head: Any) -> int:
@@ -129,15 +124,12 @@ class Prediction:
 
     @classmethod
     def of(cls, outputs: Mapping[str, Tensor], task: Task) -> Prediction:
-        """The outputs of a network by the task's names.
-
-        Raises:
-            InputError: one of them has another number of dimensions.
-        """
-        for name, axes in zip(task.outputs, (("rows", "anchors"), ("coefficients", "height", "width")), strict=False):
-            if outputs[name].ndim != 1 + len(axes):
-                found = f"the network's output {name} is {list(outputs[name].shape)}"
-                raise InputError(f"{found}; expected [batch, {', '.join(axes)}]")
+        """The outputs of a network by the task's names; `InputError` for another number of dimensions."""
+        for name, axes in zip(task.outputs, ("rows, anchors", "coefficients, height, width"), strict=False):
+            if outputs[name].ndim != 2 + axes.count(","):
+                raise InputError(
+                    f"the network's output {name} is {list(outputs[name].shape)}; expected [batch, {axes}]"
+                )
         raw, prototypes = outputs[task.prediction], outputs[task.prototypes] if task.prototypes else None
         nm = 0 if prototypes is None else prototypes.shape[1]
         return cls(raw, Layout.of_rows(raw.shape[1], nm), prototypes)
@@ -164,19 +156,16 @@ class Prediction:
 
 
 def prediction_of(task: Task, result: Any) -> Prediction:
-    """What a network of upstream's returned in evaluation mode, see `Task.named`."""
+    """What a network of upstream's returned in evaluation mode, see `predicted`."""
     return Prediction.of(task.named(result), task)
 
 
 def predicted(result: Any) -> tuple[Tensor, ...]:
-    """The tensors that a file of the network has as outputs.
+    """The predictions of a network of upstream's in evaluation mode, and the prototypes of a segmentation network.
 
-    Args:
-        result: of a network in evaluation mode, whether its head's `export` is set or not.
-
-    Returns:
-        The predictions, `[B, 4 + classes, anchors]`. Of a segmentation network, these with the coefficients of masks
-        as further rows, and the prototypes, `[B, coefficients, h, w]`.
+    A detector returns `(predictions, maps)`, and a segmentation network `(predictions, (maps, coefficients,
+    prototypes))`; with `export` set, these return `predictions` and `(predictions, prototypes)`. Of a list of
+    predictions, as with an auxiliary branch, the first is taken.
     """
     if not isinstance(result, (tuple, list)):
         return (result,)
@@ -184,13 +173,13 @@ def predicted(result: Any) -> tuple[Tensor, ...]:
     while isinstance(first, (tuple, list)):
         first = first[0]
     second = rest[0] if rest else None
-    if isinstance(second, tuple):  # beside predictions: raw maps, coefficients, prototypes
+    if isinstance(second, tuple):
         return first, second[2]
     return (first,) if second is None or isinstance(second, list) else (first, second)
 
 
 def trained(result: Any) -> tuple[Sequence[Tensor], tuple[Tensor, ...]]:
-    """What the head returns while training, as training sees it.
+    """What the head returns while training.
 
     Returns:
         For each level the raw map `[B, 4 * bins + classes, H, W]`; and of a segmentation network the coefficients
