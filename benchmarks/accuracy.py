@@ -33,7 +33,7 @@ from utils.core.files import file_hash
 from utils.core.options import Count, option
 from utils.core.run_folder import held
 from utils.core.score import Difference
-from utils.core.text import columns, markdown_table
+from utils.core.text import markdown_table
 from utils.reports.schema import Report, Row
 
 TRAINING = {  # upstream's networks → images a batch, and the highest learning rate of AdamW
@@ -216,7 +216,7 @@ def ap_table(networks: Mapping[str, Mapping[str, Any]]) -> list[str]:
         f"±: standard error of the difference, over {over}; of a mean of n seeds √(image² + seed²/n).",
         "Agreement: AP with the float network's detections as labels.",
     ]
-    return [*markdown_table(columns(heads, left=heads[:2]), lines), "", *remarks]
+    return [*markdown_table(heads, lines, heads[:2]), "", *remarks]
 
 
 def scores(row: Row, base: Row | None) -> list[str]:

@@ -31,7 +31,7 @@ from utils.core.errors import InputError
 from utils.core.files import atomic_path, file_hash
 from utils.core.options import BatchSize, option
 from utils.core.run_folder import held
-from utils.core.text import columns, markdown_table
+from utils.core.text import markdown_table
 from utils.onnx_graph.qdq_view import QdqGraph
 from utils.onnx_graph.view import drop_unused, pure, set_nodes
 
@@ -199,7 +199,7 @@ def run(options: PlacementOptions, timing: list[str]) -> int:
         rows += rows_of(model.stem, results)
         places.append(results["times"]["measured_on"])
     heads = ["model", "batch", "variant", "ms", "FP16 takes as long", "images/s", "INT8 layers, of the time", "copies"]
-    lines = markdown_table(columns(heads, left=heads[2:3]), rows)
+    lines = markdown_table(heads, rows, heads[2:3])
     steps.logger.info("\n%s\n\n%s", "\n".join(lines), "; ".join(dict.fromkeys(places)))
     return 1 if failed else 0
 

@@ -21,11 +21,9 @@ def cpu_cores() -> int:
 
 
 def select_device(text: str) -> torch.device:
-    """The device that `--device` names.
+    """The device that `--device` names: '', 'cpu', a CUDA index such as '0', or 'cuda:0'.
 
-    Args:
-        text: '', 'cpu', a CUDA index such as '0', or 'cuda:0'. Of several processes each takes the GPU of its own
-            number on its machine, or the CPU.
+    Of several processes each takes the GPU of its own number on its machine, or the CPU.
 
     Raises:
         InputError: the device does not exist here, or several were named.
@@ -33,22 +31,16 @@ def select_device(text: str) -> torch.device:
     import torch
 
     name = text.strip().lower().removeprefix("cuda:")
-    if local_rank is not None and name not in ("", "cuda", "cpu"):
-        raise InputError(f"--device {text}: every process takes the GPU of its own number; give --device cpu, or none")
-    if name == "cuda" or (local_rank is not None and name == "" and torch.cuda.is_available()):
-        name = str(local_rank or 0)
     if name == "cpu" or (name == "" and not torch.cuda.is_available()):
         return torch.device("cpu")
-    name = name or "0"
+    if name in ("", "cuda"):
+        name = str(local_rank or 0)
+    elif local_rank is not None:
+        raise InputError(f"--device {text}: every process takes the GPU of its own number; give --device cpu, or none")
     if not name.isdigit():
         raise InputError(f"--device {text!r} is neither 'cpu' nor one CUDA index such as 0")
-    if int(name) >= torch.cuda.device_count():
-        found = f"torch {torch.__version__} sees {torch.cuda.device_count()} CUDA devices"
-        if local_rank is not None:
-            raise InputError(
-                f"{found}, and this is process {int(name) + 1} on this machine; start one for each of them"
-            )
-        raise InputError(f"--device {text}: {found}; --device cpu works")
+    if int(name) >= (count := torch.cuda.device_count()):
+        raise InputError(f"--device {name}: torch {torch.__version__} sees {count} CUDA devices; --device cpu works")
     return torch.device("cuda", int(name))
 
 
@@ -62,10 +54,7 @@ def device_name(device: torch.device) -> str:
 
 
 def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A small tensor of the CPU on a device; a GPU gets it in its own time, from pinned memory: nothing waits for it.
-
-    Without pinned memory the copy would wait until the GPU has done all that was started before.
-    """
+    """A small tensor of the CPU on a device; from pinned memory, so that the copy does not wait for a GPU's work."""
     if device.type == "cuda" and len(tensor):
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)

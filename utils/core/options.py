@@ -82,11 +82,7 @@ class Options(StrictModel):
 
     @classmethod
     def of(cls: type[Kind], values: Mapping[str, Any]) -> Kind:
-        """Make options from plain values.
-
-        Raises:
-            InputError: a value does not fit, or the options contradict each other.
-        """
+        """Make options from plain values; `InputError` where one does not fit, or where they contradict each other."""
         try:
             return cls.model_validate(values)
         except ValidationError as error:
@@ -237,11 +233,8 @@ def add_options(parser: argparse.ArgumentParser, kind: type[Options]) -> None:
         if not (field.is_required() or silent or "(default" in text):
             default = " ".join(map(str, field.default)) if isinstance(field.default, list) else field.default
             text = f"{text} (default: {default})"
-        keywords: dict[str, Any] = {
-            "help": argparse.SUPPRESS if name in kind.HIDDEN else text,
-            **_keywords(field.annotation, field.default),
-            **argument["keywords"],
-        }
+        keywords: dict[str, Any] = {"help": argparse.SUPPRESS if name in kind.HIDDEN else text}
+        keywords |= _keywords(field.annotation, field.default) | argument["keywords"]
         if keywords.get("action") == "append":
             del keywords["nargs"]
         if argument["flags"] is not None:
@@ -259,5 +252,4 @@ def _keywords(annotation: Any, default: Any) -> dict[str, Any]:
         return {"nargs": "+", **_keywords(get_args(annotation)[0], default)}
     if get_origin(annotation) is Literal:
         return {"choices": get_args(annotation)}
-
     return {"type": annotation}

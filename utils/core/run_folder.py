@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import re
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from utils.core.files import check_folder_name
 logger = logging.getLogger(__name__)
 
 LOCK_FILE = ".lock"
-_TEMPORARY = re.compile(r"\..+-[a-z0-9_]{8}\.part\.\w+")  # as `files.atomic_path` names a file until it is whole
+TEMPORARY = ".*-" + "[a-f0-9]" * 8 + ".part.*"  # as `files.atomic_path` names a file until it is whole
 
 
 class InUseError(InputError):
@@ -92,8 +92,7 @@ def make_run_dir(project: str | Path, name: str, exist_ok: bool = False) -> Path
     """
     base = Path(project) / check_folder_name(name)
     hyphen = "-" if name[-1].isdigit() else ""
-    number = 1
-    while True:
+    for number in count(1):
         folder = base if number == 1 else base.with_name(f"{name}{hyphen}{number}")
         try:
             folder.mkdir(parents=True, exist_ok=exist_ok)
@@ -102,7 +101,7 @@ def make_run_dir(project: str | Path, name: str, exist_ok: bool = False) -> Path
             if not (isinstance(error, FileExistsError) and folder.is_dir()):
                 problem = f"cannot create the run folder {base}: {error.strerror}"
                 raise InputError(f"{problem}; choose another --project") from error
-        number += 1
+    raise AssertionError  # numbers do not end
 
 
 @contextlib.contextmanager
@@ -136,11 +135,9 @@ def _locked(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise InputError(f"cannot write {folder / LOCK_FILE}: {error.strerror}") from error
     try:
-        runs = {lock.parent for lock in folder.rglob(f"*/{LOCK_FILE}")}  # inside the folder, with files of their own
-        for path in folder.rglob(".*.part.*"):
-            if _TEMPORARY.fullmatch(path.name) and not runs & set(path.parents):
-                logger.info("removing %s, which a killed run left", path)
-                path.unlink(missing_ok=True)
+        for path in chain.from_iterable(folder.glob(f"{place}{TEMPORARY}") for place in ("", "weights/", "labels/")):
+            logger.info("removing %s, which a killed run left", path)
+            path.unlink(missing_ok=True)
         yield
     finally:
         lock.release()

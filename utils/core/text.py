@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 
@@ -40,39 +39,31 @@ _SHORT.maxlevel, _SHORT.maxdict, _SHORT.maxlist, _SHORT.maxtuple = 2, 3, 4, 4
 _SHORT.maxstring, _SHORT.maxother = 80, 80
 
 
-@dataclass(frozen=True)
-class Column:
-    """A column: its heading, whether its texts stand at its left side, and how wide it is at least."""
-
-    title: str
-    left: bool = False
-    width: int = 0
-
-
-def columns(titles: Iterable[str], left: Iterable[str] = ()) -> list[Column]:
-    """Columns with these headings; those in `left` stand at the left side."""
-    at_left = set(left)
-    return [Column(title, title in at_left) for title in titles]
-
-
 def aligned(
-    columns: Sequence[Column], rows: Iterable[Sequence[str]], *, gap: str = "  ", rule: bool = False
-) -> list[str]:
-    """Lines of text, the headings first; `rule` draws a line of hyphens below them."""
-    table = [tuple(column.title for column in columns), *map(tuple, rows)]
-    widths = [max(column.width, *(len(line[i]) for line in table)) for i, column in enumerate(columns)]
+    titles: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[str] = (), *,
+    widths: Sequence[int] = (), gap: str = "  ", rule: bool = False,
+) -> list[str]:  # fmt: skip
+    """Lines of text, the titles first.
+
+    Args:
+        left: titles of columns whose texts stand at the left.
+        widths: of the columns, at least.
+        rule: draw a line of hyphens below the titles.
+    """
+    table = [tuple(titles), *map(tuple, rows)]
+    wide = [max(least, *(len(line[i]) for line in table)) for i, least in enumerate(widths or [0] * len(titles))]
     if rule:
-        table.insert(1, tuple("-" * width for width in widths))
+        table.insert(1, tuple("-" * width for width in wide))
     return [
         gap.join(
-            text.ljust(width) if column.left else text.rjust(width)
-            for column, text, width in zip(columns, line, widths, strict=True)
+            text.ljust(width) if title in left else text.rjust(width)
+            for title, text, width in zip(titles, line, wide, strict=True)
         ).rstrip()
         for line in table
     ]
 
 
-def markdown_table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> list[str]:
+def markdown_table(titles: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[str] = ()) -> list[str]:
     """Lines of a Markdown table; what Markdown would read as markup is escaped, but for texts in backquotes."""
 
     def escaped(text: str) -> str:
@@ -80,7 +71,7 @@ def markdown_table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> 
             return text.replace("|", "\\|")
         return " ".join(re.sub(r"([\\`*_|<>\[\]])", r"\\\1", text).split())
 
-    lines = [[column.title for column in columns], ["---" if column.left else "---:" for column in columns]]
+    lines = [[*titles], ["---" if title in left else "---:" for title in titles]]
     lines += [[escaped(text) for text in row] for row in rows]
     return [f"| {' | '.join(line)} |" for line in lines]
 

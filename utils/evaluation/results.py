@@ -12,7 +12,7 @@ from torch import Tensor
 from utils.core.device import sent
 from utils.core.score import AtThreshold, Resampled, Score
 from utils.core.tasks import DETECT, DISPLAY_CONF, Task
-from utils.core.text import Column, aligned, plural
+from utils.core.text import aligned, plural
 from utils.evaluation.batch import RaggedBatch
 from utils.evaluation.metrics import Averages, ClassScores, EvalStatistics
 
@@ -148,9 +148,8 @@ def result_table(result: EvalResult, *, per_class: bool) -> list[str]:
     names: tuple[str, ...] = ("Images", "Instances", "P", "R", "mAP50", "mAP50-95")
     if result.masks:
         names = (*names[:2], "Box(P", "R", "mAP50", "mAP50-95)", "Mask(P", "R", "mAP50", "mAP50-95)")
-    columns = [Column("Class", width=22), *(Column(name, width=11) for name in names)]
     rows = [_cells("all", result), *(_cells(one.name, one) for one in result.per_class if per_class)]
-    lines = aligned(columns, rows, gap="")
+    lines = aligned(("Class", *names), rows, widths=[22] + [11] * len(names), gap="")
     if result.ap_coco is not None:
         of = ", boxes" if result.masks else ""
         lines.append(f"By pycocotools' definition{of}: mAP50 {result.ap50_coco:.3f}, mAP50-95 {result.ap_coco:.3f}")

@@ -20,7 +20,7 @@ from utils.core.errors import InputError
 from utils.core.files import write_text
 from utils.core.input_spec import COLOURS, KIND_KEY, InputSpec
 from utils.core.tasks import DETECT
-from utils.core.text import Column, code, columns, markdown_table, plural
+from utils.core.text import code, markdown_table, plural
 from utils.reports.figures import BLUE, GREEN, GREY, ORANGE, VERMILLION, new_figure, save_figure
 from utils.runners import onnxrt
 from utils.runners.base import imgsz_of
@@ -164,8 +164,8 @@ def open_onnx(file: Path, baseline: bool, batch: int, size: tuple[int, int] | No
         return Candidate(replace(row, error=one_line(error)))
 
 
-def benchmark_table(rows: Sequence[BenchmarkRow]) -> tuple[Sequence[Column], list[tuple[str, ...]]]:
-    """Columns and cells; those of masks, copies and ONNX Runtime are there where a row has some.
+def benchmark_table(rows: Sequence[BenchmarkRow]) -> tuple[list[str], list[tuple[str, ...]], list[str]]:
+    """Titles, cells, and the titles of words; those of masks, copies and ONNX Runtime are there where a row has some.
 
     Latency is the median in milliseconds; why a row has no figures stands in the last column.
     """
@@ -188,7 +188,7 @@ def benchmark_table(rows: Sequence[BenchmarkRow]) -> tuple[Sequence[Column], lis
         })  # fmt: skip
     shown = [title for title in table[0] if any(cells[title] != unless_all.get(title) for cells in table)]
     left = [title for title in shown if title in ("model", "in", "precision", "NMS", "masks")]
-    return columns(shown, left), [tuple(cells[title] for title in shown) for cells in table]
+    return shown, [tuple(cells[title] for title in shown) for cells in table], left
 
 
 def fastest_lines(rows: Sequence[BenchmarkRow]) -> list[str]:

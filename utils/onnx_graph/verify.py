@@ -23,7 +23,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto
 
 from utils.core.errors import InputError
-from utils.core.text import aligned, columns
+from utils.core.text import aligned
 from utils.onnx_graph.qdq_view import FLOAT_MODULES, POOLS, WEIGHTED, QdqGraph
 from utils.onnx_graph.view import DEQUANTIZE, QUANTIZE, attribute, input_spec, metadata_of
 
@@ -100,7 +100,7 @@ def table(report: GraphReport) -> str:
     breaches = Counter(finding.rule for finding in report.findings)
     why = {name: (check.__doc__ or "").partition("\n")[0].rstrip(".") for name, check in PROPERTIES.items()}
     rows = [(name, str(report.checked.get(name, 0)), str(breaches[name]), why[name]) for name in PROPERTIES]
-    lines = aligned(columns(("property", "checked", "breaches", "why"), left=("property", "why")), rows)
+    lines = aligned(("property", "checked", "breaches", "why"), rows, ("property", "why"))
     for finding in report.findings[:SHOWN]:
         lines.append(f"{finding.rule}: {finding.node}: {finding.message}")
     if len(report.findings) > SHOWN:

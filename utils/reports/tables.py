@@ -13,7 +13,7 @@ from pathlib import Path
 
 from utils.core.files import distinct_names
 from utils.core.score import AGREEMENT, Difference
-from utils.core.text import aligned, columns
+from utils.core.text import aligned
 from utils.reports.schema import AP, UNFINISHED, AnyAp, AtThreshold, Report, Row
 
 HEADERS = ("stage", "AP", "vs float", "AP50", "P", "R", "size", "ms/image")
@@ -78,14 +78,14 @@ def terminal_table(report: Report) -> str:
     places = list(dict.fromkeys(row.measured_on for row in report.rows))
     named = list(zip(labels(report), report.rows, strict=True))
     rows = [(name, *cells(report, row)[1:], f"[{places.index(row.measured_on) + 1}]") for name, row in named]
-    heads = columns((*headers(report), "on"), left=["stage"])
-    lines = aligned(heads, rows, rule=True)
+    titles = (*headers(report), "on")
+    lines = aligned(titles, rows, ["stage"], rule=True)
     if max(map(len, lines)) > WIDTH:
-        lines = aligned(heads, rows, rule=True, gap=" ")
+        lines = aligned(titles, rows, ["stage"], rule=True, gap=" ")
     lines += [f"[{number}] {place}" for number, place in enumerate(places, 1)]
     if against := against_float(report):
         lines += ["", *textwrap.wrap(against[0], WIDTH), ""]
-        lines += aligned(columns(FLOAT_HEADERS, left=["stage"]), against[1], rule=True)
+        lines += aligned(FLOAT_HEADERS, against[1], ["stage"], rule=True)
     sentences = [f"{name}: {reason}" for name, row in named if (reason := not_compared(report, row))]
     for sentence in [*sentences, *remarks(report), threshold_advice(report)]:
         lines += textwrap.wrap(sentence, WIDTH)

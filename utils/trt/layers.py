@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from utils.core.errors import DependencyError, InputError, QatError
 from utils.core.files import atomic_path, write_text
-from utils.core.text import Column, aligned
+from utils.core.text import aligned
 from utils.trt import tensorrt_api
 
 if TYPE_CHECKING:
@@ -36,8 +36,7 @@ TYPES = {
     "int8": "INT8", "fp8": "FP8", "half": "FP16", "fp16": "FP16", "bf16": "BF16", "bfloat16": "BF16", "float": "FP32",
     "fp32": "FP32", "int32": "INT32", "int64": "INT64", "bool": "BOOL", "uint8": "UINT8",
 }  # fmt: skip
-COLUMNS = (Column("", left=True, width=14), Column("layers", width=8), Column("share", width=8), Column("ms", width=10),
-           Column("share", width=8))  # fmt: skip
+TITLES, WIDTHS = ("", "layers", "share", "ms", "share"), (14, 8, 8, 10, 8)
 MOSTLY = 0.5  # below this share of the layers, or of the time, an engine is not called an INT8 engine
 # By precision; layers that only change a tensor's form have their own colour. Text on all of them is dark.
 COLOURS = {"INT8": "#9BD8B4", "FP8": "#C5E8A5", "FP16": "#F6D186", "BF16": "#F6D186", "FP32": "#F0A08C"}
@@ -267,7 +266,7 @@ def report_lines(summary: LayerSummary, title: str, precision: str = "") -> list
     coverage = f"INT8 coverage: {summary.int8_layers:.0%} of {total} computing layers"
     if summary.int8_time is not None:
         coverage += f", {summary.int8_time:.0%} of {summary.total_ms:.3f} ms (each layer measured by itself)"
-    lines = [title, "", *aligned(COLUMNS, rows, gap=""), "", coverage]
+    lines = [title, "", *aligned(TITLES, rows, [""], widths=WIDTHS, gap=""), "", coverage]
     if summary.slowest:
         lines += ["", "Slowest layers:"]
         lines += [f"  {layer.ms:8.4f} ms  {share(layer.ms or 0):>4}  {layer.precision or layer.kind:<10}"

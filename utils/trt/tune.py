@@ -18,7 +18,7 @@ from tqdm import tqdm
 from utils.core.errors import InputError, QatError
 from utils.core.files import copy_file
 from utils.core.logging import log_level
-from utils.core.text import aligned, columns
+from utils.core.text import aligned
 from utils.trt import tensorrt_api, timing
 from utils.trt.build import build, cache_path
 from utils.trt.engine_file import EngineNote
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 # In the order in which they are tried; None is TensorRT's own, level 3. Builds with 5 streams did not end in minutes.
 LEVELS, STREAMS = (None, 2, 4, 5), (None, 2, 3, 1, 4)
-COLUMNS = columns(("built with", "built in", "ms", "spread", ""), left=("built with", ""))
+TITLES = ("built with", "built in", "ms", "spread", "")
 
 
 def build_or_tune(onnx: Path, engine: Path, config: BuildConfig, api: Api | None = None) -> EngineNote:
@@ -118,7 +118,7 @@ def tune(onnx: Path, engine: Path, config: BuildConfig, api: Api) -> EngineNote:
         times = (f"{tried.ms:.3f}", f"{max(tried.rounds) - min(tried.rounds):.3f}") if tried.rounds else ("", "")
         words = _in_words(tried.config)
         rows.append((words, f"{tried.seconds:.0f} s", *times, tried.error or remarks.get(tried, "")))
-    logger.info("%s", "\n".join(aligned(COLUMNS, rows)))
+    logger.info("%s", "\n".join(aligned(TITLES, rows, ("built with", ""))))
     both = first.rounds + control.rounds
     logger.info("%s: %s: %.1f%% less time than as asked for; the noise is %.1f%%",
                 engine, _in_words(best.config), 100 * (1 - best.ms / first.ms),

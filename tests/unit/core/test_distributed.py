@@ -86,7 +86,7 @@ def test_every_process_takes_the_gpu_of_its_own_number(monkeypatch):
     with pytest.raises(InputError, match="GPU of its own number"):
         device.select_device("0")
     monkeypatch.setattr(device, "local_rank", 2)
-    with pytest.raises(InputError, match=r"sees 2 CUDA devices, and this is process 3 on this machine"):
+    with pytest.raises(InputError, match="sees 2 CUDA devices"):
         device.select_device("")
 
 
