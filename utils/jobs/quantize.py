@@ -291,7 +291,7 @@ class Session:
         rows = [Row(**state.rows[stage]) for stage in ("float", "PTQ", "QAT") if stage in state.rows]
         return Report(
             command=state.command, rows=rows,
-            history=[Epoch(**entry, chosen=entry["epoch"] == state.best.epoch) for entry in state.history],
+            history=[Epoch(**entry, chosen=entry["epoch"] == state.best_epoch) for entry in state.history],
             notes=list(state.notes), data=str(self.options.data), created=state.created,
             splits=self.inputs.data.counts(),
         )  # fmt: skip
