@@ -9,7 +9,7 @@ import torch
 import torchvision
 from onnx import TensorProto, helper
 
-from utils.core.tasks import DETECT, SEGMENT, Layout, Prediction
+from utils.core.tasks import DETECT, SEGMENT, Prediction
 
 CLASSES, COEFFICIENTS, ANCHORS = 5, 8, 90
 HEIGHT, WIDTH = 64, 96
@@ -45,7 +45,7 @@ def prediction(seed: int = 0, batch: int = 3, height: int = HEIGHT, width: int =
     scores[1] = 0
     coefficients = torch.randn(batch, COEFFICIENTS, ANCHORS, generator=random)
     maps = torch.randn(batch, COEFFICIENTS, height // 4, width // 4, generator=random)
-    return Prediction(torch.cat([middle, size, scores, coefficients], 1), Layout(CLASSES, COEFFICIENTS), maps)
+    return Prediction(torch.cat([middle, size, scores, coefficients], 1), maps)
 
 
 def pooled(found: Prediction, image: int, rows: torch.Tensor, size: int | tuple[int, int]) -> torch.Tensor:

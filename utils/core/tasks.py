@@ -1,7 +1,6 @@
 """What differs between the tasks of a network: detection, and detection with masks.
 
-A `Task` says which outputs a network has, a `Layout` how the rows of its prediction are divided, and a `Prediction`
-holds both together with the tensors.
+A `Task` says which outputs a network has, and a `Prediction` holds them.
 """
 
 from __future__ import annotations
@@ -86,40 +85,15 @@ def task_of_outputs(metadata: Mapping[str, str], outputs: Mapping[str, int]) -> 
 
 
 @dataclass(frozen=True)
-class Layout:
-    """How the rows of a prediction are divided: a box, `nc` class scores, `nm` mask coefficients."""
-
-    nc: int
-    nm: int = 0
-
-    @classmethod
-    def of_rows(cls, rows: int, nm: int = 0) -> Layout:
-        """Of a prediction of so many rows."""
-        return cls(rows - BOX - nm, nm)
-
-    @property
-    def rows(self) -> int:
-        """Of the prediction."""
-        return BOX + self.nc + self.nm
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Rows of each part, without parts that are not there."""
-        return (BOX, self.nc, self.nm) if self.nm else (BOX, self.nc)
-
-
-@dataclass(frozen=True)
 class Prediction:
     """What a network predicts for a batch, before NMS.
 
     Attributes:
         raw: `[B, 4 + nc + nm, anchors]`: cx, cy, w, h in pixels, class scores in 0..1, mask coefficients.
-        layout: how its rows are divided.
         prototypes: `[B, nm, h, w]`; None without masks.
     """
 
     raw: Tensor
-    layout: Layout
     prototypes: Tensor | None = None
 
     @classmethod
@@ -130,9 +104,17 @@ class Prediction:
                 raise InputError(
                     f"the network's output {name} is {list(outputs[name].shape)}; expected [batch, {axes}]"
                 )
-        raw, prototypes = outputs[task.prediction], outputs[task.prototypes] if task.prototypes else None
-        nm = 0 if prototypes is None else prototypes.shape[1]
-        return cls(raw, Layout.of_rows(raw.shape[1], nm), prototypes)
+        return cls(*(outputs[name] for name in task.outputs))
+
+    @property
+    def nm(self) -> int:
+        """Number of mask coefficients and prototypes."""
+        return 0 if self.prototypes is None else self.prototypes.shape[1]
+
+    @property
+    def nc(self) -> int:
+        """Number of classes."""
+        return self.raw.shape[1] - BOX - self.nm
 
     @property
     def task(self) -> Task:
@@ -147,12 +129,12 @@ class Prediction:
     @property
     def scores(self) -> Tensor:
         """In 0..1, `[B, nc, anchors]`."""
-        return self.raw[:, BOX : BOX + self.layout.nc]
+        return self.raw[:, BOX : BOX + self.nc]
 
     @property
     def coefficients(self) -> Tensor:
         """Of the prototypes, `[B, nm, anchors]`."""
-        return self.raw[:, BOX + self.layout.nc :]
+        return self.raw[:, BOX + self.nc :]
 
 
 def prediction_of(task: Task, result: Any) -> Prediction:

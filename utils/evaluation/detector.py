@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from utils.core.errors import InputError
-from utils.core.tasks import DISPLAY_CONF, DISPLAY_IOU, Layout, Prediction
+from utils.core.tasks import BOX, DISPLAY_CONF, DISPLAY_IOU, Prediction
 from utils.core.text import plural, short_repr
 from utils.evaluation.batch import RaggedBatch
 from utils.evaluation.input_plan import (
@@ -224,7 +224,7 @@ class Detector:
         prediction = found[self._task.prediction]
         nm = found[self._task.prototypes].shape[1] if self._task.prototypes else 0
         rows = prediction.shape[1] if prediction.ndim == 3 else 0
-        least = Layout(self._nc or 1, nm).rows
+        least = BOX + (self._nc or 1) + nm
         if rows < least or (self._nc and rows != least) or len(set(map(len, found.values()))) != 1:
             shapes = ", ".join(f"{self._outputs[name]} {list(one.shape)}" for name, one in found.items())
             masks = f" + {nm} for masks" if nm else ""

@@ -54,7 +54,7 @@ def non_max_suppression(
         return suppress_together(prediction, conf_thres, iou_thres, max_det, agnostic)
     rows, counts, _ = _candidates(prediction, conf_thres)
     kept = [one[_kept(one, iou_thres, max_det, agnostic)] for one in rows.split(counts.tolist())]
-    return RaggedBatch.of(kept if prediction.layout.nm else [one[:, :6] for one in kept])
+    return RaggedBatch.of(kept if prediction.nm else [one[:, :6] for one in kept])
 
 
 def _candidates(prediction: Prediction, conf_thres: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -114,7 +114,7 @@ def suppress_together(
         width *= FIRST_CANDIDATES
         some = again[image]
         stays[some] = _staying(rows[some], counts[again], min(width, largest), iou_thres, max_det, agnostic)
-    return RaggedBatch(rows[stays] if prediction.layout.nm else rows[stays, :6], numbers)
+    return RaggedBatch(rows[stays] if prediction.nm else rows[stays, :6], numbers)
 
 
 def _staying(rows: Tensor, counts: Tensor, width: int, iou_thres: float, max_det: int, agnostic: bool) -> Tensor:

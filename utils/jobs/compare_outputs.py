@@ -94,7 +94,7 @@ def check_onnx(
         results = file(batch)
         with torch.no_grad():
             expected = prediction_of(task, model(batch))
-        predicted = Prediction(results[task.prediction], expected.layout, results.get(task.prototypes))
+        predicted = Prediction(results[task.prediction], results.get(task.prototypes))
         outputs.append(compare_predictions(predicted, expected, (batch.shape[2], batch.shape[3])))
         if order:
             stretches.append(compare_tensors(model, graph, batch, order, file.feed(batch)))

@@ -33,7 +33,7 @@ import numpy as np
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from utils.core.errors import InputError
-from utils.core.tasks import DETECT, DISPLAY_CONF, DISPLAY_IOU, SEGMENT, Layout
+from utils.core.tasks import BOX, DETECT, DISPLAY_CONF, DISPLAY_IOU, SEGMENT
 from utils.onnx_graph.view import GraphAppender, pure
 
 PLUGIN, PLUGIN_DOMAIN = "EfficientNMS_TRT", "TRT"
@@ -129,7 +129,7 @@ def attach_nms(model: ModelProto, settings: NmsSettings, mask_resolution: int = 
 def attach_deepstream(model: ModelProto, settings: NmsSettings) -> None:
     """Turn raw predictions into rows of x1, y1, x2, y2, score, class; with masks after NMS with these settings."""
     tail, raw = GraphAppender(model, "deepstream"), _Raw.of(model)
-    if raw.layout.nm:
+    if raw.nm:
         height, width = raw.grid
         if not isinstance(height, int) or not isinstance(width, int):
             raise InputError("DeepStream's masks have a fixed size, and height and width are dynamic here")
@@ -142,7 +142,7 @@ def attach_deepstream(model: ModelProto, settings: NmsSettings) -> None:
         tail.add("Concat", boxes, *columns, masks, output="output", axis=2)
         shape: tuple[int | str, ...] = (settings.topk, 6 + height * width)
     else:
-        boxes, scores, _ = _parts(tail, raw.layout)
+        boxes, scores, _ = _parts(tail, raw)
         best, label = tail.several("TopK", scores, [1], outputs=2, axis=1)  # [B, 1, anchors]
         label = tail.add("Cast", label, to=TensorProto.FLOAT)
         columns = [tail.add("Transpose", name, perm=[0, 2, 1]) for name in (best, label)]
@@ -160,7 +160,7 @@ def _suppress(
         Where there are prototypes, what it keeps, and the name of the sums of prototypes, before the sigmoid,
         `[B, K, h, w]`.
     """
-    boxes, scores, coefficients = _parts(tail, raw.layout)
+    boxes, scores, coefficients = _parts(tail, raw)
     model.metadata_props.add(key="nms", value=json.dumps(asdict(settings)))
     if settings.kind != "efficient":
         kept = _standard(tail, boxes, scores, raw, settings)
@@ -189,7 +189,8 @@ class _Raw:
     """What a plain graph gives; a dynamic size is its name. `grid` is that of the prototypes, (0, 0) without them."""
 
     batch: int | str
-    layout: Layout
+    nc: int
+    nm: int
     anchors: int | str
     grid: tuple[int | str, int | str] = (0, 0)
 
@@ -202,18 +203,18 @@ class _Raw:
         }
         batch, rows, anchors = shapes[DETECT.prediction]
         if SEGMENT.prototypes not in shapes:
-            return cls(batch, Layout.of_rows(int(rows)), anchors)
+            return cls(batch, int(rows) - BOX, 0, anchors)
         _, nm, height, width = shapes[SEGMENT.prototypes]
-        return cls(batch, Layout.of_rows(int(rows), int(nm)), anchors, (height, width))
+        return cls(batch, int(rows) - BOX - int(nm), int(nm), anchors, (height, width))
 
 
 def _output(name: str, kind: int, *shape: int | str) -> ValueInfoProto:
     return helper.make_tensor_value_info(name, kind, shape)
 
 
-def _parts(tail: GraphAppender, layout: Layout) -> tuple[str, str, str]:
+def _parts(tail: GraphAppender, plain: _Raw) -> tuple[str, str, str]:
     """Corners `[B, anchors, 4]`, scores `[B, classes, anchors]`, coefficients `[B, nm, anchors]`; '' for none."""
-    sizes = layout.sizes
+    sizes = [BOX, plain.nc, plain.nm] if plain.nm else [BOX, plain.nc]
     raw, scores, *more = tail.several("Split", DETECT.prediction, sizes, outputs=len(sizes), axis=1)
     middle, size = tail.several("Split", raw, [2, 2], outputs=2, axis=1)
     half = tail.add("Mul", size, 0.5)
@@ -237,7 +238,7 @@ def _standard(tail: GraphAppender, boxes: str, scores: str, raw: _Raw, settings:
 
     The shape of every result but NonMaxSuppression's own is known when an engine is built.
     """
-    label, classes, topk = "", raw.layout.nc, settings.topk
+    label, classes, topk = "", raw.nc, settings.topk
     if settings.agnostic:
         scores, label = tail.several("TopK", scores, [1], outputs=2, axis=1)
         classes = 1

@@ -91,7 +91,6 @@ def page(report: Report) -> str:
         ],  # with the styles of differences that are more than noise, by column
         remarks=tables.remarks(report),
         against=tables.against_float(report),
-        threshold_advice=tables.threshold_advice(report) if report.rows else "",
         against_headers=tables.FLOAT_HEADERS,
         missed=_missed([(name, row.at) for name, row in named if row.at]),
         by_class=([*by_class], [(label, [tables.fraction(scores.get(label)) for scores in by_class.values()])

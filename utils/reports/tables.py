@@ -14,7 +14,7 @@ from pathlib import Path
 from utils.core.files import distinct_names
 from utils.core.score import AGREEMENT, Difference
 from utils.core.text import aligned
-from utils.reports.schema import AP, UNFINISHED, AnyAp, AtThreshold, Report, Row
+from utils.reports.schema import AP, UNFINISHED, AnyAp, Report, Row
 
 HEADERS = ("stage", "AP", "vs float", "AP50", "P", "R", "size", "ms/image")
 FLOAT_HEADERS = ("stage", "agreement", "best F1 at", "P", "vs float", "R", "vs float", "missed")
@@ -87,7 +87,7 @@ def terminal_table(report: Report) -> str:
         lines += ["", *textwrap.wrap(against[0], WIDTH), ""]
         lines += aligned(FLOAT_HEADERS, against[1], ["stage"], rule=True)
     sentences = [f"{name}: {reason}" for name, row in named if (reason := not_compared(report, row))]
-    for sentence in [*sentences, *remarks(report), threshold_advice(report)]:
+    for sentence in [*sentences, *remarks(report)]:
         lines += textwrap.wrap(sentence, WIDTH)
     return "\n".join(lines)
 
@@ -97,8 +97,11 @@ def against_float(report: Report) -> tuple[str, list[tuple[str, ...]]] | None:
 
     None unless a row was measured against the float network's detections and threshold.
     """
-    pairs = [(name, row, report.baseline(row)) for name, row in zip(labels(report), report.rows, strict=True)]
-    compared = [(name, row, *both) for name, row, base in pairs if (both := _at_one_threshold(row, base))]
+    compared = []
+    for name, row in zip(labels(report), report.rows, strict=True):
+        base = report.baseline(row)  # NMS inside a file leaves out what is below a threshold of its own
+        if base and base.at and row.at and row.at.threshold == base.at.threshold and not row.incomparable(base):
+            compared.append((name, row, row.at, base.at))
     if all(at is base for _, _, at, base in compared):
         return None
     rows: list[tuple[str, ...]] = []
@@ -109,35 +112,13 @@ def against_float(report: Report) -> tuple[str, list[tuple[str, ...]]] | None:
         rows.append((name, agreement, f"{row.best_threshold or 0:.3f}", fraction(at.precision), precision,
                      fraction(at.recall), recall, f"{at.objects - at.found} of {at.objects}"))  # fmt: skip
     thresholds = " or ".join(dict.fromkeys(f"{at.threshold:.3f}" for _, _, at, _ in compared))
-    unlabelled = AGREEMENT in report.rows[-1].ap_with
-    what = f"confidence threshold of best F1{' against its own detections' * unlabelled}"
+    own = " against its own detections" * (AGREEMENT in report.rows[-1].ap_with)
     heading = (
         "Against the float network: AP with its detections as labels (agreement; 0.995 if all are alike, since "
-        "upstream's curve falls to precision 0 at recall 1), and precision and recall at its "
-        f"{what}, {thresholds} (all classes together, IoU 0.5)"
+        "upstream's curve falls to precision 0 at recall 1), and precision and recall at its confidence threshold of "
+        f"best F1{own}, {thresholds} (all classes together, IoU 0.5)"
     )
     return heading, rows
-
-
-def _at_one_threshold(row: Row, base: Row | None) -> tuple[AtThreshold, AtThreshold] | None:
-    """What both find, if they compare: NMS inside a file leaves out what is below a threshold of its own."""
-    if base and base.at and row.at and row.at.threshold == base.at.threshold and not row.incomparable(base):
-        return row.at, base.at
-    return None
-
-
-def threshold_advice(report: Report) -> str:
-    """A sentence where the last row misses or invents objects at the float network's threshold; else empty."""
-    row = report.rows[-1]
-    both = _at_one_threshold(row, report.baseline(row))
-    moved = [f"{what} {change}" for what in ("recall", "precision")
-             if both and (change := both[0].difference(both[1], what)).significant and change.value < 0]  # fmt: skip
-    if not both or not moved:
-        return ""
-    return (
-        f"{labels(report)[-1]}: a product that keeps the threshold {both[1].threshold:.3f} has "
-        f"{' and '.join(moved)}; F1 is best at {row.best_threshold or 0:.3f} now"
-    )
 
 
 def not_compared(report: Report, row: Row) -> str:

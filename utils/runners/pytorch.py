@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from utils.core.device import device_name, disable_tf32
 from utils.core.input_spec import channels_of
-from utils.core.tasks import IMAGES, Layout, masks_of_head, task_of_head
+from utils.core.tasks import BOX, IMAGES, masks_of_head, task_of_head
 from utils.core.text import plural
 from utils.runners.base import Runner, TensorSpec
 
@@ -46,7 +46,7 @@ class TorchRunner(Runner):
         metadata |= {name: str(value) for name, value in (("imgsz", imgsz), ("data", data)) if value}
         threads = f", {plural(torch.get_num_threads(), 'thread')}" if device.type == "cpu" else ""
         nm = masks_of_head(head)
-        rows = Layout(len(names), nm).rows if isinstance(names, dict) else None
+        rows = BOX + len(names) + nm if isinstance(names, dict) else None
         shapes = ((None, rows, None), (None, nm, None, None))
         super().__init__(
             inputs=[TensorSpec(IMAGES, (None, channels_of(model), None, None), "float32")],

@@ -9,7 +9,6 @@ from utils.core.errors import InputError
 from utils.core.tasks import (
     DETECT,
     SEGMENT,
-    Layout,
     Prediction,
     predicted,
     prediction_of,
@@ -47,21 +46,20 @@ def test_the_task_of_a_head():
 
 @pytest.mark.parametrize("result", [(RAW, (MAPS, RAW[:, 7:], PROTOTYPES)), (RAW, PROTOTYPES)])
 def test_what_a_segmentation_network_returns(result):
-    found = prediction_of(SEGMENT, result)
-    assert (found.task, found.layout) == (SEGMENT, Layout(3, 5))
-    assert found.prototypes is PROTOTYPES
-    assert torch.equal(found.boxes, RAW[:, 0:4])
-    assert torch.equal(found.scores, RAW[:, 4:7])  # coefficients are no scores
-    assert torch.equal(found.coefficients, RAW[:, 7:12])
+    prediction = prediction_of(SEGMENT, result)
+    assert (prediction.task, prediction.nc, prediction.nm) == (SEGMENT, 3, 5)
+    assert prediction.prototypes is PROTOTYPES
+    parts = (prediction.boxes, prediction.scores, prediction.coefficients)
+    for part, rows in zip(parts, (RAW[:, :4], RAW[:, 4:7], RAW[:, 7:]), strict=True):
+        assert torch.equal(part, rows)
 
 
 @pytest.mark.parametrize("result", [(RAW, MAPS), [RAW], RAW])
 def test_what_a_detector_returns(result):
-    found = prediction_of(DETECT, result)
-    assert (found.task, found.layout, found.prototypes) == (DETECT, Layout(8), None)
-    assert torch.equal(found.scores, RAW[:, 4:])
-    assert found.coefficients.shape == (2, 0, 7)
-    assert torch.equal(prediction_of(DETECT, RAW).scores, found.scores)
+    prediction = prediction_of(DETECT, result)
+    assert (prediction.task, prediction.nc, prediction.nm, prediction.prototypes) == (DETECT, 8, 0, None)
+    assert torch.equal(prediction.scores, RAW[:, 4:])
+    assert prediction.coefficients.shape == (2, 0, 7)
     assert predicted(([RAW, RAW + 1], [MAPS, MAPS]))[0] is RAW  # with an auxiliary branch
 
 
@@ -71,14 +69,8 @@ def test_what_heads_return_while_training():
     assert trained((MAPS, RAW, PROTOTYPES)) == (MAPS, (RAW, PROTOTYPES))
 
 
-def test_rows_of_the_parts():
-    assert (Layout(80).rows, Layout(80).sizes) == (84, (4, 80))
-    assert (Layout(80, 32).rows, Layout(80, 32).sizes) == (116, (4, 80, 32))
-    assert Layout.of_rows(116, 32) == Layout(80, 32)
-
-
 def test_outputs_of_other_dimensions():
-    with pytest.raises(InputError, match=r"output1 is \[2, 5\]; expected \[batch, coefficients, height, width\]"):
+    with pytest.raises(InputError, match=r"output1 is \[2, 5\]"):
         Prediction.of({"output0": RAW, "output1": torch.rand(2, 5)}, SEGMENT)
-    with pytest.raises(InputError, match=r"output0 is \[2, 12\]; expected \[batch, rows, anchors\]"):
+    with pytest.raises(InputError, match=r"output0 is \[2, 12\]"):
         Prediction.of({"output0": RAW[..., 0]}, DETECT)

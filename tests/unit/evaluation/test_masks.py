@@ -9,7 +9,7 @@ import torch
 from pycocotools import mask as coco_mask
 
 from utils.core.errors import InputError
-from utils.core.tasks import DETECT, Layout, Prediction, prediction_of
+from utils.core.tasks import DETECT, Prediction, prediction_of
 from utils.evaluation import masks as masks_module
 from utils.evaluation import nms
 from utils.evaluation.masks import Masks, image_pixels, mask_overlaps, run_lengths
@@ -26,7 +26,7 @@ def prediction(batch=3, anchors=40, seed=0):
     scores = torch.rand(batch, CLASSES, anchors, generator=random) ** 2
     coefficients = torch.randn(batch, COEFFICIENTS, anchors, generator=random)
     raw = torch.cat([middle, size, scores, coefficients], 1)
-    return Prediction(raw, Layout(CLASSES, COEFFICIENTS), torch.randn(batch, COEFFICIENTS, *GRID, generator=random))
+    return Prediction(raw, torch.randn(batch, COEFFICIENTS, *GRID, generator=random))
 
 
 def detected(batch=3):

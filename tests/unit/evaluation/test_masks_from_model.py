@@ -11,7 +11,7 @@ import torch
 import torchvision
 
 from utils.core.errors import InputError
-from utils.core.tasks import Layout, Prediction
+from utils.core.tasks import Prediction
 from utils.evaluation.masks import Masks, image_pixels, pasted
 from utils.evaluation.nms import non_max_suppression
 
@@ -63,7 +63,7 @@ def predicted() -> tuple[Prediction, list[torch.Tensor]]:
     raw = torch.cat([middle, size, scores, torch.randn(2, 6, 30, generator=random)], 1)
     raw[1, 4:7] = 0
     maps = torch.nn.functional.interpolate(torch.randn(2, 6, 4, 5, generator=random), GRID, mode="bicubic")
-    found = Prediction(raw, Layout(3, 6), maps)
+    found = Prediction(raw, maps)
     return found, non_max_suppression(found, 0.3, 0.6)
 
 

@@ -16,7 +16,7 @@ from tensorrt_stand_in import stand_in
 
 from utils.core.errors import QatError
 from utils.core.input_spec import FLOATS, InputSpec
-from utils.core.tasks import Layout, Prediction
+from utils.core.tasks import Prediction
 from utils.jobs import check_engine
 from utils.onnx_graph.passes.take_bytes import take_bytes
 from utils.onnx_graph.view import metadata_of, set_metadata
@@ -110,7 +110,7 @@ def predictions(scores: float, coefficients: float, boxes: float = 100.0) -> Pre
     """Of three images: boxes of some pixels, two classes, one mask."""
     rows = torch.tensor([boxes] * 4 + [scores] * 2 + [coefficients]).view(7, 1)
     raw = torch.rand(3, 7, 50, generator=torch.Generator().manual_seed(0)) * rows
-    return Prediction(raw, Layout(2, 1), torch.ones(3, 1, 8, 8))
+    return Prediction(raw, torch.ones(3, 1, 8, 8))
 
 
 @pytest.mark.parametrize(

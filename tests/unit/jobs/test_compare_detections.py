@@ -52,7 +52,7 @@ def test_masks_that_were_changed_are_counted(make, is_framed: bool):
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))
     assert wrong(masks[order], boxes[order]) == 0
     assert wrong(changed, boxes + 5) == 0  # boxes that are no one's are counted elsewhere
-    other = Prediction(found.raw, found.layout, found.prototypes * 1.1)
+    other = Prediction(found.raw, found.prototypes * 1.1)
     assert different_masks(masks, boxes, rows, other, 0, WIDTH, framed=is_framed) > len(rows) // 2
 
 

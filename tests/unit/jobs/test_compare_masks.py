@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from utils.core.tasks import DETECT, Layout, Prediction, prediction_of
+from utils.core.tasks import DETECT, Prediction, prediction_of
 from utils.jobs import compare_tensors
 from utils.jobs.compare_tensors import BEST, COEFFICIENTS, PIXELS, PROTOTYPES, STEPPED, compare_predictions, together
 
@@ -19,7 +19,7 @@ def predicted(seed=0, anchors=30, images=2, nm=5):
     scores = torch.rand(images, 3, anchors, generator=random)
     coefficients = torch.randn(images, nm, anchors, generator=random)
     prototypes = torch.randn(images, nm, 12, 16, generator=random)
-    return Prediction(torch.cat([centres, sides, scores, coefficients], 1), Layout(3, nm), prototypes)
+    return Prediction(torch.cat([centres, sides, scores, coefficients], 1), prototypes)
 
 
 def changed(one, **parts):
@@ -28,7 +28,7 @@ def changed(one, **parts):
         raw[:, 7:] = parts["coefficients"]
     if "boxes" in parts:
         raw[:, :4] = parts["boxes"]
-    return Prediction(raw, one.layout, parts.get("prototypes", one.prototypes))
+    return Prediction(raw, parts.get("prototypes", one.prototypes))
 
 
 def pixels_apart(given, expected, anchors):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torchvision.ops import box_convert, box_iou
 
-from utils.core.tasks import DETECT, Layout, Prediction, prediction_of
+from utils.core.tasks import DETECT, Prediction, prediction_of
 from utils.jobs.sensitivity.prediction_distance import distance, weight
 
 CLASSES, COEFFICIENTS, SIZE = 3, 5, (48, 64)
@@ -20,7 +20,7 @@ def prediction(anchors=150, seed=0):
     scores = torch.rand(2, CLASSES, anchors, generator=random) ** 3
     coefficients = torch.randn(2, COEFFICIENTS, anchors, generator=random)
     raw = torch.cat([middle, size, scores, coefficients], 1)
-    return Prediction(raw, Layout(CLASSES, COEFFICIENTS), torch.randn(2, COEFFICIENTS, 12, 16, generator=random))
+    return Prediction(raw, torch.randn(2, COEFFICIENTS, 12, 16, generator=random))
 
 
 def changed(found, rows, by):

@@ -104,7 +104,7 @@ def test_masks_behind_a_plugin_that_rounds_boxes_to_fp16(side: int):
     assert [value.name for value in model.graph.output] == [*DETECT.detections, "det_masks"]
     raw = prediction(2)
     raw.raw[:, :2] += 600  # where FP16 has steps of half a pixel; the prototypes lie there too
-    raw = Prediction(raw.raw, raw.layout, torch.nn.functional.pad(raw.prototypes, (150, 0, 150, 0)))
+    raw = Prediction(raw.raw, torch.nn.functional.pad(raw.prototypes, (150, 0, 150, 0)))
     expected = detections(raw, settings)
     given = {"num_dets": np.array([[len(rows)] for rows in expected], np.int32)}
     for name, shape, kind in (("det_boxes", (3, 60, 4), np.float32), ("det_scores", (3, 60), np.float32),

@@ -11,7 +11,7 @@ from utils.core.score import AGREEMENT, Difference
 from utils.reports.figures import f1_curves
 from utils.reports.page import page
 from utils.reports.schema import AtThreshold, Report
-from utils.reports.tables import against_float, terminal_table, threshold_advice
+from utils.reports.tables import against_float, terminal_table
 
 
 def at(recall: float, replicates: tuple[float, ...], threshold: float = 0.312, **changes) -> AtThreshold:
@@ -40,7 +40,6 @@ def test_a_row_says_what_a_product_notices(compared):
     ]
     text = terminal_table(compared)
     assert "0.9669 ± 0.0100" in text
-    assert "recall -0.1000 ± 0.0100; F1 is best at 0.281" in " ".join(text.split())
     assert max(map(len, text.splitlines())) <= 100
 
 
@@ -61,20 +60,14 @@ def test_rows_keep_the_float_row_that_they_were_counted_with(compared):
     assert "-0.1000 ± 0.0100" in against_float(report)[1][-1]
 
 
-def test_no_advice_where_noise_explains_it_or_thresholds_differ(compared):
+def test_no_table_where_thresholds_differ_or_nms_is_inside(compared):
     base, int8 = compared.rows
-    noisy = int8.model_copy(update={"at": at(0.79, (0.7, 0.9, 0.8))})
-    assert threshold_advice(Report(command="x", rows=[base, noisy])) == ""
     other = int8.model_copy(update={"at": at(0.7, (0.70, 0.73, 0.67), threshold=0.4)})
-    report = Report(command="x", rows=[base, other])
-    assert threshold_advice(report) == ""
-    assert against_float(report) is None
     inside = int8.model_copy(update={"ap_with": "confidence 0.25 and IoU 0.45 in the file"})
-    assert (threshold_advice(report := Report(command="x", rows=[base, inside])), against_float(report)) == ("", None)
+    for rows in ([base, other], [base, inside], [base], [make_row(), make_row("PTQ")]):
+        assert against_float(Report(command="x", rows=rows)) is None
     unlabelled = [row.model_copy(update={"ap_with": AGREEMENT}) for row in compared.rows]
     assert "best F1 against its own detections, 0.312" in against_float(Report(command="x", rows=unlabelled))[0]
-    assert against_float(Report(command="x", rows=[base])) is None
-    assert against_float(Report(command="x", rows=[make_row(), make_row("PTQ")])) is None
 
 
 def test_the_page_has_the_table_the_classes_and_the_curves(compared):

@@ -12,7 +12,7 @@ import pytest
 import torch
 from mask_graph import raw_graph
 
-from utils.core.tasks import Layout, Prediction
+from utils.core.tasks import Prediction
 from utils.evaluation.nms import non_max_suppression
 from utils.onnx_graph.output_formats import NmsSettings, attach_nms
 from utils.serving import nms_model
@@ -30,7 +30,7 @@ def crowd(seed: int, anchors: int = 400, nc: int = 3, nm: int = 0, batch: int = 
 
 
 def loops(raw: np.ndarray, settings: Settings, nm: int = 0) -> list[np.ndarray]:
-    prediction = Prediction(torch.from_numpy(raw), Layout.of_rows(raw.shape[1], nm))
+    prediction = Prediction(torch.from_numpy(raw), torch.zeros(len(raw), nm, 1, 1) if nm else None)
     found = non_max_suppression(
         prediction, settings.conf_thres, settings.iou_thres, max_det=settings.max_det, agnostic=settings.class_agnostic
     )
