@@ -11,9 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import shutil
-import tempfile
-from collections.abc import Callable, Collection, Iterator, Sequence
-from itertools import chain, count
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +35,8 @@ class InUseError(InputError):
 def new_run(project: str | Path, name: str, exist_ok: bool = False, written: Sequence[str] = ()) -> Iterator[Path]:
     """Make the folder of a run, see `make_run_dir`, and lock it; an error removes it if it is still empty.
 
-    Files of an earlier run there, named like one of `written` (globs), are replaced, in a run folder only.
-
-    Under torch.distributed the main process makes and locks the folder, and the others receive its path.
+    Files of an earlier run there, named like one of `written` (globs), are removed, in a run folder only.
+    Under torch.distributed the main process does this, and the others receive the path.
 
     Raises:
         InUseError: `exist_ok`, and another program writes to `project/name`.
@@ -47,31 +44,29 @@ def new_run(project: str | Path, name: str, exist_ok: bool = False, written: Seq
     """
 
     @contextlib.contextmanager
-    def made() -> Iterator[Path]:
+    def locked_new() -> Iterator[Path]:
         existed = exist_ok and (Path(project) / name).exists()
         folder = make_run_dir(project, name, exist_ok)
         if folder.name != name:
             logger.info("%s exists: results go to %s", Path(project) / name, folder)
         of_a_run = (folder / LOCK_FILE).exists()
         with _locked(folder):
-            replaced = {path for pattern in written if of_a_run for path in folder.glob(pattern)}
+            for path in {path for pattern in written if of_a_run for path in folder.glob(pattern)}:
+                path.unlink()
             try:
-                with _set_aside(folder, replaced) if replaced else contextlib.nullcontext():
-                    yield folder
+                yield folder
             except BaseException:
                 if not existed and [path.name for path in folder.iterdir()] == [LOCK_FILE]:
                     shutil.rmtree(folder)
                 raise
 
     with contextlib.ExitStack() as stack:
-        yield distributed.from_main(lambda: stack.enter_context(made()))
+        yield distributed.from_main(lambda: stack.enter_context(locked_new()))
 
 
 @contextlib.contextmanager
 def held(folder: Path, load: Callable[[Path], Any] = lambda _: None) -> Iterator[Any]:
-    """Lock an existing run folder, and give what `load` reads in it.
-
-    Under torch.distributed the main process does both, and the others receive what it has read.
+    """Lock an existing run folder, and give what `load` reads in it; the main process does both.
 
     Raises:
         InUseError: another program writes to it.
@@ -90,35 +85,16 @@ def make_run_dir(project: str | Path, name: str, exist_ok: bool = False) -> Path
     Raises:
         InputError: the folder cannot be created, or `name` is not the name of a folder.
     """
-    base = Path(project) / check_folder_name(name)
-    hyphen = "-" if name[-1].isdigit() else ""
-    for number in count(1):
-        folder = base if number == 1 else base.with_name(f"{name}{hyphen}{number}")
-        try:
-            folder.mkdir(parents=True, exist_ok=exist_ok)
-            return folder
-        except OSError as error:
-            if not (isinstance(error, FileExistsError) and folder.is_dir()):
-                problem = f"cannot create the run folder {base}: {error.strerror}"
-                raise InputError(f"{problem}; choose another --project") from error
-    raise AssertionError  # numbers do not end
-
-
-@contextlib.contextmanager
-def _set_aside(folder: Path, files: Collection[Path]) -> Iterator[None]:
-    """Take away files in `folder`, for good unless an error comes before anything was written there."""
-    for left in folder.glob(".earlier-*"):  # by a program that was killed
-        shutil.rmtree(left)
-    with tempfile.TemporaryDirectory(prefix=".earlier-", dir=folder) as store:
-        aside = {file.replace(Path(store, str(number))): file for number, file in enumerate(files)}
-        before = set(folder.rglob("*"))
-        try:
-            yield
-        except BaseException:
-            if before == set(folder.rglob("*")):
-                for stored, file in aside.items():
-                    stored.replace(file)
-            raise
+    folder, number = Path(project) / check_folder_name(name), 1
+    while folder.is_dir() and not exist_ok:
+        number += 1
+        folder = folder.with_name(f"{name}{'-' if name[-1].isdigit() else ''}{number}")
+    try:
+        folder.mkdir(parents=True, exist_ok=exist_ok)
+    except OSError as error:
+        problem = f"cannot create the run folder {folder}: {error.strerror}"
+        raise InputError(f"{problem}; choose another --project") from error
+    return folder
 
 
 @contextlib.contextmanager
@@ -135,7 +111,7 @@ def _locked(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise InputError(f"cannot write {folder / LOCK_FILE}: {error.strerror}") from error
     try:
-        for path in chain.from_iterable(folder.glob(f"{place}{TEMPORARY}") for place in ("", "weights/", "labels/")):
+        for path in [*folder.glob(TEMPORARY), *folder.glob(f"weights/{TEMPORARY}")]:
             logger.info("removing %s, which a killed run left", path)
             path.unlink(missing_ok=True)
         yield

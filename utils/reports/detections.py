@@ -23,32 +23,25 @@ if TYPE_CHECKING:
 MATCH = 0.5  # IoU from which on two boxes are one object, as in AP50
 FILL = 0.35  # opacity of a mask
 LONGEST_SIDE = 1400  # pixels of what is drawn: more than a panel has
-POLYGONS, POINTS = 50, 500  # of a mask's outline at most
 
 
 def outline_of(inside: np.ndarray, left: int = 0, top: int = 0) -> tuple[str, ...]:
     """A mask as polygons through the middles of its outermost pixels: of its outer edges, and of its holes.
 
-    Filled together by the even-odd rule, their own pixels included, as `cv2.fillPoly` does, they are the mask. One of
-    many corners loses small ones, and polygons beyond `POLYGONS`.
+    Filled together by the even-odd rule, their own pixels included, as `cv2.fillPoly` does, they are the mask.
 
     Args:
         inside: bool or uint8 `[h, w]`.
         left, top: its first pixel in the image.
 
     Returns:
-        Largest first, in the form of SVG's attribute `points`: "12,30 14,30 14,33".
+        In the form of SVG's attribute `points`: "12,30 14,30 14,33".
     """
     import cv2
     import numpy as np
 
     pixels = np.ascontiguousarray(inside, np.uint8)
-    exact, _ = cv2.findContours(pixels, cv2.RETR_CCOMP, cv2.CHAIN_APPROX_SIMPLE, offset=(left, top))
-    exact = sorted(exact, key=cv2.contourArea, reverse=True)[:POLYGONS]
-    polygons, tolerance = exact, 0.5
-    while sum(map(len, polygons)) > POINTS:
-        polygons = [cv2.approxPolyDP(polygon, tolerance, closed=True) for polygon in exact]
-        tolerance *= 2
+    polygons, _ = cv2.findContours(pixels, cv2.RETR_CCOMP, cv2.CHAIN_APPROX_SIMPLE, offset=(left, top))
     return tuple(" ".join(f"{x},{y}" for x, y in polygon[:, 0].tolist()) for polygon in polygons)
 
 

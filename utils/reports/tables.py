@@ -99,9 +99,10 @@ def against_float(report: Report) -> tuple[str, list[tuple[str, ...]]] | None:
     """
     compared = []
     for name, row in zip(labels(report), report.rows, strict=True):
-        base = report.baseline(row)  # NMS inside a file leaves out what is below a threshold of its own
-        if base and base.at and row.at and row.at.threshold == base.at.threshold and not row.incomparable(base):
-            compared.append((name, row, row.at, base.at))
+        float_row = report.baseline(row)  # NMS inside a file leaves out what is below a threshold of its own
+        at, base = row.at, float_row and float_row.at
+        if float_row and base and at and at.threshold == base.threshold and not row.incomparable(float_row):
+            compared.append((name, row, at, base))
     if all(at is base for _, _, at, base in compared):
         return None
     rows: list[tuple[str, ...]] = []

@@ -9,7 +9,7 @@ from PIL import Image
 
 from utils.core.errors import InputError
 from utils.reports import detections, figures
-from utils.reports.detections import POINTS, POLYGONS, outline_of, points_of
+from utils.reports.detections import outline_of, points_of
 from utils.reports.schema import Box, Sample
 
 
@@ -107,21 +107,6 @@ def test_filled_again_they_are_the_mask(seed):
     np.testing.assert_array_equal(refilled(outline, mask.shape), mask)
     moved = np.concatenate([points_of(one) for one in outline_of(mask, left=100, top=1000)])
     assert np.array_equal(moved, np.concatenate([points_of(one) for one in outline]) + np.array([100, 1000]))
-
-
-def test_a_large_or_torn_mask_keeps_to_the_limits():
-    torn = np.random.default_rng(0).random((200, 200)) < 0.5
-    outline = outline_of(torn)
-    assert len(outline) == POLYGONS
-    assert sum(len(points_of(one)) for one in outline) <= POINTS
-    angles = np.linspace(0, 2 * np.pi, 4000)
-    radius = 700 + 30 * np.sin(60 * angles)
-    star = np.stack([1000 + radius * np.cos(angles), 1000 + radius * np.sin(angles)], 1).astype(np.int32)
-    wavy = cv2.fillPoly(np.zeros((2000, 2000), np.uint8), [star], 1).astype(bool)
-    outline = outline_of(wavy)
-    assert sum(len(points_of(one)) for one in outline) <= POINTS
-    again = refilled(outline, wavy.shape)
-    assert (again & wavy).sum() / (again | wavy).sum() > 0.97
 
 
 def test_nothing_has_no_outline_and_a_pixel_has_one():
