@@ -64,9 +64,7 @@ def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 def disable_tf32() -> Iterator[None]:
     """Within it a GPU computes float32 convolutions and products in float32.
 
-    PyTorch's default lets convolutions round their inputs to TF32's 10 bits of mantissa
-    (https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices), which moves
-    ranges and AP of a network that is said to run in float32.
+    By default convolutions round their inputs to TF32's 10 bits of mantissa, which moves ranges and AP.
     """
     import torch
 

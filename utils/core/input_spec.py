@@ -30,13 +30,7 @@ GREY_WEIGHTS = (9798, 19235, 3735)  # of red, green and blue, in 2^15ths: those 
 
 @dataclass(frozen=True)
 class InputSpec:
-    """What a network takes.
-
-    Attributes:
-        kind: of values.
-        layout: order of the axes; nhwc for uint8 only.
-        channels: 3, or 1 for grey images.
-    """
+    """What a network takes: the kind of values, the order of axes (nhwc for uint8 only), 3 channels or 1."""
 
     kind: Kind = "float"
     layout: Axes = "nchw"
@@ -44,12 +38,7 @@ class InputSpec:
 
     @classmethod
     def of_file(cls, entries: Mapping[str, str], dtype: str, shape: Sequence[int | None] = ()) -> InputSpec:
-        """The form of a file.
-
-        Args:
-            entries: its metadata; a file of others says nothing, and its type and shape are taken for what they are.
-            dtype: of the input, torch's name for it.
-            shape: of the input, None where dynamic.
+        """The form of a file, by its metadata, or else its input's dtype (torch's name) and shape (None: dynamic).
 
         Raises:
             InputError: the file takes INT8 images, as 1.0 exported them.
@@ -87,11 +76,7 @@ FLOATS = InputSpec()
 
 
 def channels_of(model: Any) -> int:
-    """Channels of the images that a torch network takes, which are those that its first convolution reads.
-
-    Raises:
-        InputError: they are neither RGB nor grey images.
-    """
+    """Channels of the images that a torch network takes: those of its first convolution; `InputError` if not 1 or 3."""
     channels: int = next((module.in_channels for module in model.modules() if hasattr(module, "in_channels")), 3)
     if channels not in COLOURS:
         raise InputError(f"the network takes images of {channels} channels; expected 3 (RGB) or 1 (grey)")
@@ -107,10 +92,7 @@ def with_channels(images: Tensor, channels: int) -> Tensor:
 
 
 def size_in(entries: Mapping[str, Any]) -> int | tuple[int, int] | None:
-    """The side, or (height, width), of images in pixels that a checkpoint's entries name as `imgsz`.
-
-    None where it is neither.
-    """
+    """The side, or (height, width), of images in pixels that a checkpoint's entries name as `imgsz`, if they do."""
     size: Any = entries.get("imgsz")
     sides: list[int] = [*size] if isinstance(size, (list, tuple)) and len(size) == 2 else [size]
     if not all(type(side) is int and 1 <= side <= LARGEST_SIDE for side in sides):

@@ -22,10 +22,7 @@ class _Formatter(logging.Formatter):
 
 
 def setup_logging(verbose: bool = False, rank: int = 0) -> None:
-    """Send the library's log to standard output as plain lines, the way upstream's programs look.
-
-    Of several processes, others than the main one say their number, and nothing below a warning.
-    """
+    """Send the log to standard output as plain lines; others than the main process only warn, with their number."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # names of files need not be text; a locale may lack →

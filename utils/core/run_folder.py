@@ -92,6 +92,8 @@ def make_run_dir(project: str | Path, name: str, exist_ok: bool = False) -> Path
     try:
         folder.mkdir(parents=True, exist_ok=exist_ok)
     except OSError as error:
+        if isinstance(error, FileExistsError) and folder.is_dir():  # another program was faster
+            return make_run_dir(project, name)
         problem = f"cannot create the run folder {folder}: {error.strerror}"
         raise InputError(f"{problem}; choose another --project") from error
     return folder

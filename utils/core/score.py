@@ -54,8 +54,7 @@ class SplitCounts(StrictModel):
 
     Attributes:
         name: of the split, and how much of it was read if not all.
-        images, objects: those that are used; `backgrounds`: images without objects, with a label file or without.
-        left_out: images that are not used.
+        backgrounds: images without objects, with a label file or without.
         boxes_among_polygons: which upstream takes for polygons of two points.
         first: field → the first image, label file or line that it counts, and why.
     """
@@ -95,12 +94,9 @@ _TEXT = re.compile(r"(?P<images>[0-9a-f]{32})(?P<ap>( (0\.[0-9]{7}|1\.0{7})){2,1
 
 @dataclass(frozen=True)
 class Resampled:
-    """AP on resamplings of the images.
+    """AP on resamplings of the images, fractions.
 
-    Attributes:
-        images: a hash of the images' names, of the classes of their labels and of the resamplings; only equal ones
-            compare.
-        ap: on each resampling, fractions.
+    Only equal `images` compare: a hash of the images' names, of the classes of their labels and of the resamplings.
     """
 
     images: str

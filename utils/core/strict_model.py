@@ -35,10 +35,7 @@ class StrictModel(BaseModel):
 
 
 def validate(model: type[Model], content: Any, source: str | Path, error: type[InputError] = InputError) -> Model:
-    """Make a model from plain values.
-
-    Args:
-        source: the file or the option that holds `content`, which the message names first.
+    """Make a model of the content of `source`, a file or an option.
 
     Raises:
         InputError: or the given `error`, in one line: the first key that does not fit, its value, what is expected.

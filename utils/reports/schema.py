@@ -6,7 +6,6 @@ Nothing here is slow to import.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -44,15 +43,15 @@ AP: tuple[AnyAp, ...] = ("ap", "mask_ap")
 
 
 def hardware() -> dict[str, str]:
-    """The machine in words: `system`, `cpu`, `cores` (those this process may use) and `memory`, as far as it tells."""
-    cpu = platform.processor() or platform.machine() or "unknown"
-    with contextlib.suppress(OSError):  # Linux has the name
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-        cpu = next(iter(re.findall(r"^(?:model name|Model)\s*:\s*(\S.*)$", text, re.MULTILINE)), cpu)
-    machine = {"system": f"{platform.system()} {platform.machine()}", "cpu": cpu, "cores": str(cpu_cores())}
-    with contextlib.suppress(ValueError, OSError, AttributeError):  # some systems do not tell
-        machine["memory"] = f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.0f} GiB"
-    return machine
+    """The machine in words; `cores` are those that this process may use."""
+    text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    cpu = re.search(r"^(?:model name|Model)\s*:\s*(\S.*)$", text, re.MULTILINE)
+    return {
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu": cpu[1] if cpu else platform.machine(),
+        "cores": str(cpu_cores()),
+        "memory": f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.0f} GiB",
+    }
 
 
 def _finite(value: Any) -> Any:
@@ -170,9 +169,7 @@ class Row(StrictModel):
         if self.input_size and other.input_size and self.input_size != other.input_size:
             return f"input {self.input_size} here, {other.input_size} there"
         resampled, base = (getattr(row, f"{ap}_resampled") for row in (self, other))
-        if resampled and base and not resampled.same_images(base):
-            return "other images or labels"
-        return ""
+        return "other images or labels" if resampled and base and not resampled.same_images(base) else ""
 
 
 class Epoch(StrictModel):
@@ -229,16 +226,16 @@ class Report(StrictModel, frozen=False):
     hardware: dict[Text, Text] = Field(default_factory=hardware)
 
     def baseline(self, row: Row) -> Row | None:
-        """The row of the float model that `row` is compared with.
+        """The row of the float model that `row` is compared with; None where the report has none.
 
         It is the last float row up to `row` whose threshold `row` was counted at, or else the last one, since runs of
-        several networks follow each other; else the first float row of the report; None where the report has none.
+        several networks follow each other; else the first float row of the report.
         """
-        place = next((index for index, one in enumerate(self.rows) if one is row), len(self.rows))
-        floats = [(index, one) for index, one in enumerate(self.rows) if one.stage.lower() == "float"]
-        before = [one for index, one in floats if index <= place]
-        alike = [one for one in before if row.at and one.at and one.at.threshold == row.at.threshold]
-        return next(reversed(alike or before), floats[0][1] if floats else None)
+        place = next((index for index, other in enumerate(self.rows) if other is row), len(self.rows))
+        floats = [other for other in self.rows if other.stage.lower() == "float"]
+        before = [other for other in self.rows[: place + 1] if other.stage.lower() == "float"] or floats[:1]
+        alike = [other for other in before if row.at and other.at and other.at.threshold == row.at.threshold]
+        return next(reversed(alike or before), None)
 
     def difference(self, row: Row, ap: AnyAp = "ap") -> Difference | None:
         """AP of `row` minus that of the float model; None for that itself, and where they do not compare."""

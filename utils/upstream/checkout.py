@@ -15,7 +15,7 @@ import sys
 import tempfile
 import types
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, wraps
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,7 +100,7 @@ def install() -> None:
 def without_label_caches(module: types.ModuleType) -> None:
     """Keep one of upstream's dataset modules from reading or writing `labels/*.cache`, which are pickles.
 
-    Upstream takes a cache that cannot be loaded for a missing one, and reads the labels themselves.
+    Upstream takes a cache that cannot be loaded for a missing one.
     """
     numpy = module.np
 
@@ -119,16 +119,14 @@ def without_label_caches(module: types.ModuleType) -> None:
 
 
 def load_safely_by_default(read: Callable[[Any], Any]) -> None:
-    """Make `torch.load` without `weights_only` read upstream's checkpoints with `read`, which runs nothing of them.
+    """Make `torch.load` without `weights_only`, as upstream calls it, read with `read`, which runs no code of a file.
 
-    Upstream calls `torch.load(path, map_location="cpu")`, whose default since torch 2.6 refuses its own checkpoints and
-    which would run code before.
+    The default since torch 2.6 refuses upstream's checkpoints, and the one before runs their code.
     """
     import torch
 
     original = torch.load
 
-    @wraps(original)
     def load(f: Any, *args: Any, **kwargs: Any) -> Any:
         return read(f) if kwargs.get("weights_only") is None else original(f, *args, **kwargs)
 
@@ -136,10 +134,9 @@ def load_safely_by_default(read: Callable[[Any], Any]) -> None:
 
 
 def prefer_speed() -> None:
-    """Let upstream's training use the fastest algorithms: it asks torch for deterministic ones, on images in planes.
+    """Let upstream train without deterministic algorithms and in channels-last; cuDNN measures its algorithms.
 
-    Images come in channels-last, which all maps follow, and cuDNN measures its algorithms. Weights stay in planes:
-    upstream's fusing needs them so.
+    Weights stay in planes: upstream's fusing needs them so.
     """
     import torch
 
@@ -148,12 +145,10 @@ def prefer_speed() -> None:
 
     init_seeds, forward = general.init_seeds, yolo.DetectionModel.forward
 
-    @wraps(init_seeds)
     def seeds_alone(seed: int = 0, deterministic: bool = False) -> None:
         init_seeds(seed)
         torch.backends.cudnn.benchmark = True
 
-    @wraps(forward)
     def channels_last(self: torch.nn.Module, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         return forward(self, x.contiguous(memory_format=torch.channels_last), *args, **kwargs)
 
