@@ -51,22 +51,11 @@ def test_a_difference_is_one_from_two_standard_errors_on(value, error, text, sig
     assert Difference(value, error).significant is significant
 
 
-@pytest.mark.parametrize(
-    ("score", "decides", "text", "name", "what", "entries"),
-    [
-        (Score(0.52014), 0.52014, "AP 0.5201", "ap_0.5201", "AP", {"ap": 0.52014}),
-        (
-            Score(0.52, 0.42), 0.47, "AP 0.5200, mask AP 0.4200", "ap_0.5200_mask_0.4200",
-            "the mean of box and mask AP", {"ap": 0.52, "mask_ap": 0.42},
-        ),
-    ],
-)  # fmt: skip
-def test_a_score(score, decides, text, name, what, entries):
-    assert score.decides == pytest.approx(decides)
-    assert (str(score), score.in_name, score.what, score.to_dict()) == (text, name, what, entries)
-    assert Score.from_dict({**entries, "epoch": 3}) == score
-
-
-def test_no_score():
-    assert Score.from_dict({}) is Score.from_dict({"ap": None, "mask_ap": None}) is None
-    assert Score.from_dict({"ap": 0.0}) == Score(0.0)
+def test_a_score():
+    boxes, masks = Score(0.52014), Score(0.52, 0.42)
+    assert (boxes.decides, masks.decides) == (0.52014, pytest.approx(0.47))
+    assert (str(boxes), str(masks)) == ("AP 0.5201", "AP 0.5200, mask AP 0.4200")
+    assert (boxes.in_name, masks.in_name) == ("ap_0.5201", "ap_0.5200_mask_0.4200")
+    for score, entries in ((boxes, {"ap": 0.52014}), (masks, {"ap": 0.52, "mask_ap": 0.42}), (None, {"mask_ap": None})):
+        assert Score.from_dict({**entries, "epoch": 3}) == score
+        assert score is None or score.to_dict() == entries

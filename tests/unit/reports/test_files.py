@@ -51,25 +51,18 @@ def data(tmp_path):
     return load_data(tmp_path / "data.yaml")
 
 
-def test_boxes_are_in_pixels_of_the_image(data):
-    sample = collect_samples({"float": OneBox(0.5), "INT8": OneBox(0.75)}, data, imgsz=64, count=1)[0]
-    (found,) = sample.predictions["INT8"]
-    assert (found.name, found.score) == ("one", 0.75)
-    # 100 × 50 becomes 64 × 32 with 16 rows of border above: x = 22 / 0.64, y = (27 - 16) / 0.64
-    assert found.xyxy == pytest.approx((34.375, 17.1875, 65.625, 32.8125), abs=1e-4)
-    (truth,) = sample.truth
-    assert (truth.name, truth.score) == ("zero", None)
-    assert truth.xyxy == pytest.approx((40, 15, 60, 35), abs=1e-4)
-
-
-def test_images_are_spread_over_the_split_and_scaled_to_one(data):
-    """And scores below the confidence are not shown."""
-    runner = OneBox(0.9)
-    samples = collect_samples({"float": runner, "INT8": OneBox(0.2)}, data, imgsz=64, count=2, confidence=0.3)
+def test_boxes_are_in_pixels_of_the_image_and_images_spread_over_the_split(data):
+    float_runner = OneBox(0.5)
+    runners = {"float": float_runner, "INT8": OneBox(0.75), "unsure": OneBox(0.2)}
+    samples = collect_samples(runners, data, imgsz=64, count=2, confidence=0.3)
     assert [sample.image[-5:] for sample in samples] == ["0.png", "2.png"]
-    assert [image.max().item() for image in runner.fed] == [1.0, 1.0]
-    assert [len(samples[0].predictions[name]) for name in ("float", "INT8")] == [1, 0]
-    assert samples[0].confidence == 0.3
+    assert [image.max().item() for image in float_runner.fed] == [1.0, 1.0]
+    assert [len(boxes) for boxes in samples[0].predictions.values()] == [1, 1, 0]
+    (box,), (truth,) = samples[0].predictions["INT8"], samples[0].truth
+    assert (box.name, box.score, truth.name, truth.score, samples[0].confidence) == ("one", 0.75, "zero", None, 0.3)
+    # 100 × 50 becomes 64 × 32 with 16 rows of border above: x = 22 / 0.64, y = (27 - 16) / 0.64
+    assert box.xyxy == pytest.approx((34.375, 17.1875, 65.625, 32.8125), abs=1e-4)
+    assert truth.xyxy == pytest.approx((40, 15, 60, 35), abs=1e-4)
 
 
 def test_of_two_classes_in_one_place_the_better_is_shown(data):
@@ -79,8 +72,8 @@ def test_of_two_classes_in_one_place_the_better_is_shown(data):
             output[:, 4] = self.score - 0.1
             return {"output0": output}
 
-    (found,) = collect_samples({"float": Undecided(0.6)}, data, imgsz=64, count=1)[0].predictions["float"]
-    assert found.name == "one"
+    (box,) = collect_samples({"float": Undecided(0.6)}, data, imgsz=64, count=1)[0].predictions["float"]
+    assert box.name == "one"
 
 
 def test_a_network_of_fixed_batch_size_is_fed_what_it_takes_and_one_of_other_classes_is_refused(data):
@@ -101,28 +94,27 @@ def test_all_files_of_a_report_are_written(data, tmp_path):
     assert [path.name for path in written] == ["report.json", "report.html"]
 
 
-def make(*arguments):
-    command = [sys.executable, "scripts/make_report.py", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
-
-
 def test_runs_are_put_together(tmp_path):
+    def make(*words):
+        command = [sys.executable, "scripts/make_report.py", *map(str, words)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
     report = Report(command="qat.py", rows=[make_row(ap=0.5), make_row("QAT")], notes=["one"])
     report.history, report.charts = [Epoch(epoch=0, ap=0.5)], {"a chart": "a.png"}
     report.save(tmp_path / "qat/report.json")
     report = Report(command="val_trt.py", rows=[make_row("ONNX"), make_row("QAT")], notes=["two", "one"])
     report.save(tmp_path / "onnx.json")
-    done = make(tmp_path / "qat", tmp_path / "onnx.json", "--output", tmp_path / "out", "--note", "three",
-                     "--title", "Title")  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    files = (tmp_path / "qat", tmp_path / "onnx.json")
+    assert "0.5000" in make(*files, "--output", tmp_path / "out", "--note", "three", "--title", "Title")
     report = Report.load(tmp_path / "out/report.json")
     assert [row.stage for row in report.rows] == ["float", "QAT", "ONNX"]
     assert (report.notes, report.title, report.command) == (["one", "two", "three"], "Title", "qat.py\nval_trt.py")
     assert (len(report.history), report.charts) == (1, {"a chart": "a.png"})
     assert [row.run for row in report.rows] == [str(tmp_path / "qat"), str(tmp_path / "qat"), str(tmp_path)]
-    assert "0.5000" in done.stdout
     assert "Title" in (tmp_path / "out" / "report.html").read_text()
     for path, report.data in ((tmp_path / "out/report.json", "a.yaml"), (tmp_path / "other.json", "b.yaml")):
         report.save(path)
-    done = make(tmp_path / "out", tmp_path / "other.json", "--output", tmp_path / "both")
-    assert "the runs are of several datasets" in done.stdout.splitlines()[0]
+    both = make(tmp_path / "out", tmp_path / "other.json", "--output", tmp_path / "both")
+    assert "the runs are of several datasets" in both.splitlines()[0]

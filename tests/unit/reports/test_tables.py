@@ -11,12 +11,6 @@ from utils.reports.schema import UNFINISHED, Epoch, Report
 from utils.reports.tables import labels, terminal_table, verdict
 
 
-def test_ap_of_another_set_of_images_is_not_compared():
-    rows = [make_row(), make_row("ONNX", ap=0.9, ap_with="30 images"), make_row("INT8", ap=0.75)]
-    report = Report(command="x", rows=rows)
-    assert [line.split()[2] for line in terminal_table(report).splitlines()[3:5]] == ["-", "+0.0088"]
-
-
 def test_terminal_table_shows_every_number_and_where_it_was_measured(report):
     report.rows.append(make_row("ONNX", ap=None, size_bytes=50_000, ms_per_image=None, measured_on="ONNX Runtime"))
     lines = terminal_table(report).splitlines()
@@ -27,6 +21,7 @@ def test_terminal_table_shows_every_number_and_where_it_was_measured(report):
     assert lines[5:] == ["[1] PyTorch 2.11.0, CPU, 2 threads, batch 10", "[2] somewhere else", "[3] ONNX Runtime"]
     assert len({len(line) for line in lines[:5]}) == 1
     assert max(map(len, lines)) <= 80
+    assert "no results" in terminal_table(Report(command="x"))
 
 
 def test_each_networks_rows_are_compared_with_its_own_float_row():
@@ -40,23 +35,16 @@ def test_each_networks_rows_are_compared_with_its_own_float_row():
 
 @pytest.mark.parametrize(
     ("files", "names"),  # files, or their runs
-    [
-        (("w/best.onnx", "w/best-strong.onnx"), ["ONNX", "ONNX strong"]),
-        (("runs/a/x.onnx", "runs/b/x.onnx"), ["ONNX a", "ONNX b"]),
-        (("x.onnx", "x.onnx"), ["ONNX", "ONNX-2"]),
-        (("x.onnx in runs/qat/exp", "x.onnx in runs/qat_calibrate/exp"), ["ONNX", "ONNX calibrate"]),
-        (("x.onnx",), ["ONNX"]),
-    ],
-)
+    [(("w/best.onnx", "w/best-strong.onnx"), ["ONNX", "ONNX strong"]),
+     (("runs/a/x.onnx", "runs/b/x.onnx"), ["ONNX a", "ONNX b"]), (("x.onnx", "x.onnx"), ["ONNX", "ONNX-2"]),
+     (("x.onnx in runs/qat/exp", "x.onnx in runs/qat_calibrate/exp"), ["ONNX", "ONNX calibrate"])],
+)  # fmt: skip
 def test_rows_of_one_stage_have_names_that_tell_them_apart(files, names):
-    rows = [make_row("ONNX", file=file, measured_on=str(i), run=run)
-            for i, (file, _, run) in enumerate(file.partition(" in ") for file in files)]  # fmt: skip
+    rows = [make_row("ONNX", file=file, run=run) for file, _, run in (file.partition(" in ") for file in files)]
     report = Report(command="x", rows=rows)
     assert labels(report) == names
-    assert [
-        line[: len(name) + 1].rstrip()
-        for line, name in zip(terminal_table(report).splitlines()[2:], names, strict=False)
-    ] == names
+    lines = terminal_table(report).splitlines()[2:4]
+    assert all(line.startswith(f"{name} ") for line, name in zip(lines, names, strict=True))
 
 
 def test_ap_at_another_size_of_the_input_is_not_compared(compared):
@@ -95,10 +83,6 @@ def test_a_markdown_table_escapes_markup():
     assert all(len(re.findall(r"(?<!\\)\|", line)) == 4 for line in lines)
     assert r"a\|b\*" in lines[-1]
     assert "<script>" not in lines[-1].replace(r"\<", "")
-
-
-def test_no_rows():
-    assert "no results" in terminal_table(Report(command="x"))
 
 
 NOISE, LOSS, GAIN = (0.74, 0.76, 0.72), (0.71, 0.721, 0.699), (0.76, 0.771, 0.749)
