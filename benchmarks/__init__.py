@@ -1,6 +1,6 @@
 """Measurements that call the programs of a patched checkout and read their reports; not copied into checkouts.
 
-steps.py          a list of programs, of which those run whose result is not there
+steps.py          a program that runs unless it has run
 accuracy.py       what INT8 costs networks in AP, and what it gains in time
 placement.py      FP16, INT8 in convolutions only and our placement as engines
 random_weights.py a checkpoint and a dataset for speed alone

@@ -4,8 +4,8 @@
     python benchmarks/placement.py models/detect/gelan-c.yaml --imgsz 640 --batch-size 1 8 -- --optimization-level 2
 
 MODEL is one of upstream's YAMLs (random weights: the speed is the same), or a float checkpoint. YOLOV9_CHECKOUT, or
---checkout, is a patched checkout, whose programs do the work. A step whose result lies in --output is not run again:
-after a change of rules.py give another --output. Options behind -- are for benchmark_trt.py. With --device cpu, ONNX
+--checkout, is a patched checkout, whose programs do the work. A step that has ended is not run again: after a change of
+rules.py give another --output. Options behind -- are for benchmark_trt.py. With --device cpu, ONNX
 Runtime times the files.
 """
 
@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -26,9 +25,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # where benchmarks/ and utils/ lie
 
 from benchmarks import steps
-from benchmarks.steps import RunStep, Setup, StepError, StepRunner, Words, input_file
+from benchmarks.steps import Setup, Step, StepError, Words, input_file
 from utils.core.errors import InputError
-from utils.core.files import atomic_path, file_hash
+from utils.core.files import atomic_path
 from utils.core.options import BatchSize, option
 from utils.core.run_folder import held
 from utils.core.text import markdown_table
@@ -37,6 +36,7 @@ from utils.onnx_graph.view import drop_unused, pure, set_nodes
 
 CALIBRATION_SIZE = "320"  # pixels: only the speed of the engines is looked at, not what they detect
 VARIANTS = ("fp16", "int8-convs", "int8")
+WHOLE = "--no-int8-rewrites"  # of the file that int8-convs is made of
 
 
 class PlacementOptions(steps.StudyOptions):
@@ -94,12 +94,12 @@ def convolutions_only(model: onnx.ModelProto) -> None:
     drop_unused(model)
 
 
-def export_steps(model: Path, options: PlacementOptions, setup: Setup, folder: Path) -> Iterator[RunStep]:
-    """A checkpoint, calibrated, as the files of FP16 and of ours, and `whole.onnx`, of which int8-convs is made."""
+def model_steps(model: Path, options: PlacementOptions, setup: Setup, folder: Path) -> Iterator[Step]:
+    """Files of FP16, of ours and of convolutions only; their times as engines, and what each engine is made of."""
     weights = model
     if model.suffix != ".pt":
         weights = folder / "float.pt"
-        yield RunStep("random weights", [ROOT / "benchmarks/random_weights.py", model, folder], weights)
+        yield Step("random-weights", [ROOT / "benchmarks/random_weights.py", model, folder], weights)
     data = input_file(options.data or str(folder / "noise/data.yaml"), "--data")
     command: Words = ["qat.py", "quantize", "--weights", weights, "--data", data, *setup.device]
     command += ["--imgsz", CALIBRATION_SIZE, "--batch-size", "1", "--workers", "0", "--calib-images", "1"]
@@ -107,66 +107,56 @@ def export_steps(model: Path, options: PlacementOptions, setup: Setup, folder: P
     command += ["--name", "ptq", "--exist-ok"]
     command += ["--recipe", input_file(options.recipe, "--recipe")] if options.recipe else []
     quantized = folder / f"ptq/weights/ptq_{weights.stem}.pt"
-    yield RunStep("quantize", command, quantized)
-    for source, name, further in (
-        (weights, f"{folder.name}-fp16", []),
-        (quantized, f"{folder.name}-int8", []),
-        (quantized, "whole", ["--no-int8-rewrites"]),
-    ):
-        file = folder / f"{name}.onnx"
+    yield Step("ptq", command, quantized)
+    fp16, convolutions, ours = (folder / f"{folder.name}-{variant}.onnx" for variant in VARIANTS)
+    whole = folder / "whole.onnx"
+    for source, file, further in ((weights, fp16, []), (quantized, ours, []), (quantized, whole, [WHOLE])):
         command = ["export_qat.py", "--weights", source, "--imgsz", str(options.imgsz), "--include", "onnx", *further]
         command += ["--simplify", "--dynamic", "batch", "--typing", setup.typing, "--check", "0", *setup.device]
-        yield RunStep(f"export {name}", [*command, "--output", file], file)
-
-
-def timing_steps(options: PlacementOptions, setup: Setup, folder: Path) -> Iterator[RunStep]:
-    """Engines of the three files, timed in turns; and what each is made of."""
-    fp16, convolutions, ours = (folder / f"{folder.name}-{variant}.onnx" for variant in VARIANTS)
+        yield Step(f"export-{file.stem}", [*command, "--output", file], file)
+    if not convolutions.exists():
+        with atomic_path(convolutions) as temporary:
+            onnx.save(convolutions_only(onnx.load(whole)), temporary)
     engines = not setup.no_engines
-    command: Words = ["scripts/benchmark_trt.py", convolutions, ours, "--baseline", fp16, *setup.timing]
+    command = ["scripts/benchmark_trt.py", convolutions, ours, "--baseline", fp16, *setup.timing]
     command += ["--batch-size", *map(str, options.batch_size), "--project", folder, "--name", "times", "--exist-ok"]
-    yield RunStep("times", command, folder / "times/benchmark.json", steps.read_times, tensorrt=engines)
+    yield Step("times", command, folder / "times/benchmark.json", tensorrt=engines)
     for batch, file in product(options.batch_size if engines else (), (fp16, convolutions, ours)):
         engine = file.with_name(f"{file.stem}-b{batch}.engine")
         command = ["scripts/inspect_engine.py", engine]
-        yield RunStep(f"layers {engine.stem}", command, engine.with_suffix(".layers.json"), read_layers, tensorrt=True)
+        yield Step(f"layers-{engine.stem}", command, engine.with_suffix(".layers.json"), tensorrt=True)
 
 
-def read_layers(path: Path) -> dict[str, Any]:
-    """`ENGINE.layers.json` → numbers of layers that compute, of those in INT8, and of copies; shares of the time."""
+def layer_cells(path: Path) -> list[str]:
+    """`ENGINE.layers.json` → layers in INT8, of those that compute, and copies; with shares of the time."""
+    if not path.is_file():
+        return ["", ""]
     layers = json.loads(path.read_text(encoding="utf-8"))
     total = sum(layer["ms"] or 0 for layer in layers)
-    kinds = {
-        "compute": [layer for layer in layers if layer["kind"] == "compute"],
-        "int8": [layer for layer in layers if layer["kind"] == "compute" and layer["precision"] == "INT8"],
-        "copies": [layer for layer in layers if layer["kind"] != "compute"],
-    }
-    shares = {kind: sum(one["ms"] or 0 for one in some) / total if total else None for kind, some in kinds.items()}
-    return {"count": {kind: len(some) for kind, some in kinds.items()}, "share": shares}
+    compute = [layer for layer in layers if layer["kind"] == "compute"]
+    int8 = [layer for layer in compute if layer["precision"] == "INT8"]
+    copies = [layer for layer in layers if layer["kind"] != "compute"]
+    of_int8, of_copies = (
+        f", {sum(layer['ms'] or 0 for layer in some) / total:.0%}" if total else "" for some in (int8, copies)
+    )
+    return [f"{len(int8)} of {len(compute)}{of_int8}", f"{len(copies)}{of_copies}"]
 
 
-def rows_of(name: str, results: Mapping[str, Any]) -> list[list[str]]:
-    """Rows of the table for one model: batch size, variant, milliseconds, how many times as long FP16 takes, layers.
-
-    Args:
-        results: step → what was read of its output.
-    """
-    timed = {(row["batch"], row["model"].removeprefix(f"{name}-")): row for row in results["times"]["rows"]}
+def model_rows(folder: Path) -> tuple[str, list[list[str]]]:
+    """What a model was measured on; of each batch size and variant milliseconds, how long FP16 takes, layers."""
+    measured_on, timed = steps.read_times(folder / "times/benchmark.json")
+    found = {(row["batch"], row["model"].removeprefix(f"{folder.name}-")): row for row in timed}
     rows = []
-    for batch, variant in product(sorted({batch for batch, _ in timed}), VARIANTS):
-        row = timed[batch, variant]
+    for batch, variant in product(sorted({batch for batch, _ in found}), VARIANTS):
+        row, base = found[batch, variant], found[batch, "fp16"]["ms"]
         if row["ms"] is None:
-            rows.append([name, str(batch), variant, row["error"], *[""] * 4])
+            rows.append([folder.name, str(batch), variant, row["error"], *[""] * 4])
             continue
-        layers, cells = results.get(f"layers {name}-{variant}-b{batch}"), ["", ""]
-        if layers:
-            count, share = layers["count"], layers["share"]
-            percent = {kind: "" if one is None else f", {one:.0%}" for kind, one in share.items()}
-            cells = [f"{count['int8']} of {count['compute']}{percent['int8']}", f"{count['copies']}{percent['copies']}"]
-        base = timed[batch, "fp16"]["ms"]
         ratio = f"{base / row['ms']:.2f}" if base else ""
-        rows.append([name, str(batch), variant, f"{row['ms']:.3f}", ratio, f"{row['images_per_second']:,.0f}", *cells])
-    return rows
+        cells = layer_cells(folder / f"{row['model']}-b{batch}.layers.json")
+        speed = [f"{row['ms']:.3f}", ratio, f"{row['images_per_second']:,.0f}"]
+        rows.append([folder.name, str(batch), variant, *speed, *cells])
+    return measured_on, rows
 
 
 def run(options: PlacementOptions, timing: list[str]) -> int:
@@ -178,31 +168,25 @@ def run(options: PlacementOptions, timing: list[str]) -> int:
     models = [input_file(str(one if one.is_file() else model), "MODEL") for model, one in near.items()]
     if len({model.stem for model in models}) < len(models):
         raise InputError("two models have the same name; rename one, files are named after them")
-    rows, places, failed = [], [], False
+    rows: list[list[str]] = []
+    places: dict[str, None] = {}
     for model in models:
         folder = Path(options.output).resolve() / model.stem
         folder.mkdir(parents=True, exist_ok=True)
-        with held(folder):
-            runner = StepRunner(setup.checkout, folder, {"MODEL": file_hash(model)})
-            try:
-                for step in export_steps(model, options, setup, folder):
-                    runner.run(step)
-                convolutions = folder / f"{model.stem}-int8-convs.onnx"
-                if not convolutions.exists():
-                    with atomic_path(convolutions) as temporary:
-                        onnx.save(convolutions_only(onnx.load(folder / "whole.onnx")), temporary)
-                results = {step.name: runner.run(step) for step in timing_steps(options, setup, folder)}
-            except StepError as error:
-                steps.logger.error("error: %s", error)
-                failed = True
-                continue
-        rows += rows_of(model.stem, results)
-        places.append(results["times"]["measured_on"])
+        try:
+            with held(folder):
+                for step in model_steps(model, options, setup, folder):
+                    setup.run(step, folder)
+        except StepError as error:
+            print(f"error: {error}", flush=True)
+            continue
+        measured_on, more = model_rows(folder)
+        rows += more
+        places[measured_on] = None
     heads = ["model", "batch", "variant", "ms", "FP16 takes as long", "images/s", "INT8 layers, of the time", "copies"]
-    lines = markdown_table(heads, rows, heads[2:3])
-    steps.logger.info("\n%s\n\n%s", "\n".join(lines), "; ".join(dict.fromkeys(places)))
-    return 1 if failed else 0
+    print("", *markdown_table(columns(heads, left=heads[2:3]), rows), "", *places, sep="\n")
+    return 0 if len({row[0] for row in rows}) == len(models) else 1
 
 
 if __name__ == "__main__":
-    sys.exit(steps.main(PlacementOptions, __doc__, run))
+    sys.exit(steps.run_program("placement.py", PlacementOptions, run, __doc__))

@@ -20,8 +20,6 @@ sys.path.insert(0, os.getcwd())  # the checkout: models/ and utils/ are upstream
 
 from utils import upstream
 
-SIDE, IMAGES = 320, 2  # pixels, and images in each half of the dataset
-
 
 def network(config: Path) -> nn.Module:
     """Upstream's network; its batch norms look as if they had seen data, so that activations keep their magnitude."""
@@ -35,21 +33,14 @@ def network(config: Path) -> nn.Module:
     return model
 
 
-def write_noise(folder: Path, names: dict[int, str]) -> None:
-    """Images of noise with a box each, and their data.yaml."""
-    generator = np.random.default_rng(0)
-    for half in ("train", "val"):
-        for kind in ("images", "labels"):
-            (folder / kind / half).mkdir(parents=True, exist_ok=True)
-        for index in range(IMAGES):
-            image = generator.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
-            cv2.imwrite(str(folder / "images" / half / f"{index}.png"), image)
-            (folder / "labels" / half / f"{index}.txt").write_text("0 0.5 0.5 0.2 0.2\n")
-    content = {"path": str(folder), "train": "images/train", "val": "images/val", "names": names}
-    (folder / "data.yaml").write_text(yaml.safe_dump(content))
-
-
 if __name__ == "__main__":
     folder, model = Path(sys.argv[2]).resolve(), network(Path(sys.argv[1]))
-    write_noise(folder / "noise", model.names)
+    noise = folder / "noise"
+    for kind in ("images", "labels"):
+        (noise / kind).mkdir(parents=True, exist_ok=True)
+    image = np.random.default_rng(0).integers(0, 256, (320, 320, 3), dtype=np.uint8)
+    cv2.imwrite(str(noise / "images/0.png"), image)
+    (noise / "labels/0.txt").write_text("0 0.5 0.5 0.2 0.2\n")
+    content = {"path": str(noise), "train": "images", "val": "images", "names": model.names}
+    (noise / "data.yaml").write_text(yaml.safe_dump(content))
     torch.save({"epoch": -1, "model": model, "ema": None}, folder / "float.pt")

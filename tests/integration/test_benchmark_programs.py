@@ -49,17 +49,17 @@ def test_a_network_goes_to_its_table(benchmark, demo_data, small_weights, tmp_pa
              "--output", tmp_path / "out", *QUICK]  # fmt: skip
     folder = tmp_path / "out/gelan-digits"
     table = benchmark("accuracy.py", *words)
-    steps = json.loads((tmp_path / "out/accuracy.json").read_text())["gelan-digits"]["steps"]
-    assert set(steps) == {"float", "PTQ, seed 57", "export gelan-digits-float", "export gelan-digits-PTQ",
-                          "times, ONNX", "float ONNX", "PTQ ONNX"}  # fmt: skip
-    ap = {name: steps[name]["result"]["ap"] for name in ("float", "PTQ, seed 57", "float ONNX", "PTQ ONNX")}
-    report = json.loads((folder / "PTQ-seed-57/report.json").read_text())
-    assert ap["PTQ, seed 57"] == report["rows"][-1]["ap"] > 0
-    assert ap["float ONNX"] == pytest.approx(ap["float"], abs=1e-4)
-    assert ap["PTQ ONNX"] == pytest.approx(ap["PTQ, seed 57"], rel=0.5)
-    difference = ap["PTQ, seed 57"] - ap["float"]
-    assert f"| gelan-digits | PTQ, seed 57 | {ap['PTQ, seed 57']:.4f} | {difference:+.4f} ± " in table
-    assert [row["batch"] for row in steps["times, ONNX"]["result"]["rows"]] == [1, 1, 8, 8]
+    done = {path.name for path in (folder / "done").iterdir()}
+    assert done == {"float", "PTQ-seed-57", "export-float", "export-PTQ", "times-ONNX", "float-ONNX", "PTQ-ONNX"}
+    reports = {name: folder / name / "report.json" for name in ("float", "PTQ-seed-57", "float-ONNX", "PTQ-ONNX")}
+    ap = {name: json.loads(report.read_text())["rows"][-1]["ap"] for name, report in reports.items()}
+    assert ap["PTQ-seed-57"] > 0
+    assert ap["float-ONNX"] == pytest.approx(ap["float"], abs=1e-4)
+    assert ap["PTQ-ONNX"] == pytest.approx(ap["PTQ-seed-57"], rel=0.5)
+    difference = ap["PTQ-seed-57"] - ap["float"]
+    assert f"| gelan-digits | PTQ-seed-57 | {ap['PTQ-seed-57']:.4f} | {difference:+.4f} ± " in table
+    times = json.loads((folder / "times-ONNX/benchmark.json").read_text())
+    assert [row["batch"] for row in times["rows"]] == [1, 1, 8, 8]
 
 
 def test_three_placements_of_one_network_are_timed(benchmark, tmp_path):

@@ -1,4 +1,4 @@
-"""benchmarks/: which steps run, what is refused, and what the tables say, without programs that compute."""
+"""benchmarks/: which steps run, what is refused, what tables say; without programs that compute."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from report_examples import make_row, resampled
 
-from benchmarks import accuracy, placement, steps
-from benchmarks.steps import RunStep, StepError, StepRunner
+from benchmarks import accuracy, placement
+from benchmarks.steps import Setup, Step, StepError
 from utils.core.errors import InputError
-from utils.reports.schema import AtThreshold
+from utils.reports.schema import AtThreshold, Report
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
@@ -30,47 +30,35 @@ if "fail" in words:
 
 
 @pytest.fixture
-def checkout(tmp_path: Path) -> Path:
-    (tmp_path / "checkout").mkdir()
-    (tmp_path / "checkout/program.py").write_text(PROGRAM)
-    return tmp_path / "checkout"
+def run_step(tmp_path):
+    """Runs a step in a folder of its own, with a program that notes its words."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    setup = Setup(tmp_path, "", "weak", [], [])
+
+    def run(*words: str, output: str = "result") -> Path:
+        resume = (tmp_path / "begun", ["--resume"])
+        return setup.run(Step("one", ["program.py", tmp_path, *words], tmp_path / output, resume), tmp_path)
+
+    return run
 
 
-def step(folder: Path, *words: str, name: str = "one") -> RunStep:
-    resume = (folder / "begun", ["--resume"])
-    return RunStep(name, ["program.py", folder, *words], folder / "result", lambda path: int(path.read_text()), resume)
+def test_a_step_runs_once_and_again_only_where_its_output_is_gone(run_step, tmp_path):
+    assert run_step("--a") == run_step("--a") == tmp_path / "result"
+    assert (tmp_path / "calls").read_text() == "--a\n"
+    (tmp_path / "result").unlink()
+    run_step("--a")
+    assert (tmp_path / "calls").read_text() == "--a\n--a --resume\n"  # goes on with what the first call began
+    with pytest.raises(InputError, match=r"one in .* --a; choose another"):
+        run_step("--b")
 
 
-def calls(folder: Path) -> list[str]:
-    return (folder / "calls").read_text().splitlines()
-
-
-class TestRunner:
-    def test_a_step_runs_once_and_again_only_where_its_output_is_gone(self, checkout, tmp_path):
-        folder = tmp_path / "a"
-        folder.mkdir()
-        for _ in range(2):
-            assert StepRunner(checkout, folder, {}).run(step(folder, "--a")) == 7
-        assert calls(folder) == ["--a"]
-        (folder / "result").unlink()
-        assert StepRunner(checkout, folder, {}).run(step(folder, "--a")) == 7
-        assert calls(folder) == ["--a", "--a --resume"]  # goes on with what the first call began
-        known = json.loads((folder / steps.RESULTS).read_text())["steps"]["one"]
-        assert (known["command"], known["result"]) == (["program.py", "a", "--a"], 7)  # no folder of this machine
-
-    def test_a_step_that_fails_or_leaves_nothing_names_its_log_and_runs_again(self, checkout, tmp_path):
-        with pytest.raises(StepError, match=r"exit code 1: no such thing; see .*logs/one-two\.log"):
-            StepRunner(checkout, tmp_path, {}).run(step(tmp_path, "fail", name="one, two"))
-        assert StepRunner(checkout, tmp_path, {}).run(step(tmp_path, name="one, two")) == 7
-        with pytest.raises(StepError, match="left no nothing"):
-            StepRunner(checkout, tmp_path, {}).run(RunStep("one", ["program.py", tmp_path], tmp_path / "nothing"))
-
-    def test_results_of_something_else_are_refused(self, checkout, tmp_path):
-        StepRunner(checkout, tmp_path, {"--weights": "1"}).run(step(tmp_path, "--a"))
-        with pytest.raises(InputError, match="--weights"):
-            StepRunner(checkout, tmp_path, {"--weights": "2"})
-        with pytest.raises(InputError, match="--a"):
-            StepRunner(checkout, tmp_path, {"--weights": "1"}).run(step(tmp_path, "--b"))
+def test_a_step_that_fails_or_leaves_nothing_names_its_log_and_runs_again(run_step, tmp_path):
+    with pytest.raises(StepError, match=r"exit code 1; see .*logs/one\.log"):
+        run_step("fail")
+    assert "no such thing" in (tmp_path / "logs/one.log").read_text()
+    assert run_step().read_text() == "7"
+    with pytest.raises(StepError, match="left no nothing"):
+        run_step(output="nothing")
 
 
 @pytest.mark.parametrize(
@@ -98,22 +86,20 @@ def test_mistakes_are_one_line(program, words, named, tmp_path):
     assert named in done.stderr
 
 
-def entry(**result: object) -> dict[str, object]:
-    return {"command": [], "seconds": 1.0, "result": result}
+TIMES = {
+    "a-fp16": {1: 2.0}, "a-int8-convs": {1: 4.0}, "a-int8": {1: 1.0}, "a-float": {8: 4.0, 1: 2.0}, "a-QAT": {1: 1.5},
+}  # fmt: skip
 
 
-TIMES = [
-    ("a-fp16", 1, 2.0), ("a-int8-convs", 1, 4.0), ("a-int8", 1, 1.0), ("a-float", 8, 4.0), ("a-float", 1, 2.0),
-    ("a-QAT", 1, 1.5),
-]  # fmt: skip
-
-
-def times(*names: str) -> dict[str, object]:
+def write_times(path: Path, *names: str, device: str = "a GPU", **changes: float) -> None:
     rows = [
-        {"model": model, "batch": batch, "ms": ms, "images_per_second": 1000 * batch / ms, "error": ""}
-        for model, batch, ms in TIMES if model in names
+        {"model": name, "batch": batch, "figures": {"latency": {"median": changes.get("ms", ms)}},
+         "images_per_second": 1000 * batch / ms, "error": ""}
+        for name in names for batch, ms in TIMES[name].items()
     ]  # fmt: skip
-    return {"measured_on": "a GPU", "rows": rows}
+    content = {"rows": rows, "device": {"Selected Device": device}, "software": "TensorRT", "date": "today"}
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(content))
 
 
 def at_threshold(found: int, *recall: float) -> AtThreshold:
@@ -122,32 +108,35 @@ def at_threshold(found: int, *recall: float) -> AtThreshold:
     )
 
 
-def stored(stage: str, ap: float, *resamplings: float, **changes: object) -> dict[str, object]:
-    row = make_row(stage, ap=ap, ap_resampled=resampled(*resamplings) if resamplings else "", **changes)
-    return {"command": [], "seconds": 1.0, "result": row.model_dump(mode="json")}
-
-
-def test_the_table_of_accuracy():
-    content = {"steps": {
-        "train": {"command": [], "seconds": 1.0, "result": None},
-        "float": stored("float", 0.55, 0.5, 0.6, at=at_threshold(90, 0.89, 0.91)),
-        "QAT, seed 57": stored("QAT", 0.57, 0.51, 0.63, agreement=0.96, at=at_threshold(80, 0.8, 0.8)),
-        "QAT, seed 58": stored("QAT", 0.54, 0.49, 0.59),
-        "times, engine": entry(**times("a-float", "a-QAT")),
-        "times, ONNX": entry(measured_on="a CPU", rows=[{**times("a-float")["rows"][1], "ms": 90.0}]),
-        "float engine": stored("engine", 0.54),
-        "QAT engine": stored("engine", 0.56),
-        "float ONNX": stored("ONNX", 0.55),
-    }}  # fmt: skip
-    lines = accuracy.ap_table({"a": content})
+def test_the_table_of_accuracy(tmp_path):
+    states = {
+        "float": make_row(ap=0.55, ap_resampled=resampled(0.5, 0.6), at=at_threshold(90, 0.89, 0.91)),
+        "QAT-seed-57": make_row(
+            "QAT", ap=0.57, ap_resampled=resampled(0.51, 0.63), agreement=0.96, at=at_threshold(80, 0.8, 0.8)
+        ),
+        "QAT-seed-58": make_row("QAT", ap=0.54, ap_resampled=resampled(0.49, 0.59)),
+        "float-engine": make_row("engine", ap=0.54), "QAT-engine": make_row("engine", ap=0.56),
+        "float-ONNX": make_row("ONNX", ap=0.55), "not-done": make_row(),
+    }  # fmt: skip
+    (tmp_path / "a/done").mkdir(parents=True)
+    for time, (step, row) in enumerate(states.items()):
+        Report(rows=[row], command="").save(tmp_path / "a" / step / "report.json")
+        if step != "not-done":
+            (tmp_path / "a/done" / step).touch()
+            os.utime(tmp_path / "a/done" / step, (time, time))
+    write_times(tmp_path / "a/times-engine/benchmark.json", "a-float", "a-QAT")
+    write_times(tmp_path / "a/times-ONNX/benchmark.json", "a-float", device="a CPU", ms=90.0)
+    for step in ("train", "times-engine", "times-ONNX"):
+        (tmp_path / "a/done" / step).touch()
+    lines = accuracy.ap_table(tmp_path)
     assert lines[2:9] == [
         "| a | float | 0.5500 |  |  |  |  |  |  |",
         # 0.01 and 0.03: their standard deviation; 10 of 100 objects; 0.09 and 0.11: theirs
-        "| a | QAT, seed 57 | 0.5700 | +0.0200 ± 0.0141 | 0.9600 | -0.1000 ± 0.0141 |  |  |  |",
-        "| a | QAT, seed 58 | 0.5400 | -0.0100 ± 0.0000 |  |  |  |  |  |",
-        "| a | float engine | 0.5400 | -0.0100 |  |  | 2.00 | 4.00 | 2,000 |",
-        "| a | QAT engine | 0.5600 | +0.0100 |  |  | 1.50 |  |  |",
-        "| a | float ONNX | 0.5500 | +0.0000 |  |  | 90.00 |  |  |",
+        "| a | QAT-seed-57 | 0.5700 | +0.0200 ± 0.0141 | 0.9600 | -0.1000 ± 0.0141 |  |  |  |",
+        "| a | QAT-seed-58 | 0.5400 | -0.0100 ± 0.0000 |  |  |  |  |  |",
+        "| a | float-engine | 0.5400 | -0.0100 |  |  | 2.00 | 4.00 | 2,000 |",
+        "| a | QAT-engine | 0.5600 | +0.0100 |  |  | 1.50 |  |  |",
+        "| a | float-ONNX | 0.5500 | +0.0000 |  |  | 90.00 | 90.00 | 2,000 |",
         # √(0.00707² + 0.00045 / 2): the mean of two errors, and the variance of +0.02 and -0.01 over two seeds
         "| a | QAT, mean of 2 seeds | 0.5550 | +0.0050 ± 0.0166 |  |  |  |  |  |",
     ]
@@ -159,11 +148,10 @@ def test_the_table_of_placements(tmp_path):
         {"kind": "compute", "precision": "INT8", "ms": 3.0}, {"kind": "compute", "precision": "FP16", "ms": 0.5},
         {"kind": "reformat", "precision": "", "ms": 0.5},
     ]  # fmt: skip
-    (tmp_path / "a.layers.json").write_text(json.dumps(layers))
-    found = placement.read_layers(tmp_path / "a.layers.json")
-    results = {"times": times("a-fp16", "a-int8-convs", "a-int8"), "layers a-int8-b1": found}
-    assert placement.rows_of("a", results) == [
+    write_times(tmp_path / "a/times/benchmark.json", "a-fp16", "a-int8-convs", "a-int8")
+    (tmp_path / "a/a-int8-b1.layers.json").write_text(json.dumps(layers))
+    assert placement.model_rows(tmp_path / "a") == ("a GPU, TensorRT, today", [
         ["a", "1", "fp16", "2.000", "1.00", "500", "", ""],
         ["a", "1", "int8-convs", "4.000", "0.50", "250", "", ""],
         ["a", "1", "int8", "1.000", "2.00", "1,000", "1 of 2, 75%", "1, 12%"],
-    ]
+    ])  # fmt: skip
