@@ -9,19 +9,19 @@ As a program: `serve SOCKET ROOT WARM` is the process, and `run SOCKET PROGRAM .
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import runpy
+import select
+import shlex
 import socket
+import subprocess
 import sys
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Sequence
-    from pathlib import Path
-    from typing import Any
-
-LENGTH = 8  # bytes of a message's length, which its file descriptors come with
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 
 class ForkServer:
@@ -33,12 +33,9 @@ class ForkServer:
     """
 
     def __init__(self, root: Path, warm: str) -> None:
-        import subprocess
-        import tempfile
-
         self._folder = tempfile.TemporaryDirectory(prefix="fork-")
         address = os.path.join(self._folder.name, "socket")
-        self.command = [sys.executable, "-I", "-S", __file__, "run", address]
+        self.command = [sys.executable, __file__, "run", address]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE")}
         self._process = subprocess.Popen(
             [sys.executable, __file__, "serve", address, root, warm], cwd=root, env=environment,
@@ -52,24 +49,18 @@ class ForkServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(60)
+        self._process.communicate(timeout=60)
         self._folder.cleanup()
 
     def run(self, words: Sequence[object], cwd: Path, timeout: float | None = None) -> subprocess.CompletedProcess[str]:
         """What `subprocess.run` gives for a program and its arguments, `words`."""
-        import subprocess
-
-        command = [*self.command, *map(str, words)]
         return subprocess.run(
-            command, cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout
-        )
+            [*self.command, *map(str, words)], cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            timeout=timeout,
+        )  # fmt: skip
 
     def interpreter(self, file: Path, *words: object) -> Path:
         """Write a program that shell scripts can take as Python; `words` stand before its own."""
-        import shlex
-
         file.write_text(f'#!/bin/sh\nexec {shlex.join(map(str, [*self.command, *words]))} "$@"\n')
         file.chmod(0o755)
         return file
@@ -77,10 +68,10 @@ class ForkServer:
 
 def client(address: str, *words: str) -> int:
     """Let the server run a program on this process's streams; return its exit code, or end by its signal."""
-    job = json.dumps({"words": words, "cwd": os.getcwd(), "environment": dict(os.environ)}).encode()
+    job = json.dumps({"words": words, "cwd": os.getcwd(), "environment": dict(os.environ)}).encode() + b"\n"
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(address)
-        socket.send_fds(connection, [len(job).to_bytes(LENGTH, "big")], (0, 1, 2))
+        socket.send_fds(connection, [b"\n"], (0, 1, 2))
         connection.sendall(job)
         code = int(connection.makefile().readline())
     if code < 0:
@@ -90,26 +81,20 @@ def client(address: str, *words: str) -> int:
 
 def serve(address: str, root: str, warm: str) -> None:
     """Import, then fork a process for each job, one after the other."""
-    import gc
-    import select
-
     sys.path[0] = root
-    gc.disable()
     before = set(os.environ)
     exec(warm, {})
     added = {name: value for name, value in os.environ.items() if name not in before or name == "LC_CTYPE"}
     gc.collect()
     gc.freeze()  # collections in the children look at their own objects, and copy no pages
-    gc.enable()
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
         listener.listen()
         os.write(1, b"ready\n")
         while 0 not in select.select([0, listener], [], [])[0]:
-            connection, _ = listener.accept()
-            with connection:
-                size, streams, _, _ = socket.recv_fds(connection, LENGTH, 3)
-                job = json.loads(connection.makefile("rb").read(int.from_bytes(size, "big")))
+            with listener.accept()[0] as connection:
+                _, streams, _, _ = socket.recv_fds(connection, 1, 3)
+                job = json.loads(connection.makefile().readline())
                 child = os.fork()
                 if not child:
                     listener.close()
@@ -123,10 +108,7 @@ def serve(address: str, root: str, warm: str) -> None:
 def become(job: dict[str, Any], streams: Sequence[int], added: dict[str, str]) -> None:
     """Be the process of a program, and end as it does; `added`: variables that the interpreter and imports have set."""
     import atexit
-    import builtins
-    import random
     import threading
-    import traceback
     import warnings
 
     os.setsid()
@@ -138,26 +120,14 @@ def become(job: dict[str, Any], streams: Sequence[int], added: dict[str, str]) -
     os.chdir(job["cwd"])
     sys.argv = job["words"]
     sys.path[0] = os.path.dirname(os.path.realpath(sys.argv[0]))
-    random.seed()
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()
     vars(warnings)["_filters_mutated"]()  # a warning that came while the server imported comes again
-    if any(name.startswith("COVERAGE_PROCESS") for name in os.environ):  # others only say where results go
-        import coverage
-
-        coverage.process_startup(force=True)
-    main = vars(sys.modules["__main__"])
-    main.clear()
-    main.update(__name__="__main__", __file__=os.path.abspath(sys.argv[0]), __builtins__=builtins)
-    main.update(dict.fromkeys(("__spec__", "__package__", "__doc__")))  # multiprocessing asks for the first
     code: object = 0
     try:
-        with open(sys.argv[0], "rb") as source:
-            exec(compile(source.read(), sys.argv[0], "exec"), main)
+        runpy.run_path(sys.argv[0], run_name="__main__")
     except SystemExit as end:
         code = end.code or 0
     except BaseException:  # noqa: BLE001 - as the interpreter does
-        traceback.print_exc()
+        sys.excepthook(*sys.exc_info())
         code = 1
     if not isinstance(code, int):
         sys.stderr.write(f"{code}\n")
@@ -172,6 +142,4 @@ def become(job: dict[str, Any], streams: Sequence[int], added: dict[str, str]) -
 if __name__ == "__main__":
     if sys.argv[1] == "run":
         sys.exit(client(*sys.argv[2:]))
-    import fork_server  # so that nothing stands in `__main__`, which programs take over
-
-    fork_server.serve(*sys.argv[2:])
+    serve(*sys.argv[2:])
