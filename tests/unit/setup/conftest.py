@@ -7,13 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from unmeasured import unmeasured
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _unmeasured() -> Iterator[None]:
-    with unmeasured():
-        yield
 
 
 @pytest.fixture(scope="module")

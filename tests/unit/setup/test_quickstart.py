@@ -194,7 +194,7 @@ def test_it_ends_with_readmes_commands_for_this_model(folder, tmp_path):
     assert build[1] == value(export, "--output")
     assert value(evaluate, "--engine-file") == str(Path(build[1]).with_suffix(".engine"))
     assert {value(words, "--data") for words in (quantize, evaluate)} == {str(data)}
-    assert [documentation._refusal(words[1], words[2:]) for words in five if words[0] == "python"] == [None] * 4
+    assert [documentation.refusal(words[1], words[2:]) for words in five if words[0] == "python"] == [""] * 4
 
 
 def test_an_earlier_run_is_replaced_or_resumed(folder):
