@@ -11,70 +11,45 @@ from __future__ import annotations
 
 import configparser
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
-Rule = Callable[[str], bool]
-Group = Mapping[str, Rule]
+NUMBER, REAL = r"\d{1,9}", r"\d+(\.\d*)?([eE][-+]?\d+)?"
 
 
-def integer(low: int = 0, high: int = 2**31 - 1) -> Rule:
-    return lambda text: bool(re.fullmatch(r"-?\d+", text)) and low <= int(text) <= high
+def _table(text: str) -> dict[str, str]:
+    """Key → the regular expression of its values; lines are `expression: keys`."""
+    rows = (line.split(": ") for line in text.strip().splitlines())
+    return {key: pattern for pattern, keys in rows for key in keys.split()}
 
 
-def real(low: float = 0.0, high: float = float("inf")) -> Rule:
-    def holds(text: str) -> bool:
-        try:
-            return low <= float(text) <= high
-        except ValueError:
-            return False
-
-    return holds
-
-
-def numbers(rule: Rule, count: int | None = None) -> Rule:
-    """A list, with a semicolon behind each entry but perhaps the last one."""
-
-    def holds(text: str) -> bool:
-        parts = text.removesuffix(";").split(";")
-        return (count is None or len(parts) == count) and all(map(rule, parts))
-
-    return holds
-
-
-def text(value: str) -> bool:
-    return bool(value.strip())
-
-
-switch = integer(0, 1)
-
-PROPERTY: Group = {
-    # the network
-    "onnx-file": text, "model-engine-file": text, "labelfile-path": text, "int8-calib-file": text,
-    "mean-file": text, "tlt-encoded-model": text, "tlt-model-key": text, "custom-network-config": text,
-    "network-mode": integer(0, 3), "network-type": lambda value: value in ("0", "1", "2", "3", "100"),
-    "network-input-order": switch,
-    "infer-dims": numbers(integer(1), 3), "output-blob-names": text, "output-io-formats": text,
-    "layer-device-precision": text, "strongly-typed": switch, "workspace-size": integer(),
-    "enable-dla": switch, "use-dla-core": integer(), "warmup-engine": switch,
-    # where and when
-    "gpu-id": integer(), "gie-unique-id": integer(1), "process-mode": integer(1, 2), "batch-size": integer(1, 1024),
-    "interval": integer(), "filter-out-class-ids": numbers(integer()),
-    # images
-    "net-scale-factor": real(), "offsets": numbers(real()), "model-color-format": integer(0, 4),
-    "maintain-aspect-ratio": switch, "symmetric-padding": switch, "scaling-filter": integer(0, 6),
-    "scaling-compute-hw": integer(0, 2), "input-tensor-from-meta": switch, "crop-objects-to-roi-boundary": switch,
-    # what becomes of the outputs
-    "num-detected-classes": integer(), "cluster-mode": integer(0, 4), "segmentation-threshold": real(),
-    "segmentation-output-order": switch, "output-instance-mask": switch, "output-tensor-meta": switch,
-    "disable-output-host-copy": switch, "custom-lib-path": text, "parse-bbox-func-name": text,
-    "parse-bbox-instance-mask-func-name": text, "engine-create-func-name": text,
-}  # fmt: skip
-CLASS_ATTRS: Group = {
-    "pre-cluster-threshold": real(), "post-cluster-threshold": real(), "eps": real(), "group-threshold": integer(),
-    "minBoxes": integer(), "dbscan-min-score": real(), "nms-iou-threshold": real(0, 1), "topk": integer(-1),
-}  # fmt: skip
+PROPERTY = _table(rf"""
+.*\S.*: onnx-file model-engine-file labelfile-path int8-calib-file mean-file tlt-encoded-model tlt-model-key
+.*\S.*: custom-network-config output-blob-names output-io-formats layer-device-precision
+.*\S.*: custom-lib-path parse-bbox-func-name parse-bbox-instance-mask-func-name engine-create-func-name
+[01]: network-input-order strongly-typed enable-dla warmup-engine maintain-aspect-ratio symmetric-padding
+[01]: input-tensor-from-meta crop-objects-to-roi-boundary segmentation-output-order output-instance-mask
+[01]: output-tensor-meta disable-output-host-copy
+[0-2]: scaling-compute-hw
+[0-3]: network-mode
+[0-4]: model-color-format cluster-mode
+[0-6]: scaling-filter
+[0-3]|100: network-type
+[12]: process-mode
+[1-9]\d{{0,3}}: batch-size gie-unique-id
+{NUMBER}: workspace-size use-dla-core gpu-id interval num-detected-classes
+({NUMBER};)*{NUMBER};?: filter-out-class-ids
+([1-9]\d*;){{2}}[1-9]\d*;?: infer-dims
+{REAL}: net-scale-factor segmentation-threshold
+({REAL};)*{REAL};?: offsets
+""")
+CLASS_ATTRS = _table(rf"""
+{REAL}: pre-cluster-threshold post-cluster-threshold eps dbscan-min-score
+{NUMBER}: group-threshold minBoxes
+0(\.\d+)?|1: nms-iou-threshold
+-1|{NUMBER}: topk
+""")
 
 
 def entries(text: str) -> dict[str, dict[str, str]]:
@@ -102,11 +77,11 @@ def complaints(text: str) -> list[str]:
     return [*found, *_contradictions(groups.get("property", {}))]
 
 
-def _of_group(name: str, values: Mapping[str, str], known: Group) -> Iterable[str]:
+def _of_group(name: str, values: Mapping[str, str], known: Mapping[str, str]) -> Iterator[str]:
     for key, value in values.items():
         if key not in known:
             yield f"[{name}] {key} is unknown"
-        elif not known[key](value):
+        elif not re.fullmatch(known[key], value):
             yield f"[{name}] {key} does not take {value!r}"
 
 
