@@ -20,36 +20,24 @@ DEMO = ROOT / "data" / "demo"
 TRAIN, VAL = 6, 4
 
 
-@pytest.fixture(scope="module")
-def drawing(digits_on_path):
-    import digit_images
-
-    return digit_images
-
-
 def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(DEMO / "make_digits.py"), str(folder), "--train", str(TRAIN), "--val", str(VAL)]
     return subprocess.run([*command, *options], capture_output=True, text=True, timeout=120, check=False)
 
 
-def content(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The set for detectors, and that with masks."""
+    folders = tmp_path_factory.mktemp("demo") / "digits", tmp_path_factory.mktemp("demo") / "digits-segments"
+    for folder, *options in ((folders[0], "--workers", "1"), (folders[1], "--segments", "--workers", "2")):
+        done = run(folder, *options)
+        assert done.returncode == 0, done.stderr
+    return folders
 
 
 @pytest.fixture(scope="module")
-def demo_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("demo") / "digits"
-    done = run(folder, "--workers", "1")
-    assert done.returncode == 0, done.stderr
-    return folder
-
-
-@pytest.fixture(scope="module")
-def segments_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("demo") / "digits-segments"
-    done = run(folder, "--segments", "--workers", "2")
-    assert done.returncode == 0, done.stderr
-    return folder
+def demo_set(sets: tuple[Path, Path]) -> Path:
+    return sets[0]
 
 
 @pytest.mark.parametrize(("split", "count"), [("train", TRAIN), ("val", VAL)])
@@ -79,24 +67,24 @@ def test_images_labels_and_annotations(demo_set: Path, split: str, count: int) -
 
 
 def test_same_seed_same_bytes_whatever_the_workers(demo_set: Path, tmp_path: Path) -> None:
-    again = tmp_path / "digits"
-    assert run(again, "--workers", "2").returncode == 0
-    first, second = content(demo_set), content(again)
-    assert first.pop("data.yaml") != second.pop("data.yaml")  # they name their folders
+    assert run(tmp_path / "digits", "--workers", "2").returncode == 0
+    first, second = ({path.relative_to(folder): path.read_bytes() for path in folder.rglob("*.*")}
+                     for folder in (demo_set, tmp_path / "digits"))  # fmt: skip
+    assert first.pop(Path("data.yaml")) != second.pop(Path("data.yaml"))  # they name their folders
     assert first == second
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
-def test_annotations_hold_the_ink_of_each_polygon(demo_set: Path, segments_set: Path, split: str) -> None:
+def test_annotations_hold_the_ink_of_each_polygon(sets: tuple[Path, Path], split: str) -> None:
     """Read by pycocotools and filled by OpenCV; classes and boxes are those of the set for detectors."""
     masks = pytest.importorskip("pycocotools.mask")
     name = f"annotations/instances_{split}.json"
-    detection, coco = (json.loads((folder / name).read_text()) for folder in (demo_set, segments_set))
+    detection, coco = (json.loads((folder / name).read_text()) for folder in sets)
     assert coco["images"] == detection["images"]
     assert len(coco["annotations"]) == len(detection["annotations"])
     lines = [
         (int(path.stem), line.split())
-        for path in sorted((segments_set / "labels" / split).iterdir())
+        for path in sorted((sets[1] / "labels" / split).iterdir())
         for line in path.read_text().splitlines()
     ]
     same = 0
@@ -140,14 +128,17 @@ def test_a_folder_is_used_again_or_refused_if_it_is_not_this_set(demo_set: Path,
     assert before == {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in before}
 
 
-def test_splits_share_no_digit_and_no_photograph_and_digits_are_scikit_learns(drawing) -> None:
+def test_splits_share_no_digit_and_no_photograph_and_digits_are_scikit_learns(monkeypatch) -> None:
     from sklearn.datasets import load_digits
 
-    train, val = drawing.read_sources("train"), drawing.read_sources("val")
+    monkeypatch.setattr(sys, "path", [str(DEMO), str(ROOT), *sys.path])
+    import digit_images
+
+    train, val = digit_images.read_sources("train"), digit_images.read_sources("val")
     assert len(train.scans) + len(val.scans) == 1797
     assert {scan.tobytes() for scan in train.scans}.isdisjoint(scan.tobytes() for scan in val.scans)
     assert set(train.labels) == set(val.labels) == set(range(10))
-    assert set(drawing.PHOTOGRAPHS["train"]).isdisjoint(drawing.PHOTOGRAPHS["val"])
-    scans, labels = drawing.read_scans()
+    assert set(digit_images.PHOTOGRAPHS["train"]).isdisjoint(digit_images.PHOTOGRAPHS["val"])
+    scans, labels = digit_images.read_scans()
     np.testing.assert_array_equal(scans * 16, load_digits().images)
     np.testing.assert_array_equal(labels, load_digits().target)

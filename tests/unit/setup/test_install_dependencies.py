@@ -26,22 +26,15 @@ PACKAGES = (
 
 
 def write_wheel(folder: Path, name: str, version: str) -> None:
-    stem = name.replace("-", "_")
-    info = f"{stem}-{version}.dist-info"
-    content = {
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    content[f"{info}/RECORD"] = "".join(f"{path},,\n" for path in [*content, f"{info}/RECORD"])
-    with zipfile.ZipFile(folder / f"{stem}-{version}-py3-none-any.whl", "w") as wheel:
-        for path, text in content.items():
-            wheel.writestr(path, text)
+    info = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "".join(f"{info}/{file},,\n" for file in ("METADATA", "WHEEL", "RECORD")))
 
 
-def plain_environment() -> dict[str, str]:
-    """Without what the caller has set for Python and its installers, such as another place for compiled modules."""
-    ours = ("PYTHON", "VIRTUAL_ENV", "PIP_")
-    return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+# without what the caller has set for Python and its installers, such as another place for compiled modules
+PLAIN = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV", "PIP_"))}
 
 
 class Project:
@@ -65,17 +58,11 @@ class Project:
         return str(path)
 
     def install(self, *arguments: str | Path, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-        environment = {
-            "PATH": f"{self.programs}{os.pathsep}{os.environ['PATH']}",
-            "PYTHON": sys.executable,
-            "PIP_CONFIG_FILE": os.devnull,
-            "PIP_NO_INDEX": "1",
-            "PIP_FIND_LINKS": str(self.wheels),
-        }
+        path = {"PATH": f"{self.programs}{os.pathsep}{os.environ['PATH']}", "PYTHON": sys.executable}
+        pip = {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(self.wheels)}
         command = [self.root / "install_dependencies.sh", *arguments]
-        environment = plain_environment() | environment | variables
         return subprocess.run(
-            command, capture_output=True, text=True, env=environment, cwd=cwd, check=False, timeout=120
+            command, capture_output=True, text=True, env=PLAIN | path | pip | variables, cwd=cwd, timeout=120
         )
 
 
@@ -85,17 +72,22 @@ def project(tmp_path: Path) -> Project:
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, Path, subprocess.CompletedProcess[str]]:
+def installed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, Path]:
     """A project after a first run in a folder, which makes that folder's .venv."""
     root = tmp_path_factory.mktemp("installed")
     project, folder = Project(root), root / "a folder"
     folder.mkdir()
-    return project, folder, project.install(cwd=folder)
+    result = project.install(cwd=folder)
+    assert result.returncode == 0, result.stderr
+    assert "torch 2.11.0" in result.stdout
+    assert "not installed: TensorRT: no NVIDIA GPU was found" in result.stdout
+    assert "tensorrt" not in {*pip(folder / ".venv", "list").split()}
+    return project, folder
 
 
 def pip(environment: Path, *arguments: str | Path) -> str:
     command = [environment / "bin/python", "-m", "pip", "--disable-pip-version-check", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=plain_environment(), check=True).stdout
+    return subprocess.run(command, capture_output=True, text=True, env=PLAIN, check=True).stdout
 
 
 @pytest.mark.parametrize(
@@ -121,14 +113,6 @@ def test_what_is_refused(project: Project, tmp_path: Path, arguments: list[str],
     assert (tmp_path / "thesis/chapter1").exists()
 
 
-def test_a_first_run(installed):
-    _, folder, result = installed
-    assert result.returncode == 0, result.stderr
-    assert "torch 2.11.0" in result.stdout
-    assert "not installed: TensorRT: no NVIDIA GPU was found" in result.stdout
-    assert "tensorrt" not in {*pip(folder / ".venv", "list").split()}
-
-
 def test_optional_parts(project: Project, tmp_path: Path):
     """With a GPU TensorRT can be had, which no wheel is there for; a part that is lacking is no failure."""
     project.program("nvidia-smi", "echo 'GPU 0: NVIDIA H200'")
@@ -140,7 +124,7 @@ def test_optional_parts(project: Project, tmp_path: Path):
 
 
 def test_running_it_again_installs_only_what_is_missing(installed, tmp_path: Path):
-    project, folder, _ = installed
+    project, folder = installed
     python = folder / ".venv/bin/python"
     runs = [
         project.install("--defaults", cwd=folder, PIP_FIND_LINKS="/nowhere"),
@@ -156,7 +140,7 @@ def test_running_it_again_installs_only_what_is_missing(installed, tmp_path: Pat
 
 
 def test_an_installed_torch_stays_if_it_is_new_enough(installed):
-    project, folder, _ = installed
+    project, folder = installed
     pip(
         folder / ".venv", "install", "--no-index", "--no-deps", project.wheels / "torch-2.9.0a0+nv25.8-py3-none-any.whl"
     )

@@ -70,8 +70,8 @@ def call(done, name: str) -> list[str]:
     return next(words for words in calls(done) if words[0] == name)
 
 
-def value(arguments: list[str], option: str) -> str:
-    return arguments[arguments.index(option) + 1]
+def values(arguments: list[str], *options: str) -> list[str]:
+    return [arguments[arguments.index(option) + 1] for option in options]
 
 
 def assert_refused(done, *words) -> None:
@@ -81,34 +81,26 @@ def assert_refused(done, *words) -> None:
 
 def test_the_demo_goes_through_all_programs(folder):
     called = calls(quickstart(folder))
-    assert [words[0] for words in called] == [
-        "qat.py",
-        "export_qat.py",
-        "export_qat.py",
-        "val_trt.py",
-        "make_report.py",
-    ]
+    assert [words[0] for words in called] == ["qat.py", *["export_qat.py"] * 2, "val_trt.py", "make_report.py"]
     quantize, strong, weak, evaluate, report = called
     assert " ".join(report).count("INT8's speed shows in TensorRT only") == 1
-    assert value(quantize, "--weights") == "data/demo/gelan-digits.pt"
-    assert value(quantize, "--imgsz") == value(weak, "--imgsz") == "320"
-    assert value(weak, "--dynamic") == value(strong, "--dynamic") == "batch"
-    assert {value(words, "--data") for words in called} == {"build/digits/data.yaml"}
-    assert (value(strong, "--typing"), value(weak, "--typing")) == ("strong", "weak")
+    assert values(quantize, "--weights", "--imgsz") == ["data/demo/gelan-digits.pt", "320"]
+    assert values(strong, "--typing", "--dynamic", "--imgsz") == ["strong", "batch", "320"]
+    assert values(weak, "--typing", "--dynamic", "--imgsz") == ["weak", "batch", "320"]
     assert "--output" not in strong + weak  # beside the weights: the weakly typed file is evaluated
-    assert value(evaluate, "--engine-file") == "runs/quickstart/weights/qat_best_model-int8.onnx"
-    assert value(evaluate, "--reference") == value(quantize, "--weights")
+    assert {values(words, "--data")[0] for words in called} == {"build/digits/data.yaml"}
+    assert values(evaluate, "--engine-file", "--reference") == [
+        "runs/quickstart/weights/qat_best_model-int8.onnx", "data/demo/gelan-digits.pt",
+    ]  # fmt: skip
     assert report[1:3] == ["runs/quickstart", "runs/quickstart/onnx"]
 
 
 def test_the_demo_with_masks_has_a_set_and_weights_of_its_own(folder):
     done = quickstart(folder, "--segments", "--epochs", 2)
     assert "DRAWN --segments\n" in done.stdout
-    quantize = call(done, "qat.py")
-    assert value(quantize, "--weights") == "data/demo/gelan-digits-seg.pt"
-    assert [value(quantize, name) for name in ("--imgsz", "--epochs", "--iters")] == ["320", "2", "60"]
-    assert {value(words, "--data") for words in calls(done)} == {"build/digits-segments/data.yaml"}
-    assert value(call(quickstart(folder, "--segments", "--iters", 7), "qat.py"), "--iters") == "7"
+    assert values(call(done, "qat.py"), "--weights", "--imgsz", "--epochs", "--iters", "--data") == [
+        "data/demo/gelan-digits-seg.pt", "320", "2", "60", "build/digits-segments/data.yaml",
+    ]  # fmt: skip
 
 
 @pytest.fixture
@@ -135,14 +127,15 @@ def test_engines_are_built_and_evaluated_where_tensorrt_is(with_tensorrt, typing
         [f"{weights}/qat_best_model{ending}.onnx", "--output", f"{weights}/int8.engine", *LEVEL, "--device", "1"],
     ]
     exports = [words for name, *words in called if name == "export_qat.py"]
-    float_export = next(words for words in exports if value(words, "--weights") == "data/demo/gelan-digits.pt")
-    assert (value(float_export, "--typing"), value(float_export, "--dynamic")) == (typing, "batch")
-    evaluated = [Path(value(words, "--engine-file")).name for name, *words in called if name == "val_trt.py"]
+    (float_export,) = [words for words in exports if values(words, "--weights") == ["data/demo/gelan-digits.pt"]]
+    assert values(float_export, "--typing", "--dynamic") == [typing, "batch"]
+    evaluated = [Path(*values(words, "--engine-file")).name for name, *words in called if name == "val_trt.py"]
     assert evaluated == ["qat_best_model-int8.onnx", "fp16.engine", "int8.engine"]
     assert called[-1][1:5] == [f"runs/quickstart{part}" for part in ("", "/onnx", "/fp16", "/int8")]
-    benchmark = next(words for name, *words in called if name == "benchmark_trt.py")
-    assert benchmark[:7] == [f"{weights}/qat_best_model{ending}.onnx", "--baseline", f"{weights}/float.onnx",
-                             "--batch-size", "1", "10", "--builds"]  # fmt: skip
+    assert call(done, "benchmark_trt.py")[1:8] == [
+        f"{weights}/qat_best_model{ending}.onnx", "--baseline", f"{weights}/float.onnx", "--batch-size", "1", "10",
+        "--builds",
+    ]  # fmt: skip
     assert done.stdout.splitlines()[-2].endswith("INT8 against FP16: 2 times as fast at batch 1; use INT8")
 
 
@@ -151,12 +144,6 @@ def test_the_report_is_written_though_an_engine_fails(with_tensorrt):
     assert (done.returncode, "quickstart: done" in done.stdout) == (1, False)
     assert "CALLED make_report.py runs/quickstart runs/quickstart/onnx --title" in done.stdout
     assert quickstart(with_tensorrt("weak"), FAILING="build_engine.py", STATUS="130").returncode == 130
-
-
-def commands_for_going_on(done) -> list[list[str]]:
-    """The words of each command that is printed at the end; nothing is, of the demo."""
-    lines = done.stdout.partition("to go on with")[2].splitlines()
-    return [shlex.split(line) for line in lines[1:-1]]
 
 
 @pytest.mark.parametrize("dual", [False, True])
@@ -170,48 +157,43 @@ def test_own_models_options_and_folders_are_passed_on(folder, tmp_path, dual):
     assert (convert[0], convert[2:4]) == ("reparameterization.py", [str(tmp_path / "my"), "own.pt"])
     used = "out/my own-converted.pt" if dual else "my own.pt"
     assert f"qat.py quantize --weights {tmp_path / used} --data " in done.stdout
-    assert [value(quantize, f"--{name}") for name in ("epochs", "iters", "batch-size")] == ["3", "7", "4"]
+    assert values(quantize, "--epochs", "--iters", "--batch-size", "--device") == ["3", "7", "4", "cpu"]
     assert not [words for words in calls(done) if "--imgsz" in words]
-    assert {value(words, "--device") for words in calls(done)} == {"cpu"}
     assert report[1] == str(tmp_path / "out")
-    assert value(call(quickstart(folder, "--imgsz", 96), "qat.py"), "--imgsz") == "96"
 
 
 def test_it_ends_with_readmes_commands_for_this_model(folder, tmp_path):
     """Each runs as it is printed, in the checkout: what one writes is what the next one reads."""
-    assert commands_for_going_on(quickstart(folder)) == []
+    assert "to go on with" not in quickstart(folder).stdout
     weights, data = tmp_path / "my own.pt", tmp_path / "data.yaml"
     weights.touch(), data.touch()
-    enter, activate, *five = commands_for_going_on(quickstart(folder, "--weights", weights, "--data", data, DUAL="1"))
+    done = quickstart(folder, "--weights", weights, "--data", data, DUAL="1")
+    lines = done.stdout.partition("to go on with")[2].splitlines()
+    enter, activate, *five = [shlex.split(line) for line in lines[1:-1]]
     assert (enter, activate[0]) == (["cd", str(folder / "build/yolov9")], ".")
     convert, quantize, export, build, evaluate = five
     readme = [words for words in documentation.commands((ROOT / "README.md").read_text("utf-8")) if words[0] != "git"]
     programs = [[word for word in words[:2] if ".onnx" not in word] for words in (*readme, *five)]
     start = programs.index(["python", "reparameterization.py"])
     assert programs[-5:] == programs[start : start + 5]
-    assert value(convert, "--save") == value(quantize, "--weights") == str(tmp_path / "my own-converted.pt")
-    assert value(export, "--weights") == f"runs/qat/{value(quantize, '--name')}/weights/qat_best_model.pt"
-    assert build[1] == value(export, "--output")
-    assert value(evaluate, "--engine-file") == str(Path(build[1]).with_suffix(".engine"))
-    assert {value(words, "--data") for words in (quantize, evaluate)} == {str(data)}
+    assert values(convert, "--save") == values(quantize, "--weights") == [str(tmp_path / "my own-converted.pt")]
+    assert values(export, "--weights") == [f"runs/qat/{values(quantize, '--name')[0]}/weights/qat_best_model.pt"]
+    assert values(export, "--output") == [build[1]]
+    assert values(evaluate, "--engine-file") == [str(Path(build[1]).with_suffix(".engine"))]
+    assert values(quantize, "--data") == values(evaluate, "--data") == [str(data)]
     assert [documentation.refusal(words[1], words[2:]) for words in five if words[0] == "python"] == [""] * 4
 
 
-def test_an_earlier_run_is_replaced_or_resumed(folder):
+def test_an_earlier_run_is_replaced_or_resumed_and_a_folder_of_somebody_else_left_alone(folder, tmp_path):
     first = call(quickstart(folder), "qat.py")
-    resumed = call(quickstart(folder, "--resume"), "qat.py")
-    assert resumed == [*first[:-1], "--resume", "runs/quickstart", "--device"]
+    assert call(quickstart(folder, "--resume"), "qat.py") == [*first[:-1], "--resume", "runs/quickstart", "--device"]
     assert call(quickstart(folder), "qat.py") == first
     assert "--exist-ok" in first  # with which qat.py replaces what an earlier run has left, if it is there
-
-
-def test_a_folder_of_somebody_else_is_left_alone(folder, tmp_path):
-    """Also one of a training, which leaves weights/last.pt, too."""
-    training = tmp_path / "exp"
-    (training / "weights").mkdir(parents=True)
-    (training / "weights/last.pt").touch()
-    assert_refused(quickstart(folder, "--output", training), "choose another --output")
-    assert len(list(training.rglob("*"))) == 2
+    training = tmp_path / "exp/weights/last.pt"
+    training.parent.mkdir(parents=True)
+    training.touch()
+    assert_refused(quickstart(folder, "--output", tmp_path / "exp"), "choose another --output")
+    assert len(list((tmp_path / "exp").rglob("*"))) == 2
 
 
 @pytest.mark.parametrize(
@@ -219,9 +201,8 @@ def test_a_folder_of_somebody_else_is_left_alone(folder, tmp_path):
 )
 def test_a_failing_program_ends_it_with_its_exit_code(folder, program, status):
     done = quickstart(folder, FAILING=program, STATUS=str(status))
-    assert done.returncode == status
-    called = [line for line in done.stdout.splitlines() if line.startswith("CALLED")]
-    assert called[-1].split()[1] == program
+    called = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("CALLED")]
+    assert (done.returncode, called[-1]) == (status, program)
     assert ("--resume continues" in done.stdout) == (program != "qat.py")  # which has left no state here
 
 
@@ -229,7 +210,6 @@ def test_a_failing_program_ends_it_with_its_exit_code(folder, program, status):
     ("arguments", "named"),
     [
         (["--surprise"], "--surprise"),
-        (["demo"], "demo"),
         (["--weights"], "--weights"),
         (["--weights", "missing.pt"], "missing.pt"),
         (["--weights", __file__], "--data"),
