@@ -25,7 +25,7 @@ import yaml
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where benchmarks/ and utils/ lie
 
 from benchmarks import steps
-from benchmarks.steps import Setup, Step, StepError, Words, input_file
+from benchmarks.steps import RunStep, Setup, StepError, Words, input_file
 from utils.core.errors import InputError
 from utils.core.files import write_text
 from utils.core.options import Count, Workers, option
@@ -75,7 +75,7 @@ class AccuracyOptions(steps.StudyOptions):
 
 def network_steps(
     name: str, weights: Path | None, settings: Mapping[str, str], options: AccuracyOptions, setup: Setup, folder: Path
-) -> Iterator[Step]:
+) -> Iterator[RunStep]:
     """All that is done with a network, in order.
 
     Args:
@@ -97,18 +97,18 @@ def network_steps(
         command += ["--hyp", folder / "hyp.yaml", "--optimizer", "AdamW", "--cos-lr", "--noval", "--noplots"]
         command += ["--batch-size", str(options.batch_size or batch), "--epochs", str(options.epochs)]
         command += ["--project", folder, "--exist-ok", "--name", "train"]
-        yield Step("train", command, last, resume=(last, ["--resume", last]))
+        yield RunStep("train", command, last, resume=(last, ["--resume", last]))
         command = ["reparameterization.py", "--weights", last, "--save", weights, "--device", "cpu"]
-        yield Step("convert", command, weights)
+        yield RunStep("convert", command, weights)
 
     command = ["qat.py", "eval", "--weights", weights, *data, *size, *place, "float"]
-    yield Step("float", command, folder / "float/report.json")
+    yield RunStep("float", command, folder / "float/report.json")
     for setting, words in settings.items():
         for seed in options.seeds:
             run = folder / f"{setting}-seed-{seed}"
             command = ["qat.py", "quantize", "--weights", weights, *data, *size, "--seed", str(seed)]
             command += [*(QUICK_QAT if options.quick else []), *shlex.split(words), *place, run.name]
-            yield Step(run.name, command, run / "report.json", (run / "weights/last.pt", ["--resume", run]))
+            yield RunStep(run.name, command, run / "report.json", (run / "weights/last.pt", ["--resume", run]))
 
     deployed = [] if options.deploy == ["none"] else ["float", *options.deploy]
     files = {state: folder / f"{name}-{state}.onnx" for state in deployed}
@@ -116,7 +116,7 @@ def network_steps(
         report = folder / f"{state}-seed-{options.seeds[0]}/report.json"
         source = weights if state == "float" else report.parent / "weights" / Path(last_row(report).file).name
         command = ["export_qat.py", "--weights", source, *data[:2], *size, "--output", file, "--include", "onnx"]
-        yield Step(f"export-{state}", [*command, "--simplify", "--dynamic", "batch", "--typing", setup.typing], file)
+        yield RunStep(f"export-{state}", [*command, "--simplify", "--dynamic", "batch", "--typing", setup.typing], file)
     if not deployed:
         return
     ran, engines = ("ONNX", False) if setup.no_engines else ("engine", True)
@@ -124,13 +124,13 @@ def network_steps(
     command = ["scripts/benchmark_trt.py", *int8_files, "--baseline", float_file, *setup.timing]
     command += ["--batch-size", *map(str, options.timed_batches), "--project", folder, "--exist-ok", "--name"]
     times = folder / f"times-{ran}"
-    yield Step(times.name, [*command, times.name], times / "benchmark.json", tensorrt=engines)
+    yield RunStep(times.name, [*command, times.name], times / "benchmark.json", tensorrt=engines)
     for state, file in files.items():
         built = file.with_name(f"{file.stem}-b{options.timed_batches[-1]}.engine") if engines else file
         run = folder / f"{state}-{ran}"
         command = ["val_trt.py", "--engine-file", built, *data, *([] if engines else ["--device", "cpu"])]
         command += [] if state == "float" else ["--reference", weights]
-        yield Step(run.name, [*command, *place, run.name], run / "report.json", tensorrt=engines)
+        yield RunStep(run.name, [*command, *place, run.name], run / "report.json", tensorrt=engines)
 
 
 def last_row(report: Path) -> Row:
@@ -238,4 +238,4 @@ def run(options: AccuracyOptions, timing: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(steps.run_program("accuracy.py", AccuracyOptions, run, __doc__))
+    sys.exit(steps.run_benchmark("accuracy.py", AccuracyOptions, run, __doc__))

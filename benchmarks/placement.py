@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # where benchmarks/ and utils/ lie
 
 from benchmarks import steps
-from benchmarks.steps import Setup, Step, StepError, Words, input_file
+from benchmarks.steps import RunStep, Setup, StepError, Words, input_file
 from utils.core.errors import InputError
 from utils.core.files import atomic_path
 from utils.core.options import BatchSize, option
@@ -94,12 +94,12 @@ def convolutions_only(model: onnx.ModelProto) -> None:
     drop_unused(model)
 
 
-def model_steps(model: Path, options: PlacementOptions, setup: Setup, folder: Path) -> Iterator[Step]:
+def model_steps(model: Path, options: PlacementOptions, setup: Setup, folder: Path) -> Iterator[RunStep]:
     """Files of FP16, of ours and of convolutions only; their times as engines, and what each engine is made of."""
     weights = model
     if model.suffix != ".pt":
         weights = folder / "float.pt"
-        yield Step("random-weights", [ROOT / "benchmarks/random_weights.py", model, folder], weights)
+        yield RunStep("random-weights", [ROOT / "benchmarks/random_weights.py", model, folder], weights)
     data = input_file(options.data or str(folder / "noise/data.yaml"), "--data")
     command: Words = ["qat.py", "quantize", "--weights", weights, "--data", data, *setup.device]
     command += ["--imgsz", CALIBRATION_SIZE, "--batch-size", "1", "--workers", "0", "--calib-images", "1"]
@@ -107,24 +107,24 @@ def model_steps(model: Path, options: PlacementOptions, setup: Setup, folder: Pa
     command += ["--name", "ptq", "--exist-ok"]
     command += ["--recipe", input_file(options.recipe, "--recipe")] if options.recipe else []
     quantized = folder / f"ptq/weights/ptq_{weights.stem}.pt"
-    yield Step("ptq", command, quantized)
+    yield RunStep("ptq", command, quantized)
     fp16, convolutions, ours = (folder / f"{folder.name}-{variant}.onnx" for variant in VARIANTS)
     whole = folder / "whole.onnx"
     for source, file, further in ((weights, fp16, []), (quantized, ours, []), (quantized, whole, [WHOLE])):
         command = ["export_qat.py", "--weights", source, "--imgsz", str(options.imgsz), "--include", "onnx", *further]
         command += ["--simplify", "--dynamic", "batch", "--typing", setup.typing, "--check", "0", *setup.device]
-        yield Step(f"export-{file.stem}", [*command, "--output", file], file)
+        yield RunStep(f"export-{file.stem}", [*command, "--output", file], file)
     if not convolutions.exists():
         with atomic_path(convolutions) as temporary:
             onnx.save(convolutions_only(onnx.load(whole)), temporary)
     engines = not setup.no_engines
     command = ["scripts/benchmark_trt.py", convolutions, ours, "--baseline", fp16, *setup.timing]
     command += ["--batch-size", *map(str, options.batch_size), "--project", folder, "--name", "times", "--exist-ok"]
-    yield Step("times", command, folder / "times/benchmark.json", tensorrt=engines)
+    yield RunStep("times", command, folder / "times/benchmark.json", tensorrt=engines)
     for batch, file in product(options.batch_size if engines else (), (fp16, convolutions, ours)):
         engine = file.with_name(f"{file.stem}-b{batch}.engine")
         command = ["scripts/inspect_engine.py", engine]
-        yield Step(f"layers-{engine.stem}", command, engine.with_suffix(".layers.json"), tensorrt=True)
+        yield RunStep(f"layers-{engine.stem}", command, engine.with_suffix(".layers.json"), tensorrt=True)
 
 
 def layer_cells(path: Path) -> list[str]:
@@ -189,4 +189,4 @@ def run(options: PlacementOptions, timing: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(steps.run_program("placement.py", PlacementOptions, run, __doc__))
+    sys.exit(steps.run_benchmark("placement.py", PlacementOptions, run, __doc__))

@@ -34,7 +34,7 @@ class StudyOptions(Options):
 
 
 @dataclass(frozen=True)
-class Step:
+class RunStep:
     """A program to run.
 
     Attributes:
@@ -92,7 +92,7 @@ class Setup:
         timing = [*device, *timing]
         return cls(checkout, problem, options.typing or typing, device if options.device else [], timing)
 
-    def run(self, step: Step, folder: Path) -> Path:
+    def run(self, step: RunStep, folder: Path) -> Path:
         """Run a program unless it has run; its output. What it prints goes to `folder/logs`.
 
         Raises:
@@ -146,7 +146,7 @@ def read_times(path: Path) -> tuple[str, list[dict[str, Any]]]:
     return f"{content['device']['Selected Device']}, {content['software']}, {content['date']}", rows
 
 
-def run_program(name: str, kind: type[Options], run: Callable[[Any, list[str]], int], about: str) -> int:
+def run_benchmark(name: str, kind: type[Options], run: Callable[[Any, list[str]], int], about: str) -> int:
     """Run a benchmark: `run` gets its options, and the words behind `--`, which are for `benchmark_trt.py`."""
     words = sys.argv[1:]
     cut = words.index("--") if "--" in words else len(words)

@@ -31,7 +31,8 @@ def named(*patterns: str) -> list[str]:
 PYTHON_PROGRAMS = [
     name
     for name in named("*.py", "scripts/*.py", "benchmarks/*.py", "data/demo/*.py")
-    if {"run_program", "__main__"} <= set(re.findall(r"\w+", (ROOT / name).read_text(encoding="utf-8")))
+    if {"run_program", "run_benchmark"} & (words := {*re.findall(r"\w+", (ROOT / name).read_text(encoding="utf-8"))})
+    and "__main__" in words
 ]
 SHELL_PROGRAMS = [name for name in named("*.sh", "scripts/*.sh", "data/demo/*.sh") if name != "scripts/lib.sh"]
 OTHERS = {".", "cd", "git", "pip"}

@@ -12,7 +12,7 @@ import pytest
 from report_examples import make_row, resampled
 
 from benchmarks import accuracy, placement
-from benchmarks.steps import Setup, Step, StepError
+from benchmarks.steps import RunStep, Setup, StepError
 from utils.core.errors import InputError
 from utils.reports.schema import AtThreshold, Report
 
@@ -37,7 +37,7 @@ def run_step(tmp_path):
 
     def run(*words: str, output: str = "result") -> Path:
         resume = (tmp_path / "begun", ["--resume"])
-        return setup.run(Step("one", ["program.py", tmp_path, *words], tmp_path / output, resume), tmp_path)
+        return setup.run(RunStep("one", ["program.py", tmp_path, *words], tmp_path / output, resume), tmp_path)
 
     return run
 
