@@ -190,7 +190,7 @@ def ap_table(output: Path) -> list[str]:
                 lines.append([*line, *[""] * (len(heads) - len(line))])
     over = " or ".join(sorted({row.resampled_over for of_step in rows.values() for row in of_step.values()}))
     return [
-        *markdown_table(columns(heads, left=heads[:2]), lines), "",
+        *markdown_table(heads, lines, heads[:2]), "",
         *(f"Median milliseconds of a batch, all files in turns: {where}." for where in sorted(measured_on)),
         f"±: standard error of the difference, over {over}; of a mean of n seeds √(image² + seed²/n).",
         "Agreement: AP with the float network's detections as labels.",

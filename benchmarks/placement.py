@@ -184,7 +184,7 @@ def run(options: PlacementOptions, timing: list[str]) -> int:
         rows += more
         places[measured_on] = None
     heads = ["model", "batch", "variant", "ms", "FP16 takes as long", "images/s", "INT8 layers, of the time", "copies"]
-    print("", *markdown_table(columns(heads, left=heads[2:3]), rows), "", *places, sep="\n")
+    print("", *markdown_table(heads, rows, heads[2:3]), "", *places, sep="\n")
     return 0 if len({row[0] for row in rows}) == len(models) else 1
 
 
