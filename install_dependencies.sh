@@ -35,7 +35,7 @@ main() {
     install_set tensorrt "$onnx_only"
   fi
   [ "$trex" = no ] || install_graphviz
-  say "ready: $(environment summary)"
+  say "ready: $("$python" -m pip list 2>/dev/null | grep -E '^(torch|torchvision|onnx|onnxruntime|numpy|tensorrt) ' | tr -s '\n ' ', ')"
   for part in ${skipped[@]+"${skipped[@]}"}; do say "not installed: $part"; done
   [ "$system" = yes ] || say "to use it: source $venv/bin/activate"
 }

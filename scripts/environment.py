@@ -3,17 +3,17 @@
 
 environment.py check SET        what is missing or too old; exit code 1 if there is anything
 environment.py constraints SET  the constraints to install the set with
-environment.py summary          Python and the libraries that matter, in one line
 """
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+
+from pip._vendor.packaging.requirements import Requirement  # a new environment has no packaging of its own
+from pip._vendor.packaging.utils import canonicalize_name
 
 FOLDER = Path(__file__).resolve().parents[1] / "requirements"
 
@@ -24,8 +24,8 @@ def constraints(name: str) -> list[str]:
     NVIDIA's builds of torch for Jetson and for its containers come from elsewhere and must not be replaced.
     """
     replaced = unmet(name)
-    kept = {package: version for package, version in installed_versions().items() if package not in replaced}
-    tested = {wanted.name: str(wanted) for wanted in requirements(FOLDER / "constraints.txt")}
+    kept = {package: version for package, version in installed().items() if package not in replaced}
+    tested = {str(canonicalize_name(wanted.name)): str(wanted) for wanted in requirements(FOLDER / "constraints.txt")}
     if "torch" in kept:
         tested.pop("torchvision", None)  # which one fits that torch, the installer finds out
     return [f"{package}=={kept[package]}" if package in kept else line for package, line in tested.items()]
@@ -33,18 +33,17 @@ def constraints(name: str) -> list[str]:
 
 def unmet(name: str) -> dict[str, str]:
     """Package → what is wrong with it, for the direct requirements of a set that are missing or too old."""
-    problems, versions = {}, installed_versions()
+    problems: dict[str, str] = {}
+    versions = installed()
     for wanted in requirements(FOLDER / f"{name}.txt"):
-        version = versions.get(wanted.name)
+        version = versions.get(canonicalize_name(wanted.name))
         if version is None or not wanted.specifier.contains(version, prereleases=True):
-            problems[wanted.name] = f"{wanted} is needed, and {version or 'none'} is installed"
+            problems[canonicalize_name(wanted.name)] = f"{wanted} is needed, and {version or 'none'} is installed"
     return problems
 
 
-def requirements(path: Path) -> Iterator[Any]:
+def requirements(path: Path) -> Iterator[Requirement]:
     """The requirements in a file and in those that it includes."""
-    from pip._vendor.packaging.requirements import Requirement  # a new environment has no packaging of its own
-
     for line in path.read_text(encoding="utf-8").splitlines():
         text = line.split("#")[0].strip()
         if text.startswith("-r"):
@@ -53,21 +52,13 @@ def requirements(path: Path) -> Iterator[Any]:
             yield Requirement(text)
 
 
-def installed_versions() -> dict[str, str]:
-    """Package → version, with the names as the files in requirements/ write them."""
-    found = [(str(package.metadata["Name"]), package.version) for package in metadata.distributions()]
-    return {**{re.sub(r"[-_.]+", "-", name).lower(): version for name, version in found}, **dict(found)}
-
-
-def main_versions() -> str:
-    """Python and the libraries that matter, with their versions."""
-    found = {"Python": sys.version.split()[0], **installed_versions()}
-    names = ("Python", "torch", "torchvision", "onnx", "onnxruntime", "numpy", "tensorrt")
-    return ", ".join(f"{name} {found[name]}" for name in names if name in found)
+def installed() -> dict[str, str]:
+    """Package → version."""
+    return {str(canonicalize_name(package.metadata["Name"])): package.version for package in metadata.distributions()}
 
 
 if __name__ == "__main__":
-    action, *arguments = sys.argv[1:]
+    action, chosen = sys.argv[1:]
     if action == "check":
-        sys.exit("\n".join(unmet(*arguments).values()) or 0)
-    print("\n".join(constraints(*arguments)) if action == "constraints" else main_versions())
+        sys.exit("\n".join(unmet(chosen).values()) or 0)
+    print("\n".join(constraints(chosen)))
