@@ -50,16 +50,12 @@ def silu_rounded(x, scale):
     return fused_cuda.silu_fake_quantize(x, scale, x.dtype)
 
 
+@pytest.mark.parametrize("silu", [False, True])
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(("shape", "per_channel"), SHAPES)
-def test_gradients(shape, per_channel, dtype):
-    compare(rounded, case(shape, per_channel=per_channel).to(DEVICE, dtype))
-
-
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize(("shape", "per_channel"), SHAPES)
-def test_gradients_with_silu(shape, per_channel, dtype):
-    compare(silu_rounded, case(shape, per_channel=per_channel, silu=True).to(DEVICE, dtype))
+def test_gradients(shape, per_channel, dtype, silu):
+    given = case(shape, per_channel=per_channel, silu=silu).to(DEVICE, dtype)
+    compare(silu_rounded if silu else rounded, given)
 
 
 def layouts(x):
