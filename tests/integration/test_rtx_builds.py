@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from exported_files import export_onnx
-from random_networks import TINY, convolutions_in, narrow, random_network, save_float, save_quantized, tiny_with
+from random_networks import TINY, narrow, random_network, save_float, save_quantized, tiny_with
 from torch import nn
 
 from models.quantize import placement
@@ -43,6 +43,11 @@ KNOWN = (
     "(foreignNode) Converting conv activation scales to fp32",
     "(foreignNode) Converting conv weight scales to fp32",
 )
+
+
+@pytest.fixture(autouse=True)
+def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensorrt_api, "gpu", lambda index=None: None)
 
 
 def placed(config: Path | dict[str, Any]) -> nn.Module:
@@ -77,8 +82,7 @@ def check_warnings(note: EngineNote) -> None:
     assert all(text.strip(" .").startswith(KNOWN) for text in kinds)
 
 
-def test_strongly_typed_files_hold_their_properties_and_build(named, tmp_path, monkeypatch):
-    monkeypatch.setattr(tensorrt_api, "gpu", lambda index=None: None)
+def test_strongly_typed_files_hold_their_properties_and_build(named, tmp_path):
     name, network = named
     dynamic, target = NETWORKS[name]
     config = ExportConfig((SIDE, SIDE), 1, dynamic=dynamic, typing="strong", simplify=dynamic == "none")
@@ -90,9 +94,8 @@ def test_strongly_typed_files_hold_their_properties_and_build(named, tmp_path, m
     check_warnings(note)
 
 
-def test_prototypes_are_a_second_output_of_what_builds(upstream_yaml, tmp_path, monkeypatch):
+def test_prototypes_are_a_second_output_of_what_builds(upstream_yaml, tmp_path):
     """The plain form of a segmentation network; for one GPU, since each build takes seconds."""
-    monkeypatch.setattr(tensorrt_api, "gpu", lambda index=None: None)
     model = placed(narrow(upstream_yaml("segment/gelan-c-dseg")))
     config = ExportConfig((SIDE, SIDE), 1, dynamic="batch", typing="strong")
     exported = export_onnx(model, config, tmp_path / "network.onnx", {"stride": "32", "task": "segment"})
@@ -105,18 +108,7 @@ def test_prototypes_are_a_second_output_of_what_builds(upstream_yaml, tmp_path, 
     check_warnings(note)
 
 
-# gelan-c and gelan-e: test_export.py; gelan-s and gelan-m have layers of these
-@pytest.mark.parametrize("named", ["gelan-t", "gelan, narrow"], indirect=True)
-def test_weakly_typed_file_holds_its_properties(named, tmp_path):
-    _, network = named
-    result = export_onnx(network, ExportConfig((SIDE, SIDE), 1, typing="weak"), tmp_path / "network.onnx", {})
-    assert result.report.ok, result.report.findings
-    assert result.report.counts["float_convolutions"] == 0
-    assert convolutions_in(result.path) == set(network.quantization_plan.convolutions)
-
-
-def test_forms_build_that_hold_nothing_which_rtx_lacks(tmp_path, monkeypatch):
-    monkeypatch.setattr(tensorrt_api, "gpu", lambda index=None: None)
+def test_forms_build_that_hold_nothing_which_rtx_lacks(tmp_path):
     forms = {"deepstream": output_formats.deepstream()}
     forms |= {kind: output_formats.end2end(NmsSettings(kind)) for kind in ("none", "efficient", "onnx")}
     files = {tmp_path / f"{name}.onnx": form for name, form in forms.items()}
@@ -131,7 +123,6 @@ def test_forms_build_that_hold_nothing_which_rtx_lacks(tmp_path, monkeypatch):
 # --- masks ------------------------------------------------------------------------------------------------------------
 
 MASK_FORMS = {
-    "plain": output_formats.plain(),
     "in boxes": output_formats.end2end(NmsSettings("none", 100), 160),
     "on the grid": output_formats.end2end(NmsSettings("none", 100), 0),
     "deepstream": output_formats.deepstream(NmsSettings("none", 100)),
@@ -152,8 +143,7 @@ def mask_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ExportResu
 
 
 @pytest.mark.parametrize("form", MASK_FORMS)
-def test_masks_build(form: str, mask_files: dict[str, ExportResult], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tensorrt_api, "gpu", lambda index=None: None)
+def test_masks_build(form: str, mask_files: dict[str, ExportResult]):
     exported = mask_files[form]
     assert exported.report.ok, exported.report.findings
     assert exported.report.counts["float_convolutions"] == 0
