@@ -93,9 +93,9 @@ def main(options: BenchmarkOptions) -> int:
     from utils.trt.preflight import check_target
     from utils.trt.timing import TimingConfig
 
-    entries = [*(Entry(file, True) for file in options.baseline), *map(Entry, options.files)]
-    entries += [replace(entry, build=number) for number in range(2, options.builds + 1)
-                for entry in entries if not entry.is_engine]  # fmt: skip
+    files = [*(Entry(file, True) for file in options.baseline), *map(Entry, options.files)]
+    entries = [replace(entry, build=number) for number in range(1, options.builds + 1)
+               for entry in files if number == 1 or not entry.is_engine]  # fmt: skip
     size = height_width(options.imgsz) if options.imgsz else None
     batches = benchmark.batch_sizes(options.batch_size, options.sweep)
     timing = TimingConfig(options.warmUp, options.duration, options.rounds, options.useCudaGraph, options.useSpinWait,
@@ -130,13 +130,13 @@ def main(options: BenchmarkOptions) -> int:
             for row in batch_rows:
                 logger.info("%s: %s", row.title, row.figures or f"no figures: {row.error}")
             rows += batch_rows
-            files = benchmark.save_benchmark(rows, about, command_line(), folder)
+            written = benchmark.save_benchmark(rows, about, command_line(), folder)
     logger.info("%s\n", "\n".join(aligned(*benchmark.benchmark_table(rows))))
     notes = ["\n".join(benchmark.fastest_lines(rows)), *(note for row in rows for note in row.notes)]
     notes += verdicts(rows)
     for note in dict.fromkeys(filter(None, notes)):
         logger.info("%s\n", note)
-    logger.info("%s", " ".join(map(str, files)))
+    logger.info("%s", " ".join(map(str, written)))
     return int(any(row.error for row in rows))
 
 

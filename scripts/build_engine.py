@@ -15,21 +15,18 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))  # where models/ and utils/ lie
 
-import importlib.util
 import logging
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from utils.cli import run_program
 from utils.core.errors import InputError
 from utils.core.files import check_file, refuse_overwrite
 from utils.core.options import IMAGE_SIZE_FLAGS, BatchSize, Field, ImageSize, image_size, option
 from utils.jobs.open import need, need_tensorrt
-from utils.trt.preflight import BuildOptions, min_opt_max, min_opt_max_sizes
-
-if TYPE_CHECKING:
-    import torch
+from utils.trt.preflight import BuildOptions, profile_ranges
 
 logger = logging.getLogger("utils.build_engine")
 
@@ -88,38 +85,22 @@ def main(options: EngineOptions) -> None:
     from utils.trt.tune import build_or_tune
 
     device = tensorrt_api.use_device(options.device, for_engines=not options.target)
-    config = options.build_config(
-        batch=min_opt_max(options, "batch_size"), **min_opt_max_sizes(options), precision=options.precision,
-        workspace=None if options.workspace is None else options.workspace << 20,
-        timing_cache="" if options.no_timing_cache else options.timing_cache,
-        targets=tuple(options.target), allow_fp32=options.allow_fp32,
-    )  # fmt: skip
+    timing_cache = "" if options.no_timing_cache else options.timing_cache
+    config = options.build_config(**profile_ranges(options), timing_cache=timing_cache, targets=tuple(options.target))
     if engine.exists():
         logger.info("replaces %s", engine)
     build_or_tune(options.onnx, engine, config)
     logger.info("engine: %s", engine)
     if options.generate_graph and options.target:
-        logger.info(
-            "layers are measured on the GPU: run scripts/inspect_engine.py %s --generate-graph there", engine.name
-        )
+        logger.info("layers are measured on the GPU: scripts/inspect_engine.py %s --generate-graph there", engine.name)
     elif options.generate_graph:
         layers.inspect_engine(engine, draw=True, device=options.device)
-    if options.check and not options.target:
-        compare_with_onnx(engine, options, device)
-
-
-def compare_with_onnx(engine: Path, options: EngineOptions, device: torch.device) -> None:
-    """Say how far the engine's results are from ONNX Runtime's.
-
-    Raises:
-        QatError: the engine does not compute what the ONNX file computes.
-    """
-    if importlib.util.find_spec("onnxruntime") is None:
+    if options.check and not options.target and find_spec("onnxruntime") is None:
         logger.info("not compared with ONNX Runtime, which is not installed; val_trt.py shows whether AP is as it was")
-        return
-    from utils.jobs import check_engine
+    elif options.check and not options.target:
+        from utils.jobs.check_engine import check_engine
 
-    logger.info("%s", check_engine.check_engine(engine, options.onnx, device, options.check))
+        logger.info("%s", check_engine(engine, options.onnx, device, options.check))
 
 
 run = partial(run_program, "build_engine.py", (EngineOptions, main), about=__doc__)

@@ -150,7 +150,8 @@ def _describe_file(file: str | Path) -> str:
     try:
         if path.suffix == ".onnx":
             model = OnnxFile.read(path)
-            metadata = {"opset": model.opset, "inputs": model.inputs, "outputs": model.outputs, **model.metadata}
+            inputs, outputs = (", ".join(map(str, side)) for side in (model.inputs, model.outputs))
+            metadata = {"opset": model.opset, "inputs": inputs, "outputs": outputs, **model.metadata}
         elif path.suffix in ENGINE_SUFFIXES:
             note = vars(EngineNote.load(path))
             metadata = {**note, **note["metadata"], "metadata": None, "tuning": None}

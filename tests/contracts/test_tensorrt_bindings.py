@@ -4,6 +4,7 @@ import ast
 import enum
 import importlib.util
 import inspect
+import re
 import sys
 import types
 from pathlib import Path
@@ -23,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 USED = {  # by utils/trt and examples/detect.py, beside what the stand-in's classes have
     "IBuilderConfig": "profiling_verbosity builder_optimization_level max_aux_streams avg_timing_iterations "
     "hardware_compatibility_level", "ILayer": "name num_outputs", "ITensor": "dtype", "ParserError": "desc",
-    "INetworkDefinition": "num_layers", "IExecutionContext": "profiler", "OnnxParser": "num_errors",
+    "INetworkDefinition": "num_layers", "IExecutionContext": "profiler",
     "ICudaEngine": "num_aux_streams num_io_tensors", "EngineInspector": "execution_context",
     "BuilderFlag": "TF32", "MemoryPoolType": "WORKSPACE", "ProfilingVerbosity": "DETAILED",
     "LayerInformationFormat": "JSON", "TensorIOMode": "INPUT OUTPUT",
@@ -151,7 +152,7 @@ def test_what_is_asked_of_a_version_is_answered(real, version):
     api = Api(module_of(real, version))
     assert (api.weakly_typed, api.strongly_typed, api.typing) == ANSWERS[version]
     assert api.ahead_of_time == ()
-    assert (api.progress_monitor is not None) == (version != "8.6")
+    assert hasattr(api.module, "IProgressMonitor") == (version != "8.6")
 
 
 @pytest.mark.parametrize(
@@ -170,7 +171,6 @@ def test_an_option_is_taken_or_refused_by_name(real, version, name, value, versi
     if version in SpecifierSet(versions):
         decide(file, api, GPU, config)
     else:
-        with pytest.raises(
-            InputError, match=rf"^TensorRT {version}\.\d+ has no .*--{name.replace('_', '-')}( {value})?$"
-        ):
+        word = rf" {re.escape(value)}" if isinstance(value, str) else ""
+        with pytest.raises(InputError, match=rf"^TensorRT {version}\.\d+ has no .*--{name.replace('_', '-')}{word}$"):
             decide(file, api, GPU, config)

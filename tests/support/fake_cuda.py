@@ -6,7 +6,8 @@ from contextlib import contextmanager
 from itertools import cycle
 from types import SimpleNamespace
 
-gpu = SimpleNamespace(ticks=0, graph=None)  # its clock, and the CUDAGraph that is being captured
+# Its clock, the CUDAGraph that is being captured, and what happened: (handle of a stream, what, tick of an event)
+gpu = SimpleNamespace(ticks=0, graph=None, journal=[])
 
 
 def enqueue(work):
@@ -31,6 +32,7 @@ class Stream:
 
     def wait_event(self, event):
         assert event.tick is not None, "nothing was recorded that could be waited for"
+        gpu.journal.append((self.cuda_stream, "waits for", event.tick))
 
 
 class Event:
@@ -40,6 +42,7 @@ class Event:
     def record(self, stream=None):
         gpu.ticks += 1
         self.tick = gpu.ticks
+        gpu.journal.append((stream and stream.cuda_stream, "marks", self.tick))
 
     def elapsed_time(self, other):
         assert self.timed
@@ -47,7 +50,7 @@ class Event:
         return float(other.tick - self.tick)
 
     def synchronize(self):
-        pass
+        gpu.journal.append(("host", "waits for", self.tick))
 
 
 class CUDAGraph:

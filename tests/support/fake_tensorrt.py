@@ -162,7 +162,7 @@ class OnnxParser(_Object):
         plugins = any(operator.endswith("_TRT") for operator in operators)
         if "Unknown" in operators or (plugins and ("plugins", "") not in self.trt.calls):
             reason = "In node 0 (importNode): UNSUPPORTED_NODE: no importer for Unknown"
-            self.errors, self.num_errors = [SimpleNamespace(desc=lambda: reason)], 1
+            self.errors = [SimpleNamespace(desc=lambda: reason)]
             return False
         inferred = onnx.shape_inference.infer_shapes(model).graph.value_info
         integers = {value.name for value in inferred if value.type.tensor_type.elem_type != onnx.TensorProto.FLOAT}
@@ -254,7 +254,8 @@ class IExecutionContext(_Object):
     def set_input_shape(self, name, shape):
         assert isinstance(shape, tuple)
         smallest, _, largest = self.engine.get_tensor_profile_shape(name, 0)
-        inside = all(a <= b <= c for a, b, c in zip(smallest, shape, largest, strict=True))
+        ranges = zip(smallest, shape, largest, strict=False)
+        inside = len(shape) == len(smallest) and all(a <= b <= c for a, b, c in ranges)
         if not inside or (self.engine.profiles and self.engine.profile_owner() is not self):
             return False
         self.shapes[name] = shape

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
 import fake_cuda
 import fake_tensorrt
 import pytest
+import torch
+from one_conv import write_onnx
 
 from utils.trt import tensorrt_api
 from utils.trt.tensorrt_api import Api, Gpu
 
+CPU = torch.device("cpu")
 GPU = Gpu("Fake GPU", "SM89", 8 << 30)
 
 
@@ -23,3 +30,15 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, version: str = "8.6.0") -> Api:
     for module in (runner, timing):
         monkeypatch.setattr(module, "cuda", fake_cuda)
     return api
+
+
+def build_engine(folder: Path, shape: Sequence[int | str] = (2, 3, 4, 8), file: Any = None, **changes: Any) -> Path:
+    """An engine of the network in `one_conv`, of a shape and with options of `write_onnx`, beside its file `a.onnx`."""
+    from utils.trt.build import build
+    from utils.trt.preflight import BuildConfig
+
+    folder.mkdir(exist_ok=True)
+    build(
+        write_onnx(folder / "a.onnx", shape, **file or {}), folder / "a.engine", BuildConfig(progress=False, **changes)
+    )
+    return folder / "a.engine"

@@ -79,7 +79,7 @@ class Benchmark:
             if self.api is None:
                 candidates = [open_onnx(entry.file, entry.baseline, batch, self.size, stack) for entry in self.entries]
             else:
-                engines = benchmark.prepare(self.entries, batch, self.size, self.building, self.api)
+                engines = benchmark.build_missing(self.entries, batch, self.size, self.building, self.api)
                 candidates = benchmark.open_engines(
                     engines, batch, self.size, self.api, self.device, self.timing, stack
                 )

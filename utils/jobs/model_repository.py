@@ -40,7 +40,7 @@ from utils.serving.config import (
     model_configs,
 )
 from utils.trt.engine_file import ENGINE_SUFFIXES, EngineNote
-from utils.trt.preflight import BuildConfig, OnnxFile, min_opt_max, min_opt_max_sizes, profile_shapes
+from utils.trt.preflight import BuildConfig, OnnxFile, profile_ranges, profile_shapes
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ def read_served_file(options: ServingOptions) -> tuple[ServedFile, EngineNote | 
         InputError: it is neither an ONNX file nor an engine, or nothing says what an engine takes.
     """
     path = check_file(options.file or "", "expected an ONNX file or a TensorRT engine")
-    profile = BuildConfig(batch=min_opt_max(options, "batch_size"), **min_opt_max_sizes(options))
+    profile = BuildConfig(**profile_ranges(options))
     if path.suffix.lower() == ".onnx":
         platform = options.platform or ONNX
         if platform == ONNX and (options.batch_size or options.imgsz):
@@ -138,11 +138,7 @@ def read_served_file(options: ServingOptions) -> tuple[ServedFile, EngineNote | 
 def of_onnx(file: OnnxFile, platform: str, profile: Mapping[str, Any] | None = None) -> ServedFile:
     """An ONNX file in ONNX Runtime; or, with the shapes of a profile, as the engine that it will be."""
     unfit = "" if platform == PLAN else PLUGIN if file.plugins else STRONG if file.half_scales else ""
-    inputs, outputs = (
-        tuple(TensorSpec(name, shape, file.types[name]) for name, shape in side.items())
-        for side in (file.inputs, file.outputs)
-    )
-    return ServedFile(file.path, platform, inputs, outputs, file.metadata, _limits(profile), unfit)
+    return ServedFile(file.path, platform, file.inputs, file.outputs, file.metadata, _limits(profile), unfit)
 
 
 def of_engine(path: Path, note: EngineNote) -> ServedFile:

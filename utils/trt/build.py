@@ -8,9 +8,8 @@ from __future__ import annotations
 import logging
 import re
 import signal
-import threading
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,13 +30,9 @@ logger = logging.getLogger(__name__)
 # one ten seconds to load again.
 _BUILDERS: dict[str, Any] = {}
 
-# Results that are no floats, by their index; of operators that are not here all are floats.
-NOT_FLOAT = {
-    "TopK": {1}, "EfficientNMS_TRT": {0, 3}, "NonMaxSuppression": {0}, "ArgMax": {0}, "Shape": {0},
-    "Less": {0}, "LessOrEqual": {0}, "Greater": {0}, "GreaterOrEqual": {0}, "Equal": {0},
-}  # fmt: skip
-# Behind these stand masks and scores: products with prototypes, which are large and need no such precision.
-BEYOND = frozenset({"MatMul"})
+# Operators whose results are no floats, and the indices of those of others
+NO_FLOATS = ("NonMaxSuppression", "ArgMax", "Shape", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal")
+NOT_FLOAT = {"TopK": {1}, "EfficientNMS_TRT": {0, 3}}
 SIDES = 4  # of a box: DFL's convolution gives one or four numbers an anchor, those of a network many more
 
 
@@ -58,11 +53,11 @@ def build(
     """
     file, engine = OnnxFile.read(onnx), Path(engine)
     # TensorRT-RTX alone builds for other GPUs, also where TensorRT is installed
-    known = tensorrt_api.installed_module(tensorrt_api.RTX) if config.targets else None
-    api, gpu = api or tensorrt_api.load_tensorrt(known), tensorrt_api.gpu()
+    rtx = tensorrt_api.installed_module(tensorrt_api.RTX) if config.targets else None
+    api, gpu = api or tensorrt_api.load_tensorrt(rtx), tensorrt_api.gpu()
     decision = decide(file, api, gpu, config)
     log = api.log()
-    builder = api.module.Builder(log.handle)
+    builder = api.module.Builder(log)
     _BUILDERS.setdefault(api.name, builder)
 
     flags, bits = api.module.NetworkDefinitionCreationFlag, 0
@@ -73,44 +68,32 @@ def build(
     network = builder.create_network(bits)
     if file.plugins:
         api.register_plugins(log)
-    parser = api.module.OnnxParser(network, log.handle)  # it holds the weights until the engine is built
+    parser = api.module.OnnxParser(network, log)  # it holds the weights until the engine is built
     if not parser.parse_from_file(str(file.path)):
-        where, reason = "", log.reason("no reason given")
-        if parser.num_errors:
-            error = parser.get_error(0)
-            reason = tensorrt_api.readable(error.desc())
-            if hasattr(error, "node_operator"):  # from TensorRT 10
-                where = f" (node {error.node_name() or 'without a name'}, {error.node_operator()})"
-        raise InputError(f"{api.name} cannot parse {file.path}{where}: {reason}")
+        error, where = parser.get_error(0), ""
+        if hasattr(error, "node_operator"):  # from TensorRT 10
+            where = f" (node {error.node_name() or 'without a name'}, {error.node_operator()})"
+        raise InputError(f"{api.name} cannot parse {file.path}{where}: {tensorrt_api.readable(error.desc())}")
 
     setup = builder.create_builder_config()
     _configure(api, setup, config, decision, gpu)
-    if decision.typing == "weak" and decision.precision != "fp32" and (boxes := fp32_box_layers(read_onnx(file.path))):
-        # TensorRT computes these layers in FP32 where it can, not in what is fastest; integers stay what they are
-        setup.set_flag(api.module.BuilderFlag.PREFER_PRECISION_CONSTRAINTS)
-        fp32 = api.module.DataType.FLOAT
-        for layer in (network.get_layer(index) for index in range(network.num_layers)):
-            floats = [index for index in range(layer.num_outputs) if layer.get_output(index).dtype == fp32]
-            if layer.name in boxes and floats:
-                layer.precision = fp32
-                for index in floats:
-                    layer.set_output_type(index, fp32)
+    if decision.typing == "weak" and decision.precision != "fp32":
+        _constrain_boxes(api, setup, network, fp32_box_layers(read_onnx(file.path)))
     if decision.shapes:
         profile = builder.create_optimization_profile()
-        for name, (min_shape, opt_shape, max_shape) in decision.shapes.items():
-            profile.set_shape(name, min_shape, opt_shape, max_shape)
+        for name, shapes in decision.shapes.items():
+            profile.set_shape(name, *shapes)
         setup.add_optimization_profile(profile)
     cache = cache_path(engine, config, api.name, gpu)
-    for path in (engine, *([] if cache is None else [cache])):
+    for path in filter(None, (engine, cache)):
         check_writable(path)
 
     began = time.perf_counter()
     with _timing_cache(setup, cache), tqdm(desc=f"{engine.name}: building", disable=not config.progress) as bar:
         with _deferred_signals() as signals:
-            if api.progress_monitor is not None:
-                setup.progress_monitor = _monitor(
-                    api.progress_monitor, engine.name, bar, lambda: bool(signals) or time.monotonic() > until
-                )
+            if base := getattr(api.module, "IProgressMonitor", None):  # from TensorRT 10
+                stops = lambda: bool(signals) or time.monotonic() > until  # noqa: E731
+                setup.progress_monitor = _monitor(base, engine.name, bar, stops)
             plan = builder.build_serialized_network(network, setup)
         if plan is not None:
             bar.update((bar.total or bar.n) - bar.n)
@@ -118,9 +101,8 @@ def build(
     del parser
     if plan is None:
         raise QatError(f"{api.name} could not build {file.path}: {log.reason('it gives no reason')}")
-    content = bytes(plan)
     with atomic_path(engine) as temporary:
-        temporary.write_bytes(content)
+        temporary.write_bytes(bytes(plan))
     note = EngineNote(
         onnx=str(file.path),
         onnx_sha256=file_hash(file.path) if config.strip_weights else "",
@@ -139,8 +121,21 @@ def build(
         tensors=file.tensors,
     )
     note.save(engine)
-    logger.info("%s: %.1f MB, built in %.0f s by %s for %s", engine, len(content) / 1e6, seconds, api.name, note.gpu)
+    size = engine.stat().st_size / 1e6
+    logger.info("%s: %.1f MB, built in %.0f s by %s for %s", engine, size, seconds, api.name, note.gpu)
     return note
+
+
+def _constrain_boxes(api: Api, setup: Any, network: Any, names: frozenset[str]) -> None:
+    """Have TensorRT compute layers in FP32 where it can, not in what is fastest; integers stay what they are."""
+    fp32 = api.module.DataType.FLOAT
+    for layer in map(network.get_layer, range(network.num_layers)):
+        floats = [index for index in range(layer.num_outputs) if layer.get_output(index).dtype == fp32]
+        if layer.name in names and floats:
+            setup.set_flag(api.module.BuilderFlag.PREFER_PRECISION_CONSTRAINTS)
+            layer.precision = fp32
+            for index in floats:
+                layer.set_output_type(index, fp32)
 
 
 def fp32_box_layers(model: Any) -> frozenset[str]:
@@ -158,27 +153,32 @@ def fp32_box_layers(model: Any) -> frozenset[str]:
     for node in model.graph.node:
         for name in node.input:
             consumers[name].append(node)
-    weights = {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}
+    filters = {tensor.name: tensor.dims[0] for tensor in model.graph.initializer if tensor.dims}
     names: set[str] = set()
     for node in model.graph.node:
         if node.op_type == "Softmax":
-            names |= _computed_from(node, consumers, weights)
+            names |= _computed_from(node, consumers, filters)
     return frozenset(names)
 
 
-def _computed_from(softmax: Any, consumers: dict[str, list[Any]], weights: dict[str, list[int]]) -> set[str]:
-    """The softmax and the nodes that compute with floats from it; none if features of a network come of it."""
-    names, queue = {softmax.name}, deque([softmax])
+def _computed_from(softmax: Any, consumers: dict[str, list[Any]], filters: dict[str, int]) -> set[str]:
+    """The softmax and the nodes that compute with floats from it; none if features of a network come of it.
+
+    Not those behind a MatMul: masks and scores are products with prototypes, which need no such precision.
+    """
+    names, queue = {softmax.name}, [softmax]
     while queue:
-        node = queue.popleft()
+        node = queue.pop()
         integers = NOT_FLOAT.get(node.op_type, set())
-        for name in (name for index, name in enumerate(node.output) if index not in integers):
-            for consumer in consumers[name]:
-                wide = consumer.op_type == "Conv" and weights.get(consumer.input[1], [0])[0] > SIDES
-                if consumer.op_type == "QuantizeLinear" or wide:
-                    return set()
-                if consumer.op_type not in BEYOND and consumer.name not in names:
-                    names.add(consumer.name)
+        for consumer in (one for index, name in enumerate(node.output) if index not in integers
+                         for one in consumers[name]):  # fmt: skip
+            if consumer.op_type == "QuantizeLinear" or (
+                consumer.op_type == "Conv" and filters.get(consumer.input[1], 0) > SIDES
+            ):
+                return set()
+            if consumer.op_type != "MatMul" and consumer.name not in names:
+                names.add(consumer.name)
+                if consumer.op_type not in NO_FLOATS:
                     queue.append(consumer)
     return names
 
@@ -192,10 +192,8 @@ def _configure(api: Api, setup: Any, config: BuildConfig, decision: Decision, gp
             setup.set_flag(flags.FP16)
         if decision.precision == "int8":
             setup.set_flag(flags.INT8)
-    workspace = config.workspace
-    if workspace is None and gpu is not None:
-        workspace = int(gpu.free * 0.75)
-    if workspace is not None:
+    workspace = config.workspace << 20 if config.workspace else gpu.free * 3 // 4 if gpu else 0
+    if workspace:
         setup.set_memory_pool_limit(api.module.MemoryPoolType.WORKSPACE, workspace)
     setup.profiling_verbosity = api.module.ProfilingVerbosity.DETAILED
     if config.sources_off:
@@ -218,9 +216,6 @@ def _configure(api: Api, setup: Any, config: BuildConfig, decision: Decision, gp
 def _deferred_signals() -> Iterator[list[int]]:
     """Collect Ctrl-C and SIGTERM during a build and raise them behind it: TensorRT drops what its callbacks raise."""
     received: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield received
-        return
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number in handlers:
         signal.signal(number, lambda number, _: received.append(number))
@@ -234,23 +229,21 @@ def _deferred_signals() -> Iterator[list[int]]:
 
 
 def _monitor(base: Any, name: str, bar: tqdm[Any], stops: Callable[[], bool]) -> Any:
-    """An IProgressMonitor (TensorRT 10) that moves a bar, and cancels the build when it is to stop."""
+    """An IProgressMonitor that moves a bar by the steps of the outermost phase, and cancels a build that is to stop."""
 
     class Monitor(base):
-        """The bar is the outermost phase; what runs inside it is named behind."""
-
         outermost = ""
 
         def __init__(self) -> None:
             base.__init__(self)
 
         def phase_start(self, phase: str, parent: str | None, steps: int) -> None:
-            if parent is None:
-                self.outermost = phase
-                bar.reset(steps)
-                bar.set_description(f"{name}: {phase}")
-            else:
+            if parent:
                 bar.set_postfix_str(phase, refresh=False)
+                return
+            self.outermost = phase
+            bar.reset(steps)
+            bar.set_description(f"{name}: {phase}")
 
         def step_complete(self, phase: str, step: int) -> bool:
             if phase == self.outermost:
@@ -267,10 +260,8 @@ def cache_path(engine: Path, config: BuildConfig, api_name: str, gpu: Gpu | None
     """The file of measured kernels: what `config` says, else beside the engine, by GPU and version."""
     if config.timing_cache == "" or gpu is None:  # kernels are measured on a GPU
         return None
-    if config.timing_cache is not None:
-        return Path(config.timing_cache)
     key = re.sub(r"[^\w.]+", "-", f"{gpu.name}-{api_name}")
-    return engine.with_name(f"{key}.timing.cache")
+    return Path(config.timing_cache or engine.with_name(f"{key}.timing.cache"))
 
 
 @contextmanager

@@ -13,7 +13,8 @@ import logging
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from shutil import which
 from typing import TYPE_CHECKING, Any
@@ -36,11 +37,13 @@ TYPES = {
     "int8": "INT8", "fp8": "FP8", "half": "FP16", "fp16": "FP16", "bf16": "BF16", "bfloat16": "BF16", "float": "FP32",
     "fp32": "FP32", "int32": "INT32", "int64": "INT64", "bool": "BOOL", "uint8": "UINT8",
 }  # fmt: skip
-TITLES, WIDTHS = ("", "layers", "share", "ms", "share"), (14, 8, 8, 10, 8)
+TITLES = ("", "layers", "share", "ms", "share")
 MOSTLY = 0.5  # below this share of the layers, or of the time, an engine is not called an INT8 engine
+MUCH = 0.15  # of the time, for layers that compute nothing
 # By precision; layers that only change a tensor's form have their own colour. Text on all of them is dark.
 COLOURS = {"INT8": "#9BD8B4", "FP8": "#C5E8A5", "FP16": "#F6D186", "BF16": "#F6D186", "FP32": "#F0A08C"}
 REFORMAT, OTHER = "#CBB5E2", "#E4E7EB"
+FONT = "sans-serif"
 
 
 @dataclass(frozen=True)
@@ -55,25 +58,18 @@ class LayerTensor:
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer of an engine.
-
-    Attributes:
-        type: TensorRT's, such as 'CaskConvolution'.
-        kind: 'compute', 'idle', or what only changes a tensor's form: 'quantize', 'dequantize', 'requantize', 'cast',
-            'copy' (to another place or layout, at the same type).
-        precision: of a computing layer: the narrowest type that it computes from.
-        tactic: name of the kernel, '' if TensorRT does not say.
-        ms: milliseconds, None if it was not measured.
-    """
+    """A layer of an engine."""
 
     name: str
-    type: str
+    type: str  # TensorRT's, such as 'CaskConvolution'
+    # 'compute', 'idle', or what only changes a tensor's form: 'quantize', 'dequantize', 'requantize', 'cast', 'copy'
+    # (to another place or layout at the same type)
     kind: str
-    precision: str
+    precision: str  # of a computing layer: the narrowest type that it computes from
     inputs: tuple[LayerTensor, ...] = ()
     outputs: tuple[LayerTensor, ...] = ()
-    tactic: str = ""
-    ms: float | None = None
+    tactic: str = ""  # name of the kernel, '' if TensorRT does not say
+    ms: float | None = None  # milliseconds, None if it was not measured
 
     @property
     def reformats(self) -> bool:
@@ -93,84 +89,69 @@ def inspect_engine(engine: Path, *, batch: int | None = None, draw: bool = False
     """
     from utils.trt.runner import Execution
 
-    execution = Execution(engine, tensorrt_api.load_tensorrt(), tensorrt_api.use_device(device))
-    try:
-        shapes = {spec.name: execution.profiles[spec.name][1] for spec in execution.inputs}
-        if batch is not None:
-            shapes = {name: (batch, *shape[1:]) for name, shape in shapes.items()}
-        execution.set_shapes(shapes)
+    with closing(Execution(engine, tensorrt_api.load_tensorrt(), tensorrt_api.use_device(device))) as execution:
+        opt = {name: shapes[1] for name, shapes in execution.profiles.items()}
+        execution.set_shapes({name: (batch or shape[0], *shape[1:]) for name, shape in opt.items()})
         shape = "x".join(map(str, execution.buffers[execution.inputs[0].name].shape))
         layers, streams, api = layers_of(execution), execution.streams, execution.api.name
-        gpu, precision = tensorrt_api.gpu(execution.device.index), execution.note.precision
-    finally:
-        execution.close()
-    title = f"{engine.name}: {shape}, {api}, {gpu.name if gpu else 'no GPU'}"
-    record, image = engine.with_suffix(".layers.json"), engine.with_suffix(".svg")
-    summary = summarize(layers)
-    logger.info("%s", "\n".join(report_lines(summary, title, precision)))
-    write_text(record, layers_json(layers))
+    gpu = tensorrt_api.gpu(execution.device.index)
+    title, summary = f"{engine.name}: {shape}, {api}, {gpu.name if gpu else 'no GPU'}", summarize(layers)
+    logger.info("%s", "\n".join(report_lines(summary, title, execution.note.precision)))
+    files = [engine.with_suffix(".layers.json")]
+    write_text(files[0], layers_json(layers))
     if draw:
-        with atomic_path(image) as temporary:
-            done = subprocess.run(
-                [graphviz(), "-Tsvg", "-o", str(temporary)], input=dot(layers, title), encoding="utf-8",
-                errors="replace", capture_output=True, check=False,
-            )  # fmt: skip
+        files.append(engine.with_suffix(".svg"))
+        with atomic_path(files[1]) as temporary:
+            command = [graphviz(), "-Tsvg", "-o", str(temporary)]
+            done = subprocess.run(command, input=dot(layers, title), encoding="utf-8", stderr=subprocess.PIPE)
             if done.returncode:
-                raise QatError(f"graphviz could not draw {image}: {' '.join(done.stderr.split())[:300]}")
-    logger.info("layers: %s", ", ".join(map(str, [record, *[image] * draw])))
+                raise QatError(f"graphviz could not draw {files[1]}: {' '.join(done.stderr.split())[:300]}")
+    logger.info("layers: %s", ", ".join(map(str, files)))
     if summary.total_ms is None:
-        why = f"{api} measures no layers"
-        if streams:
-            why = (
-                f"this engine has auxiliary streams ({streams}), and {api} measured no layer of it; an engine built "
-                "with --max-aux-streams 0 shows them"
-            )
-        logger.info("no times: %s", why)
+        fewer = f"; an engine built with --max-aux-streams 0, and not {streams}, may have times" if streams else ""
+        logger.info("no times: %s measured no layers%s", api, fewer)
 
 
 def layers_of(execution: Execution, runs: int = 20) -> list[Layer]:
-    """The layers of an engine on its present shapes, with their mean milliseconds where TensorRT measures them.
-
-    Raises:
-        InputError: the engine was built without details of its layers.
-    """
+    """The layers of an engine on its present shapes, with their mean milliseconds; raises as `parse_layers`."""
     layers, times = parse_layers(execution.information()), execution.layer_times(runs)
     return [replace(layer, ms=times.get(layer.name, 0.0 if layer.kind == "idle" else None)) for layer in layers]
 
 
 def parse_layers(text: str) -> list[Layer]:
-    """The layers in an inspector's JSON, in order, without times.
-
-    Raises:
-        InputError: it is no such JSON, or the engine was built without details.
-    """
+    """The layers in an inspector's JSON, in order, without times; `InputError` if it holds no details of them."""
     try:
         entries = json.loads(text, strict=False)["Layers"]  # 8.6 writes raw control characters
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"this is no JSON of TensorRT's engine inspector: {type(error).__name__}: {error}") from error
     if not all(isinstance(entry, dict) for entry in entries):
         raise InputError("the engine holds only names of layers; build it with detailed profiling verbosity")
-    layers = []
-    for entry in entries:
-        inputs, outputs = (tuple(map(_tensor, entry.get(side, []))) for side in ("Inputs", "Outputs"))
-        name, layer_type, tactic = (str(entry.get(key, "")) for key in ("Name", "LayerType", "TacticName"))
-        kind = _kind(layer_type.lower(), entry.get("Origin"), inputs, outputs)
-        precision = ""
-        if kind == "compute":
-            types, weights = {tensor.type for tensor in inputs or outputs}, entry.get("Weights")
-            if isinstance(weights, dict) and _type(str(weights.get("Type", ""))) == "INT8":
-                types = {"INT8"}
-            precision = next((known for known in PRECISIONS if known in types), "other")
-        layers.append(Layer(name, layer_type, kind, precision, inputs, outputs, tactic))
-    return layers
+    return [_layer(entry) for entry in entries]
+
+
+def _layer(entry: Mapping[str, Any]) -> Layer:
+    inputs, outputs = (tuple(map(_tensor, entry.get(side, []))) for side in ("Inputs", "Outputs"))
+    name, layer_type, tactic = (str(entry.get(key, "")) for key in ("Name", "LayerType", "TacticName"))
+    kind, precision = "compute", ""
+    if layer_type.lower() in IDLE:
+        kind = "idle"
+    elif layer_type.lower() in REFORMATS and inputs and outputs:
+        before, after = inputs[0].type, outputs[0].type
+        if before == after:
+            kind = "requantize" if after == "INT8" and entry.get("Origin") == "QDQ" else "copy"
+        else:
+            kind = "quantize" if after == "INT8" else "dequantize" if before == "INT8" else "cast"
+    else:
+        types = {tensor.type for tensor in inputs or outputs}
+        precision = next((known for known in PRECISIONS if known in types), "other")
+    return Layer(name, layer_type, kind, precision, inputs, outputs, tactic)
 
 
 def _tensor(entry: Mapping[str, Any]) -> LayerTensor:
-    both = str(entry.get("Format/Datatype", ""))
-    tensor_type = str(entry.get("DataType", entry.get("Datatype", ""))) or both
-    layout = str(entry.get("Format", "")) or both
-    shape = tuple(int(size) for size in entry.get("Dimensions", []))
-    return LayerTensor(str(entry.get("Name", "")), shape, _type(tensor_type) or _type(layout), layout)
+    both = entry.get("Format/Datatype", "")
+    layout = str(entry.get("Format", both))
+    tensor_type = _type(str(entry.get("DataType", entry.get("Datatype", both)))) or _type(layout)
+    return LayerTensor(str(entry.get("Name", "")), tuple(map(int, entry.get("Dimensions", []))), tensor_type, layout)
 
 
 def _type(text: str) -> str:
@@ -178,34 +159,14 @@ def _type(text: str) -> str:
     return next((TYPES[word] for word in words if word in TYPES), "")
 
 
-def _kind(layer_type: str, origin: Any, inputs: Sequence[LayerTensor], outputs: Sequence[LayerTensor]) -> str:
-    if layer_type in IDLE:
-        return "idle"
-    if layer_type not in REFORMATS or not inputs or not outputs:
-        return "compute"
-    before, after = inputs[0].type, outputs[0].type
-    if before == after == "INT8":
-        return "requantize" if origin == "QDQ" else "copy"
-    if "INT8" in (before, after):
-        return "quantize" if after == "INT8" else "dequantize"
-    return "copy" if before == after else "cast"
-
-
 @dataclass(frozen=True)
 class LayerSummary:
-    """What an engine consists of.
+    """What an engine consists of; all milliseconds are 0 where no layer was measured."""
 
-    Attributes:
-        computing: precision → how many layers compute in it, and their milliseconds.
-        reformats: kind → how many layers only change a tensor's form, and their milliseconds.
-        total_ms: of all layers; None where no layer was measured, and then all milliseconds are 0.
-        slowest: the ten layers that take longest.
-    """
-
-    computing: dict[str, tuple[int, float]]
-    reformats: dict[str, tuple[int, float]]
-    total_ms: float | None
-    slowest: tuple[Layer, ...] = field(default=(), repr=False)
+    computing: dict[str, tuple[int, float]]  # precision → how many layers compute in it, and their milliseconds
+    reformats: dict[str, tuple[int, float]]  # kind → how many layers only change a tensor's form, and theirs
+    total_ms: float | None  # of all layers; None where no layer was measured
+    slowest: tuple[Layer, ...] = ()  # the ten layers that take longest
 
     @property
     def int8_layers(self) -> float:
@@ -220,88 +181,78 @@ class LayerSummary:
 
 def summarize(layers: Sequence[Layer]) -> LayerSummary:
     """Counts and times by precision and by kind."""
-    groups: dict[bool, dict[str, tuple[int, float]]] = {True: {}, False: {}}  # of reformats, and of what computes
-    for layer in layers:
-        if layer.kind != "idle":
-            group, key = groups[layer.reformats], layer.kind if layer.reformats else layer.precision
-            count, ms = group.get(key, (0, 0.0))
-            group[key] = (count + 1, ms + (layer.ms or 0.0))
-    timed = any(layer.ms is not None and layer.kind != "idle" for layer in layers)
-    return LayerSummary(
-        computing=groups[False],
-        reformats=groups[True],
-        total_ms=sum(layer.ms or 0.0 for layer in layers) if timed else None,
-        slowest=tuple(sorted((layer for layer in layers if layer.ms), key=lambda layer: -(layer.ms or 0))[:10]),
-    )
+    running = [layer for layer in layers if layer.kind != "idle"]
+    computing: dict[str, tuple[int, float]] = {}
+    reformats: dict[str, tuple[int, float]] = {}
+    for layer in running:
+        group, key = (reformats, layer.kind) if layer.reformats else (computing, layer.precision)
+        count, ms = group.get(key, (0, 0.0))
+        group[key] = (count + 1, ms + (layer.ms or 0.0))
+    timed = any(layer.ms is not None for layer in running)
+    slowest = sorted((layer for layer in layers if layer.ms), key=lambda layer: -(layer.ms or 0))[:10]
+    return LayerSummary(computing, reformats, _total_ms(layers) if timed else None, tuple(slowest))
+
+
+def _total_ms(layers: Sequence[Layer]) -> float:
+    return sum(layer.ms or 0.0 for layer in layers)
 
 
 def layers_json(layers: Sequence[Layer]) -> str:
-    """The content of `ENGINE.layers.json`: an entry for each layer that runs something, in order.
-
-    The keys are the fields of `Layer`, and `share`, a fraction of all layers' time, null where nothing was measured.
-    """
-    total = sum(layer.ms or 0.0 for layer in layers)
-    running = [layer for layer in layers if layer.kind != "idle"]
-    entries = [{**asdict(layer), "share": (layer.ms or 0.0) / total if total else None} for layer in running]
+    """`ENGINE.layers.json`: fields of each layer that runs something, and `share`, its fraction of all layers' time."""
+    total = _total_ms(layers)
+    entries = [{**asdict(layer), "share": (layer.ms or 0.0) / total if total else None}
+               for layer in layers if layer.kind != "idle"]  # fmt: skip
     return json.dumps(entries, indent=1) + "\n"
 
 
 def report_lines(summary: LayerSummary, title: str, precision: str = "") -> list[str]:
-    """The report's lines: shares by precision, reformatting, the slowest layers, and what that means.
+    """The report's lines: shares by precision, reformatting, the slowest layers, and `advice`."""
 
-    Args:
-        precision: that the engine was built for, such as 'int8'.
-    """
-
-    def share(ms: float) -> str:
-        return f"{ms / summary.total_ms:.0%}" if summary.total_ms else ""
-
-    def time(ms: float) -> tuple[str, str]:
-        return ("", "") if summary.total_ms is None else (f"{ms:.4f}", share(ms))
+    def times(ms: float) -> tuple[str, str]:
+        return (f"{ms:.4f}", f"{ms / summary.total_ms:.0%}") if summary.total_ms else ("", "")
 
     total = sum(count for count, _ in summary.computing.values())
     computing = {name: summary.computing[name] for name in PRECISIONS if name in summary.computing}
-    rows = [(name, str(count), f"{count / total:.0%}", *time(ms)) for name, (count, ms) in computing.items()]
-    rows += [(kind, str(count), "", *time(ms)) for kind, (count, ms) in summary.reformats.items()]
+    rows = [(name, str(count), f"{count / total:.0%}", *times(ms)) for name, (count, ms) in computing.items()]
+    rows += [(kind, str(count), "", *times(ms)) for kind, (count, ms) in summary.reformats.items()]
     coverage = f"INT8 coverage: {summary.int8_layers:.0%} of {total} computing layers"
     if summary.int8_time is not None:
         coverage += f", {summary.int8_time:.0%} of {summary.total_ms:.3f} ms (each layer measured by itself)"
-    lines = [title, "", *aligned(TITLES, rows, [""], widths=WIDTHS, gap=""), "", coverage]
+    lines = [title, "", *aligned(TITLES, rows, [""]), "", coverage]
     if summary.slowest:
-        lines += ["", "Slowest layers:"]
-        lines += [f"  {layer.ms:8.4f} ms  {share(layer.ms or 0):>4}  {layer.precision or layer.kind:<10}"
-                  f"  {_short(layer.name, 110)}" for layer in summary.slowest]  # fmt: skip
+        slowest = [(*times(layer.ms or 0.0), layer.precision or layer.kind, _short(layer.name, 110))
+                   for layer in summary.slowest]  # fmt: skip
+        lines += ["", "Slowest layers:", *aligned(("ms", "share", "type", "layer"), slowest, ["type", "layer"])]
     sentences = advice(summary, precision)
     return [*lines, *(["", *sentences] if sentences else [])]
 
 
 def advice(summary: LayerSummary, precision: str) -> list[str]:
-    """Sentences on what stands in INT8's way, for an engine that was built for `precision`."""
-    sentences = []
-    low_time = summary.int8_time is not None and summary.int8_time < MOSTLY
-    if precision == "int8" and (summary.int8_layers < MOSTLY or low_time):
-        time = "" if summary.int8_time is None else f" and {summary.int8_time:.0%} of the time"
+    """Sentences on what stands in INT8's way, for an engine that was built for `precision`, such as 'int8'."""
+    sentences, share = [], summary.int8_time
+    if precision == "int8" and min(summary.int8_layers, 1.0 if share is None else share) < MOSTLY:
+        time = "" if share is None else f" and {share:.0%} of the time"
         sentences.append(
             f"This engine was built for INT8 and is mostly not INT8: {summary.int8_layers:.0%} of its layers{time}. "
             "Look at the slowest layers: those without INT8 have no Q/DQ in front, or TensorRT found them faster so."
         )
-    spent = sum(ms for _, ms in summary.reformats.values())
-    if summary.total_ms and spent > 0.15 * summary.total_ms:
+    spent = sum(ms for _, ms in summary.reformats.values()) / (summary.total_ms or 1.0)
+    if spent > MUCH:
         sentences.append(
-            f"{spent / summary.total_ms:.0%} of the time only changes the form of tensors (copy, cast, requantize): "
-            "tensors that meet in a Concat or Add do not share one scale, or change their layout."
+            f"{spent:.0%} of the time only changes the form of tensors (copy, cast, requantize): tensors that meet in "
+            "a Concat or Add do not share one scale, or change their layout."
         )
     return sentences
 
 
 def dot(layers: Sequence[Layer], title: str) -> str:
     """The graph in graphviz's language; a layer is labelled with its name, kernel and time."""
-    total = sum(layer.ms or 0.0 for layer in layers)
+    total = _total_ms(layers)
     lines = [
         "digraph engine {",
-        f'  graph [rankdir=TB, nodesep=0.2, ranksep=0.3, label="{_escape(title)}", labelloc=t, fontname="sans-serif"];',
-        '  node [shape=box, style="filled,rounded", color="#9AA5B1", fontname="sans-serif", fontsize=10];',
-        '  edge [color="#52606D", fontname="sans-serif", fontsize=8];',
+        f"  graph {_attributes(rankdir='TB', nodesep='0.2', ranksep='0.3', label=title, labelloc='t', fontname=FONT)};",
+        f"  node {_attributes(shape='box', style='filled,rounded', color='#9AA5B1', fontname=FONT, fontsize='10')};",
+        f"  edge {_attributes(color='#52606D', fontname=FONT, fontsize='8')};",
     ]
     source: dict[str, str] = {}  # tensor → node that it comes from
     produced = {tensor.name for layer in layers for tensor in layer.outputs}
@@ -309,43 +260,37 @@ def dot(layers: Sequence[Layer], title: str) -> str:
         for tensor in layer.inputs:
             if tensor.name not in produced | source.keys():
                 source[tensor.name] = f"i{index}"
-                lines.append(f'  i{index} [label="{_escape(tensor.name)}", shape=ellipse, fillcolor=white];')
+                lines.append(f"  i{index} {_attributes(label=tensor.name, shape='ellipse', fillcolor='white')};")
         if layer.kind == "idle":  # its outputs are its inputs; a constant has no source
             source |= {t.name: source[i.name] for t in layer.outputs for i in layer.inputs if i.name in source}
             continue
-        time = "" if layer.ms is None else f"\\n{layer.ms:.4f} ms"
-        time += f" ({layer.ms / total:.1%})" if layer.ms and total else ""
-        label = f"{_escape(_short(layer.name, 70))}\\n{_escape(layer.type)}, {layer.precision or layer.kind}{time}"
+        label = f"{_short(layer.name, 70)}\n{layer.type}, {layer.precision or layer.kind}"
+        if layer.ms is not None:
+            label += f"\n{layer.ms:.4f} ms" + (f" ({layer.ms / total:.1%})" if total else "")
         colour = REFORMAT if layer.reformats else COLOURS.get(layer.precision, OTHER)
-        tooltip = f"{_escape(layer.name)} | {_escape(layer.tactic)}"
-        lines.append(f'  n{index} [label="{label}", fillcolor="{colour}", tooltip="{tooltip}"];')
+        about = _attributes(label=label, fillcolor=colour, tooltip=f"{layer.name} | {layer.tactic}")
+        lines.append(f"  n{index} {about};")
         for tensor in layer.inputs:
             if tensor.name in source:
-                what = f"{tensor.type} {'x'.join(map(str, tensor.shape))}"
-                lines.append(
-                    f'  {source[tensor.name]} -> n{index} [label="{what}", tooltip="{_escape(tensor.format)}"];'
-                )
+                about = _attributes(label=f"{tensor.type} {'x'.join(map(str, tensor.shape))}", tooltip=tensor.format)
+                lines.append(f"  {source[tensor.name]} -> n{index} {about};")
         source |= {tensor.name: f"n{index}" for tensor in layer.outputs}
     return "\n".join([*lines, "}"]) + "\n"
 
 
-def graphviz() -> str:
-    """Graphviz' `dot`.
+def _attributes(**texts: str) -> str:
+    """Attributes in graphviz's language, whose texts are quoted as JSON's are."""
+    return f"[{', '.join(f'{name}={json.dumps(text, ensure_ascii=False)}' for name, text in texts.items())}]"
 
-    Raises:
-        DependencyError: it is not installed.
-    """
-    path = which("dot")
-    if path is None:
-        raise DependencyError("drawing needs graphviz (apt-get, or the overlay's install_dependencies.sh --trex)")
-    return path
+
+def graphviz() -> str:
+    """Graphviz' `dot`; `DependencyError` if it is not installed."""
+    if path := which("dot"):
+        return path
+    raise DependencyError("drawing needs graphviz (apt-get, or the overlay's install_dependencies.sh --trex)")
 
 
 def _short(name: str, limit: int) -> str:
     """A fused layer's name with its middle left out."""
     name = " ".join(name.split())
     return name if len(name) <= limit else f"{name[: limit // 2]} ... {name[-limit // 2 :]}"
-
-
-def _escape(text: str) -> str:
-    return " ".join(text.split()).replace("\\", "\\\\").replace('"', '\\"')

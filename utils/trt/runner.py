@@ -17,10 +17,11 @@ from utils.core.input_spec import InputSpec
 from utils.runners.base import Runner, TensorSpec
 from utils.trt import tensorrt_api
 from utils.trt.engine_file import EngineNote, load_engine
-from utils.trt.tensorrt_api import Api, Log
+from utils.trt.tensorrt_api import TORCH_TYPES, Api
+
+logger = logging.getLogger(__name__)
 
 Shape = tuple[int, ...]
-
 STREAMS_OF_TORCH = 32  # that differ, of a GPU: torch hands them out round robin
 
 
@@ -36,13 +37,9 @@ class Execution:
     """
 
     def __init__(self, path: str | Path, api: Api, device: torch.device) -> None:
-        """Load an engine.
-
-        Raises:
-            InputError: see `load_engine`; or the engine has tensors in a format that packs channels.
-        """
+        """Load an engine; raises as `load_engine`, or `InputError` for tensors in a format that packs channels."""
         self.path, self.device, self.api = Path(path), device, api
-        self.log: Log = api.log()
+        self.log = api.log()
         self.note = EngineNote.load(self.path)
         if device.type == "cuda" and device.index is not None:
             torch.cuda.set_device(device)  # TensorRT takes the current one
@@ -56,23 +53,25 @@ class Execution:
         self._context: Any = None
         self._graph: Any = None
         modes = api.module.TensorIOMode
-        names = [self.engine.get_tensor_name(index) for index in range(self.engine.num_io_tensors)]
-        for name in names:
+        specs: dict[Any, list[TensorSpec]] = {modes.INPUT: [], modes.OUTPUT: []}
+        for name in map(self.engine.get_tensor_name, range(self.engine.num_io_tensors)):
             # the lean runtime does not know TensorFormat
             kind = self.engine.get_tensor_format(name).name if hasattr(api.module, "TensorFormat") else "LINEAR"
             if kind != "LINEAR":  # of trtexec, or --input-format of 1.0
                 raise InputError(f"{path} has {name} in format {kind}, which is not supported; build the engine again")
-        self.inputs = tuple(self._spec(n) for n in names if self.engine.get_tensor_mode(n) == modes.INPUT)
-        self.outputs = tuple(self._spec(n) for n in names if self.engine.get_tensor_mode(n) == modes.OUTPUT)
-        self.profiles: dict[str, tuple[Shape, ...]] = {}
-        for spec in self.inputs:
-            fixed = tuple(self.engine.get_tensor_shape(spec.name))  # TensorRT may have no profile for a static shape
-            shapes = (fixed,) * 3 if min(fixed) >= 0 else self.engine.get_tensor_profile_shape(spec.name, 0)
+            shape = tuple(size if size >= 0 else None for size in self.engine.get_tensor_shape(name))
+            spec = TensorSpec(name, shape, TORCH_TYPES[self.engine.get_tensor_dtype(name).name])
+            specs[self.engine.get_tensor_mode(name)].append(spec)
+        self.inputs, self.outputs = map(tuple, specs.values())
+        self._dynamic = any(None in spec.shape for spec in self.inputs)
+        self.profiles: dict[str, tuple[Any, ...]] = {}
+        for spec in self.inputs:  # TensorRT may have no profile for a static shape
+            shapes = self.engine.get_tensor_profile_shape(spec.name, 0) if None in spec.shape else [spec.shape] * 3
             self.profiles[spec.name] = tuple(map(tuple, shapes))
-        self.limits = {name: (smallest, largest) for name, (smallest, _, largest) in self.profiles.items()}
+        self.limits = {name: (shapes[0], shapes[2]) for name, shapes in self.profiles.items()}
         self._start()
         if not self._dynamic:
-            self.set_shapes({spec.name: tuple(size or 0 for size in spec.shape) for spec in self.inputs})
+            self.set_shapes({name: shapes[1] for name, shapes in self.profiles.items()})
 
     def set_shapes(self, shapes: Mapping[str, Shape]) -> None:
         """Make buffers for inputs of these shapes; nothing happens when they are the present ones.
@@ -80,17 +79,13 @@ class Execution:
         Raises:
             InputError: a shape is outside the engine's profile, or the size of an output depends on the data.
         """
-        if self.buffers and all(tuple(self.buffers[name].shape) == tuple(shape) for name, shape in shapes.items()):
+        if self.buffers and all(self.buffers[name].shape == shape for name, shape in shapes.items()):
             return
         for name, shape in shapes.items():
-            smallest, largest = self.limits[name]
-            inside = len(shape) == len(smallest) and all(
-                least <= size <= most for least, size, most in zip(smallest, shape, largest, strict=True)
-            )
-            if not inside or not self._context.set_input_shape(name, tuple(shape)):
+            if not self._context.set_input_shape(name, tuple(shape)):
+                least, most = map(list, self.limits[name])
                 raise InputError(
-                    f"{self.path} takes {name} from {list(smallest)} to {list(largest)}, not {list(shape)}; "
-                    "build an engine for that shape"
+                    f"{self.path} takes {name} from {least} to {most}, not {list(shape)}; build an engine for that"
                 )
         self.buffers, self._graph = {}, None  # a graph belongs to the shapes that it was captured with
         buffers = {}
@@ -123,20 +118,12 @@ class Execution:
             self._context.set_tensor_address(name, buffer.data_ptr())
 
     @property
-    def _dynamic(self) -> bool:
-        return any(None in spec.shape for spec in self.inputs)
-
-    @property
     def streams(self) -> int | None:
         """Auxiliary streams that the engine has; None where this TensorRT does not say."""
         return getattr(self.engine, "num_aux_streams", None)
 
     def run(self) -> None:
-        """Enqueue one run on `stream`, without waiting.
-
-        Raises:
-            QatError: TensorRT could not enqueue it.
-        """
+        """Enqueue one run on `stream`, without waiting; raise `QatError` if TensorRT could not."""
         if not self._context.execute_async_v3(self.stream.cuda_stream):
             raise QatError(f"{self.path} failed to run: {self.log.reason('it gives no reason')}")
 
@@ -159,21 +146,21 @@ class Execution:
         return self._graph
 
     def layer_times(self, runs: int = 20) -> dict[str, float]:
-        """Mean milliseconds of each layer, by name as the inspector names it; measured one by one, without a graph.
+        """Mean milliseconds of each layer, by the inspector's names; measured one by one, without a CUDA graph.
 
         Empty where TensorRT has no IProfiler (TensorRT-RTX).
         """
-        times: dict[str, list[float]] = defaultdict(list)
         base: Any = getattr(self.api.module, "IProfiler", None)
         if base is None:
             return {}
+        times: dict[str, float] = defaultdict(float)
 
         class Profiler(base):
             def __init__(self) -> None:
                 base.__init__(self)
 
             def report_layer_time(self, layer_name: str, ms: float) -> None:
-                times[layer_name].append(ms)
+                times[layer_name] += ms
 
         profiler = Profiler()
         self._start()  # a context keeps its profiler: this one is only for that
@@ -184,14 +171,10 @@ class Execution:
             self.run()
             self.stream.synchronize()
         self._start()
-        return {name: sum(values) / runs for name, values in times.items()}
+        return {name: total / runs for name, total in times.items()}
 
     def information(self) -> str:
-        """The engine inspector's JSON for the present shapes.
-
-        Raises:
-            InputError: this TensorRT has no inspector.
-        """
+        """The engine inspector's JSON for the present shapes; `InputError` if this TensorRT has no inspector."""
         if not hasattr(self.api.module, "EngineInspector"):
             raise InputError(f"{self.api.name} does not say what {self.path} consists of; TensorRT itself does")
         self.run()  # until then 8.6 says "N/A due to dynamic shapes" for types and formats
@@ -207,18 +190,10 @@ class Execution:
         self.buffers = {}
         self._context = self.engine = None
 
-    def _spec(self, name: str) -> TensorSpec:
-        shape = tuple(size if size >= 0 else None for size in self.engine.get_tensor_shape(name))
-        return TensorSpec(name, shape, self.api.torch_type(self.engine.get_tensor_dtype(name)))
-
     @property
     def input_spec(self) -> InputSpec:
         """The form in which it takes images, see `InputSpec.of_file`."""
-        spec = self.inputs[0]
-        return InputSpec.of_file(self.note.metadata, spec.dtype, spec.shape)
-
-
-logger = logging.getLogger(__name__)
+        return InputSpec.of_file(self.note.metadata, self.inputs[0].dtype, self.inputs[0].shape)
 
 
 class TensorRTRunner(Runner):
@@ -231,49 +206,35 @@ class TensorRTRunner(Runner):
     def __init__(
         self, path: str | Path, device: torch.device | str = "cuda", graphs: bool = True, api: Api | None = None
     ) -> None:
-        """Load the engine.
-
-        Args:
-            graphs: replay a CUDA graph from the second run of a shape on.
+        """Load the engine; `graphs`: replay a CUDA graph from the second run of a shape on.
 
         Raises:
             InputError: the file is missing, damaged, or of another TensorRT or GPU; or there is no GPU.
             DependencyError: TensorRT is not installed.
         """
-        api = api or tensorrt_api.load_tensorrt()
-        device = torch.device(device)
+        api, device = api or tensorrt_api.load_tensorrt(), torch.device(device)
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", cuda.current_device())  # as its tensors say
         self._execution = Execution(path, api, device)
         self._graphs = graphs
         self._last: tuple[object, ...] = ()
-        self._pinned: dict[str, Tensor] = {}
-        self._copied = cuda.Event()  # the last call's feeds are in the engine's memory
-        self._ran = False
         form, precision = self._execution.input_spec, self._execution.note.precision
-        words = [api.name, device_name(device), *([precision.upper()] if precision else [])]
-        words += [f"{form.kind} input, {form.layout}"] * (form.kind != "float")
+        words = [api.name, device_name(device), precision.upper()]
+        words += [f"{form.kind} input, {form.layout}"] if form.kind == "uint8" else []
         super().__init__(
             inputs=self._execution.inputs,
             outputs=self._execution.outputs,
             metadata=self._execution.note.metadata,
             device=device,
-            description=", ".join(words),
+            description=", ".join(filter(None, words)),
         )
         self.limits = dict(self._execution.limits)
 
     def _to_device(self, name: str, feed: Tensor) -> Tensor:
-        """Pinned memory instead of the device: the copy to the engine's own memory follows on its stream."""
+        """Pinned memory, which `_infer` copies from on the engine's stream; torch reuses it once that is done."""
         feed = feed.detach()
-        if feed.device.type != "cpu" or self.device.type == "cpu" or feed.is_pinned():
-            return feed
-        stored = self._pinned.get(name)
-        if stored is None or stored.shape != feed.shape:
-            with torch.inference_mode(False):
-                stored = self._pinned[name] = torch.empty(feed.shape, dtype=feed.dtype, pin_memory=True)
-        elif self._ran:
-            self._copied.synchronize()  # the last call's copy still reads it
-        return stored.copy_(feed)
+        on_host = feed.device.type == "cpu" and self.device.type == "cuda"
+        return feed.contiguous().pin_memory() if on_host else feed
 
     def _infer(self, feeds: dict[str, Tensor]) -> dict[str, Tensor]:
         execution, current = self._execution, cuda.current_stream(self.device)
@@ -284,13 +245,9 @@ class TensorRTRunner(Runner):
             for name, feed in feeds.items():
                 execution.buffers[name].copy_(feed, non_blocking=True)
             graph = self._graph() if self._graphs and shapes == self._last else None
-            self._copied.record(execution.stream)
-            if graph is None:
-                execution.run()
-            else:
-                graph.replay()
+            (graph.replay if graph else execution.run)()
         current.wait_stream(execution.stream)
-        self._last, self._ran = shapes, True
+        self._last = shapes
         return {spec.name: execution.buffers[spec.name] for spec in self.outputs}
 
     def _graph(self) -> cuda.CUDAGraph | None:
@@ -303,4 +260,3 @@ class TensorRTRunner(Runner):
 
     def _close(self) -> None:
         self._execution.close()
-        self._pinned.clear()

@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -26,40 +26,33 @@ logger = logging.getLogger(__name__)
 
 RTX = ("tensorrt_rtx", "tensorrt_rtx_bindings")
 MODULES = ("tensorrt", *RTX, "tensorrt_lean", "tensorrt_lean_bindings")
-# TensorRT's name of a data type → torch's
+# TensorRT's name of a data type → torch's; inputs and outputs of our files have no other
 TORCH_TYPES = {
     "FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16", "INT8": "int8", "UINT8": "uint8",
     "INT32": "int32", "INT64": "int64", "BOOL": "bool",
 }  # fmt: skip
 
 
-class BuilderOption(NamedTuple):
-    """An option as TensorRT knows it: a property of IBuilderConfig, with members of its enum for words; or flags."""
-
-    setting: str = ""
-    members: Mapping[str, str] = {}
-    flags: tuple[str, ...] = ()
-
-    @property
-    def enum(self) -> str:
-        """Name of the property's enum."""
-        return "".join(word.capitalize() for word in self.setting.split("_"))
-
-
-# Fields of BuildConfig that change which kernels an engine has, and where it runs; a version may lack them
-BUILDER_OPTIONS = {
-    "optimization_level": BuilderOption("builder_optimization_level"),
-    "max_aux_streams": BuilderOption("max_aux_streams"),
-    "tiling_level": BuilderOption(
-        "tiling_optimization_level", {"fast": "FAST", "moderate": "MODERATE", "full": "FULL"}
-    ),
-    "max_tactics": BuilderOption("max_num_tactics"),
+# Fields of BuildConfig that change which kernels an engine has, and where it runs: properties of IBuilderConfig and
+# flags of the builder. A version may lack them.
+SETTINGS = {
+    "optimization_level": "builder_optimization_level",
+    "max_aux_streams": "max_aux_streams",
+    "tiling_level": "tiling_optimization_level",
+    "max_tactics": "max_num_tactics",
+    "hardware_compatible": "hardware_compatibility_level",
+}
+FLAGS = {
     # without the lean runtime inside, which would be code that a plan brings along
-    "version_compatible": BuilderOption(flags=("VERSION_COMPATIBLE", "EXCLUDE_LEAN_RUNTIME")),
-    "hardware_compatible": BuilderOption(
-        "hardware_compatibility_level", {"same-cc": "SAME_COMPUTE_CAPABILITY", "ampere+": "AMPERE_PLUS"}
-    ),
-    "strip_weights": BuilderOption(flags=("STRIP_PLAN", "REFIT_IDENTICAL")),
+    "version_compatible": ("VERSION_COMPATIBLE", "EXCLUDE_LEAN_RUNTIME"),
+    "strip_weights": ("STRIP_PLAN", "REFIT_IDENTICAL"),
+}
+BUILDER_OPTIONS = (*SETTINGS, *FLAGS)
+# Words that are values of these → a property's enum, and its member
+MEMBERS = {
+    **{word: ("TilingOptimizationLevel", word.upper()) for word in ("fast", "moderate", "full")},
+    "same-cc": ("HardwareCompatibilityLevel", "SAME_COMPUTE_CAPABILITY"),
+    "ampere+": ("HardwareCompatibilityLevel", "AMPERE_PLUS"),
 }
 
 
@@ -71,8 +64,8 @@ class Api:
 
     @property
     def version(self) -> str:
-        """The module's version, such as '8.6.0', or 'unknown'; without the number of the build, as trtexec says it."""
-        return ".".join(str(getattr(self.module, "__version__", "unknown")).split(".")[:3])
+        """The module's version, such as '8.6.0'; without the number of the build, as trtexec says it."""
+        return ".".join(self.module.__version__.split(".")[:3])
 
     @property
     def name(self) -> str:
@@ -87,7 +80,7 @@ class Api:
 
     @property
     def is_rtx(self) -> bool:
-        """Whether this is TensorRT-RTX."""
+        """Whether it is TensorRT-RTX."""
         return "rtx" in self.module.__name__
 
     @property
@@ -115,103 +108,69 @@ class Api:
 
     def lacks(self, name: str, value: Any) -> str:
         """What it has not of a builder option with this value, such as 'BuilderFlag.STRIP_PLAN'; '' if it has all."""
-        option = BUILDER_OPTIONS[name]
-        needed = [("BuilderFlag", flag) for flag in option.flags]
-        needed += [("IBuilderConfig", option.setting)] if option.setting else []
-        needed += [(option.enum, option.members[value])] if option.members else []
-        holders = ((kind, member, getattr(self.module, kind, None)) for kind, member in needed)
-        return next((f"{kind}.{member}" for kind, member, holder in holders if not hasattr(holder, member)), "")
+        needed = [("BuilderFlag", flag) for flag in FLAGS.get(name, ())]
+        needed += [("IBuilderConfig", SETTINGS[name])] if name in SETTINGS else []
+        needed += [MEMBERS[value]] if value in MEMBERS else []
+        lacking = (pair for pair in needed if not hasattr(getattr(self.module, pair[0], None), pair[1]))
+        return ".".join(next(lacking, ()))
 
     def set_option(self, setup: Any, name: str, value: Any) -> None:
         """Set a builder option in an IBuilderConfig."""
-        option = BUILDER_OPTIONS[name]
-        for flag in option.flags:
+        for flag in FLAGS.get(name, ()):
             setup.set_flag(getattr(self.module.BuilderFlag, flag))
-        if option.setting:
-            member = option.members.get(value)
-            setattr(setup, option.setting, getattr(getattr(self.module, option.enum), member) if member else value)
+        if name in SETTINGS:
+            kind, member = MEMBERS.get(value, ("", ""))
+            setattr(setup, SETTINGS[name], getattr(getattr(self.module, kind), member) if kind else value)
 
-    @property
-    def progress_monitor(self) -> type | None:
-        """IProgressMonitor, from TensorRT 10."""
-        return getattr(self.module, "IProgressMonitor", None)
-
-    def register_plugins(self, log: Log) -> None:
-        """Make TensorRT's own plugins known, before a file or an engine that uses them is read.
-
-        Raises:
-            InputError: there are none (TensorRT-RTX), or they do not load.
-        """
+    def register_plugins(self, log: Any) -> None:
+        """Make TensorRT's plugins known, before a file or an engine that uses them is read; `InputError` if none."""
         register = getattr(self.module, "init_libnvinfer_plugins", None)  # RTX has it, and no plugin behind it
-        if self.is_rtx or register is None or not register(log.handle, ""):
+        if self.is_rtx or register is None or not register(log, ""):
             way = "without NMS" if self.is_rtx else "with --nms onnx, or without NMS"  # RTX reads no NonMaxSuppression
             raise InputError(f"{self.name} has no plugins here; export {way}")
 
-    def torch_type(self, dtype: Any) -> str:
-        """Name of torch's data type for TensorRT's.
-
-        Raises:
-            InputError: torch has none.
-        """
-        name = str(getattr(dtype, "name", dtype))
-        if name not in TORCH_TYPES:
-            raise InputError(f"{self.name}'s data type {name} is none of {', '.join(TORCH_TYPES)}")
-        return TORCH_TYPES[name]
-
-    def log(self) -> Log:
-        """A new logger for TensorRT's objects; keep it as long as them."""
-        return Log(self.module)
-
-
-class Log:
-    """What TensorRT has said since this was made: errors and warnings, without source positions.
-
-    TensorRT keeps the first logger that a process gives it for all its objects, so that all Logs share one.
-
-    Attributes:
-        handle: the object that TensorRT takes.
-    """
-
-    def __init__(self, module: Any) -> None:
-        self.handle = _handle(module)
-        self._before = len(self.handle.messages)
-
-    def said(self, severity: str) -> tuple[str, ...]:
-        """The messages of a severity, 'ERROR' or 'WARNING', once each."""
-        return tuple(dict.fromkeys(text for kind, text in self.handle.messages[self._before :] if kind == severity))
-
-    def reason(self, default: str) -> str:
-        """Why something failed: the last error."""
-        return (default, *self.said("ERROR"))[-1]
+    def log(self) -> Any:
+        """The logger for TensorRT's objects, which has forgotten what was said before; see `_log`."""
+        log = _log(self.module)
+        log.messages.clear()
+        return log
 
 
 @cache
-def _handle(module: Any) -> Any:
-    class Handle(module.ILogger):
+def _log(module: Any) -> Any:
+    """TensorRT's logger: it keeps the first one that a process gives it for all its objects."""
+
+    class Log(module.ILogger):
         def __init__(self) -> None:
             module.ILogger.__init__(self)
             self.messages: list[tuple[str, str]] = []  # severity and text
 
         def log(self, severity: Any, message: str) -> None:
-            name = str(getattr(severity, "name", severity)).removeprefix("INTERNAL_")
+            name = severity.name.removeprefix("INTERNAL_")
             if name in ("VERBOSE", "INFO") and not logger.isEnabledFor(logging.DEBUG):
                 return  # there are several for each kernel that is measured
-            text = readable(message)
+            entry = (name, readable(message))
             # errors are raised by whoever notices the failure
-            new = name == "WARNING" and (name, text) not in self.messages
-            logger.log(logging.WARNING if new else logging.DEBUG, "TensorRT: %s", text)
+            new = name == "WARNING" and entry not in self.messages
+            logger.log(logging.WARNING if new else logging.DEBUG, "TensorRT: %s", entry[1])
             if name in ("ERROR", "WARNING"):
-                self.messages.append((name, text))
+                self.messages.append(entry)
 
-    return Handle()
+        def said(self, severity: str) -> tuple[str, ...]:
+            """The messages of a severity, 'ERROR' or 'WARNING', once each."""
+            return tuple(dict.fromkeys(text for kind, text in self.messages if kind == severity))
+
+        def reason(self, default: str) -> str:
+            """Why something failed: the last error."""
+            return (default, *self.said("ERROR"))[-1]
+
+    return Log()
 
 
 def readable(message: str) -> str:
     """A message without source file, function and error code in front, on one line."""
-    text = " ".join(message.split())
-    text = re.sub(r"^(?:\S+\.(?:cpp|h|cu|inl):\d+:\s*)+", "", text)
-    text = re.sub(r"^(?:\d+: )?(?:\[[^\]]*\.(?:cpp|h|cu)::[^\]]*\] )?(?:Error Code \d+: )?", "", text)
-    return text[:500]
+    place = r"\S+\.(?:cpp|h|cu|inl):\d+: |\d+: |\[[^\]]*\.(?:cpp|h|cu)::[^\]]*\] |Error Code \d+: "
+    return re.sub(f"^(?:{place})+", "", " ".join(message.split()))
 
 
 def installed_module(names: Sequence[str] | None = None) -> str | None:
@@ -220,11 +179,7 @@ def installed_module(names: Sequence[str] | None = None) -> str | None:
 
 
 def load_tensorrt(name: str | None = None) -> Api:
-    """Import TensorRT, or the module of that name.
-
-    Raises:
-        DependencyError: it is not installed, or its libraries do not load.
-    """
+    """Import TensorRT, or the module of that name; `DependencyError` if it is not installed or does not load."""
     name = name or installed_module()
     if name is None:
         raise DependencyError(
@@ -237,15 +192,8 @@ def load_tensorrt(name: str | None = None) -> Api:
         raise DependencyError(f"{name} is installed but cannot be imported: {' '.join(str(error).split())}") from error
 
 
-@dataclass(frozen=True)
-class Gpu:
-    """The GPU that torch sees.
-
-    Attributes:
-        name: such as 'NVIDIA H200'.
-        architecture: such as 'SM90'.
-        free: bytes of memory.
-    """
+class Gpu(NamedTuple):
+    """The GPU that torch sees: its name, such as 'NVIDIA H200', 'SM90', and free bytes of memory."""
 
     name: str
     architecture: str
@@ -255,11 +203,7 @@ class Gpu:
 def use_device(text: str, *, for_engines: bool = True) -> torch.device:
     """The device that `--device` names; a GPU becomes the one that TensorRT builds and runs on.
 
-    Args:
-        for_engines: refuse the CPU beside a GPU. Where there is no GPU, whatever needs one refuses with more words.
-
-    Raises:
-        InputError: it does not exist, or is the CPU beside a GPU.
+    `InputError` if it does not exist, or is the CPU beside a GPU where it is to run engines.
     """
     import torch
 
@@ -269,13 +213,6 @@ def use_device(text: str, *, for_engines: bool = True) -> torch.device:
     elif for_engines and torch.cuda.is_available():
         raise InputError(f"--device {text}: engines are built and run on a GPU; leave it out, or give the GPU's number")
     return device
-
-
-def current_device() -> torch.device:
-    """Torch's current GPU, or the CPU where there is none."""
-    import torch
-
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def gpu(index: int | None = None) -> Gpu | None:

@@ -8,81 +8,58 @@ streams of their own, while other queries run ("Command-Line Programs", TensorRT
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, cuda
 
-from utils.core.errors import QatError
 from utils.trt.runner import Execution
-from utils.trt.tensorrt_api import Api
+
+Name = TypeVar("Name")
 
 
 @dataclass(frozen=True)
 class TimingConfig:
-    """What is timed, with trtexec's defaults.
+    """What is timed, with trtexec's defaults."""
 
-    Attributes:
-        warm_up: milliseconds before each round that do not count.
-        duration: seconds for each engine, over all rounds.
-        rounds: how often each network gets its turn.
-        cuda_graph: replay a CUDA graph instead of enqueueing layer by layer.
-        spin_wait: wait for the GPU without sleeping: shorter times that scatter less, and a busy core.
-        transfers: copy inputs and outputs too, while other queries run.
-        iterations: queries of each engine, over all rounds, at least.
-    """
-
-    warm_up: float = 200.0
-    duration: float = 3.0
-    rounds: int = 3
-    cuda_graph: bool = False
-    spin_wait: bool = False
-    transfers: bool = True
-    iterations: int = 10
-
-
-TUNING_ROUNDS = 5
-TUNING_ROUND = TimingConfig(warm_up=100, duration=0.2, rounds=1, cuda_graph=True, transfers=False, iterations=20)
-
-
-@dataclass
-class _Samples:
-    queries: list[_Query] = field(default_factory=list)
-    milliseconds: list[float] = field(default_factory=list)  # of runs on a CPU
-    enqueue: list[float] = field(default_factory=list)
-    seconds: float = 0.0
-
-    def figures(self) -> Figures:
-        if self.milliseconds:
-            return Figures(len(self.milliseconds) / self.seconds, {"latency": TimeStatistics.of(self.milliseconds)})
-        spans = [query.milliseconds() for query in self.queries]
-        parts = {name: TimeStatistics.of([span[name] for span in spans]) for name in spans[0]}
-        parts["latency"] = TimeStatistics.of([sum(span.values()) for span in spans])  # trtexec's: without waits between
-        parts["enqueue"] = TimeStatistics.of(self.enqueue)
-        return Figures(len(self.queries) / self.seconds, parts)
+    warm_up: float = 200.0  # milliseconds before each round that do not count
+    duration: float = 3.0  # seconds for each engine, over all rounds
+    rounds: int = 3  # how often each network gets its turn
+    cuda_graph: bool = False  # replay a CUDA graph instead of enqueueing layer by layer
+    spin_wait: bool = False  # wait for the GPU without sleeping: shorter times that scatter less, and a busy core
+    transfers: bool = True  # copy inputs and outputs too, while other queries run
+    iterations: int = 10  # queries of each engine, over all rounds, at least
 
 
 def time_interleaved(
     networks: Mapping[str, Execution | Callable[[], object]], config: TimingConfig
 ) -> dict[str, Figures]:
-    """Time several networks interleaved, so that the ratio of their times can be trusted when clocks drift.
-
-    Args:
-        networks: by name an engine, or on a CPU what runs a query.
-    """
-    lanes = {name: _HostLane(one) if callable(one) else _Lane(one, config) for name, one in networks.items()}
-    samples = {name: _Samples() for name in networks}
+    """Time networks, an engine or what runs a query on a CPU, interleaved: ratios can be trusted when clocks drift."""
+    starts = {name: partial(_HostQuery, one) if callable(one) else _Lane(one, config).start
+              for name, one in networks.items()}  # fmt: skip
+    queries: dict[str, list[_Query | _HostQuery]] = {name: [] for name in networks}
+    seconds = dict.fromkeys(networks, 0.0)
     for name in interleaved(networks, config.rounds):
-        _run(lanes[name], config.warm_up / 1000, 1, _Samples())
-        each = -(-config.iterations // config.rounds)
-        _run(lanes[name], config.duration / config.rounds, each, samples[name])
-    return {name: sample.figures() for name, sample in samples.items()}
+        _run(starts[name], config.warm_up / 1000, 1)
+        began = time.perf_counter()
+        queries[name] += _run(starts[name], config.duration / config.rounds, -(-config.iterations // config.rounds))
+        seconds[name] += time.perf_counter() - began
+    return {name: Figures.of([query.milliseconds() for query in queries[name]], seconds[name]) for name in networks}
+
+
+def _run(start: Callable[[], _Query | _HostQuery], seconds: float, iterations: int) -> list[_Query | _HostQuery]:
+    """Run queries for so long, and at least so many; the next one is enqueued while one runs."""
+    began, queries = time.perf_counter(), [start()]
+    while len(queries) < iterations or time.perf_counter() - began < seconds:
+        queries.append(start())
+        queries[-2].wait()
+    queries[-1].wait()
+    return queries
 
 
 def random_input(shape: Sequence[int], dtype: torch.dtype, pin_memory: bool = False) -> Tensor:
@@ -97,6 +74,8 @@ def random_input(shape: Sequence[int], dtype: torch.dtype, pin_memory: bool = Fa
 
 class _Query:
     """The events of one query: before and after copying its inputs, its run, and copying its outputs."""
+
+    enqueue = 0.0  # milliseconds that the CPU needed to start the run
 
     def __init__(self, config: TimingConfig) -> None:
         parts = ("h2d", "compute", "d2h") if config.transfers else ("compute",)
@@ -118,12 +97,29 @@ class _Query:
         list(self._events.values())[-1][1].synchronize()
 
     def milliseconds(self) -> dict[str, float]:
-        """Of each part."""
-        return {name: before.elapsed_time(after) for name, (before, after) in self._events.items()}
+        """Of each part; latency is trtexec's: all of them together, without the waits between."""
+        parts = {name: before.elapsed_time(after) for name, (before, after) in self._events.items()}
+        return {**parts, "latency": sum(parts.values()), "enqueue": self.enqueue}
+
+
+class _HostQuery:
+    """A query on a CPU, which is done when it returns."""
+
+    def __init__(self, run: Callable[[], object]) -> None:
+        before = time.perf_counter()
+        run()
+        self._ms = (time.perf_counter() - before) * 1000
+
+    def wait(self) -> None:
+        """It is done."""
+
+    def milliseconds(self) -> dict[str, float]:
+        """Of the whole query."""
+        return {"latency": self._ms}
 
 
 class _Lane:
-    """An engine with its pinned memory, its streams for copies, and the queries that are on their way.
+    """An engine with its pinned memory and its streams for copies.
 
     What is copied to a buffer is the same each time. So a copy for the next query, while this one still reads the
     buffer, changes nothing, and takes as long as one to a second buffer.
@@ -141,10 +137,10 @@ class _Lane:
             buffer = execution.buffers[spec.name]
             self.memory[spec.name] = torch.zeros(buffer.shape, dtype=buffer.dtype, pin_memory=pinned)
         self._copies = (cuda.Stream(execution.device), cuda.Stream(execution.device))
-        self._graph = execution.graph() if config.cuda_graph else None
-        self._waiting: deque[_Query] = deque()
+        graph = execution.graph() if config.cuda_graph else None
+        self._start_run = graph.replay if graph else execution.run
 
-    def enqueue(self, into: _Samples) -> None:
+    def start(self) -> _Query:
         """Enqueue a query."""
         execution, query, (to_device, to_host) = self.execution, _Query(self.config), self._copies
         if self.config.transfers:
@@ -153,83 +149,21 @@ class _Lane:
                     execution.buffers[spec.name].copy_(self.memory[spec.name], non_blocking=True)
         with query.part("compute", execution.stream, after="h2d"):
             before = time.perf_counter()
-            if self._graph is None:
-                execution.run()
-            else:
-                self._graph.replay()
-            into.enqueue.append((time.perf_counter() - before) * 1000)
+            self._start_run()
+            query.enqueue = (time.perf_counter() - before) * 1000
         if self.config.transfers:
             with query.part("d2h", to_host, after="compute"):
                 for spec in execution.outputs:
                     self.memory[spec.name].copy_(execution.buffers[spec.name], non_blocking=True)
-        into.queries.append(query)
-        self._waiting.append(query)
-
-    def wait(self, remaining: int) -> None:
-        """Wait until so many queries are on their way."""
-        while len(self._waiting) > remaining:
-            self._waiting.popleft().wait()
+        return query
 
 
-class _HostLane:
-    """A network on a CPU: a query is done when it returns."""
-
-    def __init__(self, run: Callable[[], object]) -> None:
-        self._run_once = run
-
-    def enqueue(self, into: _Samples) -> None:
-        """Run a query."""
-        before = time.perf_counter()
-        self._run_once()
-        into.milliseconds.append((time.perf_counter() - before) * 1000)
-
-    def wait(self, remaining: int) -> None:
-        """Nothing is on its way."""
-
-
-def _run(lane: _Lane | _HostLane, seconds: float, iterations: int, into: _Samples) -> None:
-    """Run queries for so long, and at least so many; the next one is enqueued while one runs."""
-    began, count = time.perf_counter(), 0
-    while count < iterations or time.perf_counter() - began < seconds:
-        lane.enqueue(into)
-        count += 1
-        lane.wait(1)
-    lane.wait(0)
-    into.seconds += time.perf_counter() - began
-
-
-def interleaved(names: Iterable[str], rounds: int) -> Iterator[str]:
+def interleaved(names: Iterable[Name], rounds: int) -> Iterator[Name]:
     """The order in which networks are measured: all of them in each round, every other round backwards."""
     order = list(names)
     for _ in range(rounds):
         yield from order
         order.reverse()
-
-
-def time_engines(engines: Mapping[str, Path], api: Api, device: torch.device) -> dict[str, tuple[float, ...] | str]:
-    """Time engines interleaved, in `TUNING_ROUNDS` rounds, each at its profile's opt shape.
-
-    Returns:
-        By name the median milliseconds of a run in each round, or the reason why an engine could not be timed.
-    """
-    reasons: dict[str, str] = {}
-    medians: dict[str, list[float]] = {}
-    with ExitStack() as stack:
-        executions: dict[str, Execution] = {}
-        for name, path in engines.items():
-            try:
-                execution = Execution(path, api, device)
-                stack.callback(execution.close)
-                execution.set_shapes({spec.name: execution.profiles[spec.name][1] for spec in execution.inputs})
-                execution.graph()
-                executions[name] = execution
-            except (QatError, RuntimeError) as error:  # torch's, when memory is short or nothing can be captured
-                reasons[name] = " ".join(str(error).split())[:200]
-        for name in interleaved(executions, TUNING_ROUNDS):
-            figures = time_interleaved({name: executions[name]}, TUNING_ROUND)
-            medians.setdefault(name, []).append(figures[name].parts["compute"].median)
-    torch.cuda.empty_cache()  # the next build wants the memory
-    return {**reasons, **{name: tuple(values) for name, values in medians.items()}}
 
 
 @dataclass(frozen=True)
@@ -248,11 +182,10 @@ class TimeStatistics:
     @classmethod
     def of(cls, values: Sequence[float]) -> TimeStatistics:
         """Percentiles as trtexec takes them: a value that was measured, not one between two."""
-        array = np.sort(np.asarray(values, dtype=np.float64))
+        array = np.asarray(values, dtype=np.float64)
         p90, p95, p99 = (float(np.percentile(array, q, method="inverted_cdf")) for q in (90, 95, 99))
-        return cls(
-            float(array[0]), float(array[-1]), float(array.mean()), float(np.median(array)), p90, p95, p99, array.size
-        )
+        least, most, mean, median = (float(of(array)) for of in (np.min, np.max, np.mean, np.median))
+        return cls(least, most, mean, median, p90, p95, p99, array.size)
 
 
 @dataclass(frozen=True)
@@ -261,6 +194,12 @@ class Figures:
 
     qps: float
     parts: Mapping[str, TimeStatistics]
+
+    @classmethod
+    def of(cls, queries: Sequence[Mapping[str, float]], seconds: float) -> Figures:
+        """Those of the milliseconds of each query by part, and the seconds that all took."""
+        parts = {name: TimeStatistics.of([query[name] for query in queries]) for name in queries[0]}
+        return cls(len(queries) / seconds, parts)
 
     def to_dict(self) -> dict[str, Any]:
         """Queries per second and the summary of each part, as JSON holds them."""

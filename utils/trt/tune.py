@@ -8,39 +8,39 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
+import torch
 from tqdm import tqdm
 
 from utils.core.errors import InputError, QatError
 from utils.core.files import copy_file
 from utils.core.logging import log_level
 from utils.core.text import aligned
-from utils.trt import tensorrt_api, timing
+from utils.trt import tensorrt_api
 from utils.trt.build import build, cache_path
 from utils.trt.engine_file import EngineNote
 from utils.trt.preflight import BuildConfig, OnnxFile, decide
+from utils.trt.runner import Execution
 from utils.trt.tensorrt_api import Api
+from utils.trt.timing import TimingConfig, interleaved, time_interleaved
 
 logger = logging.getLogger(__name__)
 
 # In the order in which they are tried; None is TensorRT's own, level 3. Builds with 5 streams did not end in minutes.
 LEVELS, STREAMS = (None, 2, 4, 5), (None, 2, 3, 1, 4)
-TITLES = ("built with", "built in", "ms", "spread", "")
+TITLES = ("built with", "built in", "ms", "")
+ROUNDS = 5
+ROUND = TimingConfig(warm_up=100, duration=0.2, rounds=1, cuda_graph=True, transfers=False, iterations=20)
 
 
 def build_or_tune(onnx: Path, engine: Path, config: BuildConfig, api: Api | None = None) -> EngineNote:
-    """Build an engine as it is asked for, or of the fastest options for `config.tune` minutes.
-
-    Raises:
-        InputError, QatError: see `build.build` and `tune`.
-    """
-    if config.tune is None:
-        return build(onnx, engine, config, api)
-    return tune(onnx, engine, config, api or tensorrt_api.load_tensorrt())
+    """Build an engine as it is asked for, or of the fastest options for `config.tune` minutes."""
+    return build(onnx, engine, config, api) if config.tune is None else tune(onnx, engine, config, api)
 
 
 @dataclass(eq=False)
@@ -57,8 +57,14 @@ class _Candidate:
     def ms(self) -> float:
         return median(self.rounds) if self.rounds else float("inf")
 
+    def __str__(self) -> str:
+        """What varies between candidates, such as 'level 2, 3 streams'."""
+        level, streams = self.config.optimization_level, self.config.max_aux_streams
+        words = [f"level {level}"] * (level is not None) + [f"{streams} streams"] * (streams is not None)
+        return ", ".join(words) or "TensorRT's own"
 
-def tune(onnx: Path, engine: Path, config: BuildConfig, api: Api) -> EngineNote:
+
+def tune(onnx: Path, engine: Path, config: BuildConfig, api: Api | None = None) -> EngineNote:
     """Build for `config.tune` minutes on the current GPU, and keep the fastest engine; the table is logged.
 
     What was asked for is built twice, then others until the minutes are over: none begins that would end too late if it
@@ -72,6 +78,7 @@ def tune(onnx: Path, engine: Path, config: BuildConfig, api: Api) -> EngineNote:
     streams = STREAMS if config.max_aux_streams is None else (config.max_aux_streams,)
     if len(levels) == len(streams) == 1:
         raise InputError("--tune has nothing to try; leave out --optimization-level or --max-aux-streams")
+    api = api or tensorrt_api.load_tensorrt()
     decide(OnnxFile.read(onnx), api, tensorrt_api.gpu(), config)  # refuses what a build would refuse
     cache = cache_path(engine, config, api.name, tensorrt_api.gpu())
     base = config.model_copy(update={"tune": None, "progress": False, "timing_cache": str(cache or "")})
@@ -113,34 +120,39 @@ def tune(onnx: Path, engine: Path, config: BuildConfig, api: Api) -> EngineNote:
                 _keep(engine, best, candidates, config, complete=False)
         best = _fastest([first, control, best], api)  # by times that did not choose it
         _keep(engine, best, candidates, config, complete=True)
-    remarks, rows = {control: "as asked for, again", first: "as asked for", best: "kept"}, []
-    for tried in candidates:
-        times = (f"{tried.ms:.3f}", f"{max(tried.rounds) - min(tried.rounds):.3f}") if tried.rounds else ("", "")
-        words = _in_words(tried.config)
-        rows.append((words, f"{tried.seconds:.0f} s", *times, tried.error or remarks.get(tried, "")))
+    remarks = {control: "as asked for, again", first: "as asked for", best: "kept"}
+    rows = [(str(one), f"{one.seconds:.0f} s", f"{one.ms:.3f}" if one.rounds else "",
+             one.error or remarks.get(one, "")) for one in candidates]  # fmt: skip
     logger.info("%s", "\n".join(aligned(TITLES, rows, ("built with", ""))))
-    both = first.rounds + control.rounds
+    less, both = 1 - best.ms / first.ms, first.rounds + control.rounds
     logger.info("%s: %s: %.1f%% less time than as asked for; the noise is %.1f%%",
-                engine, _in_words(best.config), 100 * (1 - best.ms / first.ms),
-                100 * (max(both) / min(both) - 1))  # fmt: skip
+                engine, best, 100 * less, 100 * (max(both) / min(both) - 1))  # fmt: skip
     return EngineNote.load(engine)
 
 
-def _in_words(config: BuildConfig) -> str:
-    """What varies between candidates, such as 'level 2, 3 streams'."""
-    level, streams = config.optimization_level, config.max_aux_streams
-    words = [f"level {level}"] * (level is not None) + [f"{streams} streams"] * (streams is not None)
-    return ", ".join(words) or "TensorRT's own"
-
-
 def _fastest(candidates: list[_Candidate], api: Api) -> _Candidate:
-    """Time engines interleaved; the first, what was asked for, unless another one is faster by more than the noise."""
+    """Time engines interleaved; the first, what was asked for, unless another one is faster by more than the noise.
+
+    Each runs at its profile's opt shape, in `ROUNDS` rounds.
+    """
+    executions: dict[_Candidate, Execution] = {}
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    with ExitStack() as stack:
+        for candidate in dict.fromkeys(one for one in candidates if one.engine.is_file()):
+            candidate.rounds, candidate.error = (), ""
+            try:
+                execution = stack.enter_context(closing(Execution(candidate.engine, api, device)))
+                execution.set_shapes({name: shapes[1] for name, shapes in execution.profiles.items()})
+                execution.graph()
+                executions[candidate] = execution
+            except (QatError, RuntimeError) as error:  # torch's, when memory is short or nothing can be captured
+                candidate.error = " ".join(str(error).split())[:200]
+        for candidate in interleaved(executions, ROUNDS):
+            figures = time_interleaved({"": executions[candidate]}, ROUND)[""]
+            candidate.rounds += (figures.parts["compute"].median,)
+        executions.clear()
+    torch.cuda.empty_cache()  # the next build wants the memory
     first, control, *others = candidates
-    engines = {str(candidate.engine): candidate.engine for candidate in candidates if candidate.engine.is_file()}
-    times = timing.time_engines(engines, api, tensorrt_api.current_device())
-    for candidate in candidates:
-        result = times.get(str(candidate.engine), candidate.error)
-        candidate.rounds, candidate.error = ((), result) if isinstance(result, str) else (result, "")
     if first.error:
         raise QatError(f"what was asked for cannot be timed: {first.error}")
     both = first.rounds + control.rounds

@@ -40,6 +40,14 @@ def test_from_the_softmax_to_the_output():
     assert {one.op_type for one in graph.graph.node if one.name in found} >= {"Softmax", "Conv", "Add", "Mul"}
 
 
+def test_what_is_computed_from_integers_does_not_count():
+    nodes = [node("ArgMax", ["output0"], ["which"]), node("Cast", ["which"], ["number"], to=TensorProto.FLOAT),
+             node("TopK", ["output0", "k"], ["most", "place"]), node("Gather", ["output0", "place"], ["gathered"]),
+             node("Sqrt", ["place"], ["root"]), node("Neg", ["most"], ["negative"])]  # fmt: skip
+    found = fp32_box_layers(followed_by(head_graph(), *nodes, tensors=[("k", np.array([3]))]))
+    assert found - TRACED == {"ArgMax", "TopK", "Gather", "Neg"}
+
+
 @pytest.mark.parametrize("kind", ["Conv", "QuantizeLinear"])
 def test_a_softmax_of_features_does_not_count(kind):
     tensors = [("features", np.ones((8, 7, 1), np.float32)), ("scale", np.float32(1))]

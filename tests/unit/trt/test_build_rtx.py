@@ -12,6 +12,7 @@ from utils.trt import tensorrt_api
 from utils.trt.build import build
 from utils.trt.engine_file import load_engine
 from utils.trt.preflight import BuildConfig
+from utils.trt.tensorrt_api import BUILDER_OPTIONS
 
 FP32, FP16 = TensorProto.FLOAT, TensorProto.FLOAT16
 
@@ -34,15 +35,6 @@ def test_what_the_module_can_do(rtx):
     assert rtx.name.startswith("TensorRT-RTX 1.")
     assert (rtx.weakly_typed, rtx.strongly_typed) == (False, True)
     assert {"SM75", "SM89", "SM120"} <= set(rtx.ahead_of_time)
-    assert rtx.torch_type(rtx.module.DataType.HALF) == "float16"
-
-
-def test_options_exist_in_a_current_tensorrt(rtx, tmp_path):
-    """A stand-in takes any option."""
-    file = write_onnx(tmp_path / "a.onnx", (2, 3, 64, 96), FP16, quantized=True, opset=19)
-    options = {"optimization_level": 2, "max_aux_streams": 3, "hardware_compatible": "ampere+", "tiling_level": "fast",
-               "max_tactics": 9, "version_compatible": True}  # fmt: skip
-    assert build(file, tmp_path / "a.engine", config(**options), rtx).options == options
 
 
 def test_a_build_whose_time_is_over_is_given_up(rtx, tmp_path):
@@ -59,16 +51,20 @@ def test_a_build_whose_time_is_over_is_given_up(rtx, tmp_path):
         (True, (2, 3, 64, 96), {}, "int8"),
         (False, (1, 3, 64, 96), {"targets": ("SM89", "SM120")}, "fp16"),
         (True, ("b", 3, "h", "w"), {"batch": (1, 2, 4), "height": (32, 64, 64), "width": (32, 96, 96)}, "int8"),
+        (True, (2, 3, 64, 96), {"optimization_level": 2, "max_aux_streams": 3, "hardware_compatible": "ampere+",
+                                "tiling_level": "fast", "max_tactics": 9, "version_compatible": True}, "int8"),
     ],
-)
-def test_strongly_typed_files(rtx, tmp_path, quantized, shape, changes, precision):
+)  # fmt: skip
+def test_strongly_typed_files(rtx, tmp_path, capsys, quantized, shape, changes, precision):
     file = write_onnx(tmp_path / "a.onnx", shape, FP16, quantized=quantized, opset=19)
-    note = build(file, tmp_path / "a.engine", config(**changes), rtx)
+    note = build(file, tmp_path / "a.engine", config(progress=True, **changes), rtx)
+    assert "a.engine: Building engine: 100%" in capsys.readouterr().err
+    assert note.options == {name: changes[name] for name in BUILDER_OPTIONS if name in changes}
     assert (tmp_path / "a.engine").stat().st_size > 1000
     assert (note.typing, note.precision, note.api) == ("strong", precision, rtx.name)
     assert note.gpu == " ".join(changes.get("targets", ("SM89",)))
     assert note.metadata == METADATA
-    assert note.warnings == ()
+    assert note.warnings == () or "hardware_compatible" in changes  # which RTX does not support
     assert note.profile == ({"images": [[1, 3, 32, 32], [2, 3, 64, 96], [4, 3, 64, 96]]} if "batch" in changes else {})
     assert not list(tmp_path.glob("*.cache"))  # nothing was measured
 
@@ -93,8 +89,3 @@ def test_what_is_refused(rtx, tmp_path):
         rtx.register_plugins(rtx.log())
     with pytest.raises(InputError, match="NVIDIA GPU"):
         load_engine(tmp_path / "a.engine", rtx, rtx.log(), None)
-
-
-def test_progress_monitor(rtx, tmp_path, capsys):
-    build(write_onnx(tmp_path / "a.onnx", (1, 3, 64, 96), FP16), tmp_path / "a.engine", config(progress=True), rtx)
-    assert "a.engine: Building engine: 100%" in capsys.readouterr().err

@@ -8,21 +8,27 @@ from pathlib import Path
 
 import pytest
 import torch
-from one_conv import write_onnx
-from tensorrt_stand_in import stand_in
+from tensorrt_stand_in import build_engine, stand_in
 
-from utils.core.errors import InputError
-from utils.trt.build import build
-from utils.trt.engine_file import EngineNote
-from utils.trt.layers import COLOURS, REFORMAT, dot, parse_layers, report_lines, summarize
-from utils.trt.preflight import BuildConfig
+from utils.core.errors import DependencyError, InputError, QatError
+from utils.trt.layers import (
+    COLOURS,
+    REFORMAT,
+    LayerSummary,
+    advice,
+    dot,
+    inspect_engine,
+    parse_layers,
+    report_lines,
+    summarize,
+)
 from utils.trt.runner import Execution
 
 ROOT = Path(__file__).resolve().parents[3]
 RECORD = ROOT / "tests/data/inspector-8.6.json"
 OLD = RECORD.read_text()  # 31 layers of gelan-c in INT8, as TensorRT 8.6.0 wrote them
 sys.path.append(str(ROOT / "scripts"))
-import inspect_engine  # noqa: E402
+from inspect_engine import run  # noqa: E402
 
 
 @pytest.fixture
@@ -32,7 +38,7 @@ def layers():
 
 
 def program(*words):
-    return inspect_engine.run([*map(str, words)])
+    return run([*map(str, words)])
 
 
 # the inspector's JSON
@@ -62,6 +68,34 @@ def in_other_letters(text):
     return json.dumps(content)
 
 
+@pytest.mark.parametrize(
+    ("entry", "kind", "precision"),
+    [  # type of the layer, types of its first input and output
+        ("Reformat Int8 Int8", "copy", ""), ("Reformat Int8 Int8 QDQ", "requantize", ""),
+        ("Reformat Float Float QDQ", "copy", ""), ("reformat Float Half", "cast", ""),
+        ("Reformat Float Int8", "quantize", ""), ("Reformat Int8 Half", "dequantize", ""),
+        ("NoOp Int8 Int8", "idle", ""), ("Reformat", "compute", "other"), ("Reformat Int8", "compute", "INT8"),
+        ("Convolution Half Int8", "compute", "FP16"), ("Convolution Strange", "compute", "other"),
+    ],
+)  # fmt: skip
+def test_kinds_of_layers(entry, kind, precision):
+    layer_type, *types = entry.split()
+    about = {"Origin": types.pop()} if len(types) > 2 else {}
+    tensors = [[{"Name": "a", "Datatype": one}] for one in types] + [[]] * (2 - len(types))
+    text = json.dumps({"Layers": [{"LayerType": layer_type, "Inputs": tensors[0], "Outputs": tensors[1], **about}]})
+    (layer,) = parse_layers(text)
+    assert (layer.kind, layer.precision) == (kind, precision)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"), [("no JSON", "no JSON of TensorRT"), ("{}", "no JSON of TensorRT"), ("3", "no JSON of TensorRT"),
+                        ('{"Layers": ["a"]}', "detailed profiling verbosity")],
+)  # fmt: skip
+def test_what_is_not_of_the_inspector_is_refused(text, named):
+    with pytest.raises(InputError, match=named):
+        parse_layers(text)
+
+
 @pytest.mark.parametrize("change", [str, as_version_11, in_other_letters])
 def test_all_schemas_say_the_same(change):
     layers = parse_layers(change(OLD))
@@ -86,9 +120,29 @@ def test_times_and_shares_and_the_report(layers):
     rows = [line.split() for line in text.splitlines()]
     assert ["INT8", "5", "38%", f"{int8:.4f}", f"{int8 / total:.0%}"] in rows
     assert f"{int8 / total:.0%} of {total:.3f} ms" in text
-    assert f"Slowest layers:\n  {each[-1]:8.4f} ms  {each[-1] / total:4.0%}" in text
+    slowest = rows[next(i for i, line in enumerate(rows) if line == ["Slowest", "layers:"]) + 2]
+    assert slowest[:3] == [f"{each[-1]:.4f}", f"{each[-1] / total:.0%}", layers[-1].precision or layers[-1].kind]
     assert f"mostly not INT8: 38% of its layers and {int8 / total:.0%} of the time" in text
     assert f"{spent / total:.0%} of the time only changes the form" in text
+
+
+@pytest.mark.parametrize(
+    ("int8", "fp16", "copies", "said"),  # layers and milliseconds; of them advice says something from shares on
+    [
+        ((1, 50.0), (1, 35.0), (1, 15.0), []),
+        ((1, 50.0), (1, 34.0), (1, 16.0), ["16% of the time only changes"]),
+        ((9, 49.0), (9, 51.0), (0, 0.0), ["mostly not INT8: 50% of its layers and 49% of the time"]),
+        ((4, 90.0), (5, 10.0), (0, 0.0), ["mostly not INT8: 44% of its layers and 90% of the time"]),
+        ((4, 0.0), (5, 0.0), (9, 0.0), ["mostly not INT8: 44% of its layers. "]),
+        ((5, 0.0), (5, 0.0), (9, 0.0), []),
+    ],
+)
+def test_what_is_said_of_an_int8_engine(int8, fp16, copies, said):
+    total = int8[1] + fp16[1] + copies[1]
+    summary = LayerSummary({"INT8": int8, "FP16": fp16}, {"copy": copies}, total or None)
+    sentences = advice(summary, "int8")
+    assert [words in sentence for words, sentence in zip(said, sentences, strict=True)] == [True] * len(said)
+    assert not [sentence for sentence in advice(summary, "fp16") if "INT8" in sentence]
 
 
 # the image
@@ -103,12 +157,12 @@ def test_every_layer_is_drawn_and_connected(layers):
     for (_, label, colour), layer in zip(nodes, shown, strict=True):
         assert colour == (REFORMAT if layer.reformats else COLOURS.get(layer.precision))
         assert f"{layer.ms:.4f} ms" in label
-        assert (f"({layer.ms / total:.1%})" in label) == bool(layer.ms)
+        assert f"({layer.ms / total:.1%})" in label
         assert f", {layer.precision or layer.kind}\\n" in label
     sources = {tensor.name for layer in layers for tensor in layer.outputs}
     fed_by_layers = sum(any(t.name in sources for t in layer.inputs) for layer in shown)
     assert len(set(re.findall(r"-> n(\d+) ", text))) >= fed_by_layers
-    assert 'label="images", shape=ellipse' in text
+    assert 'label="images", shape="ellipse"' in text
     assert '"a \\"title\\""' in text
 
 
@@ -120,9 +174,7 @@ def test_inspecting_an_engine(tmp_path, monkeypatch, capsys, streams):
     """With times, and without: as 8.6.0 measures with auxiliary streams, and TensorRT-RTX always."""
     stand_in(monkeypatch)
     shapes = {"batch": (1, 2, 4), "height": (32, 32, 32), "width": (32, 32, 32)}
-    config = BuildConfig(**shapes, progress=False, max_aux_streams=streams)
-    engine = tmp_path / "a.engine"
-    build(write_onnx(tmp_path / "a.onnx"), engine, config)
+    engine = build_engine(tmp_path, ("b", 3, "h", "w"), **shapes, max_aux_streams=streams)
     if streams is not None:
         monkeypatch.setattr(Execution, "layer_times", lambda execution, runs: {})
     assert program(engine, "--device", "cpu") == 0
@@ -135,17 +187,16 @@ def test_inspecting_an_engine(tmp_path, monkeypatch, capsys, streams):
     assert "INT8 coverage: 0% of 2 computing layers, 0% of 1.000 ms" in out
     rows = json.loads((tmp_path / "a.layers.json").read_text())
     assert [(row["name"], row["ms"]) for row in rows] == [("raw", 0.5), ("output0", 0.5)]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(DependencyError, match="graphviz"):
+        inspect_engine(engine, draw=True)
+    (tmp_path / "dot").write_text("#!/bin/sh\necho no room >&2\nexit 3\n")
+    (tmp_path / "dot").chmod(0o755)
+    with pytest.raises(QatError, match=r"a\.svg: no room$"):
+        inspect_engine(engine, draw=True)
+    capsys.readouterr()
     assert program(engine, "--device", "cpu", "--batch-size", 9) == 2
     assert "[9, 3, 32, 32]" in capsys.readouterr().err
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert program(engine, "--device", "cpu") == 2
     assert "--device cpu" in capsys.readouterr().err
-
-
-def test_notes_with_other_types_are_refused_and_other_keys_left_out(tmp_path):
-    for content in ({"typing": 3}, {"seconds": "1"}, {"warnings": "a"}, [], {"plugins": 1}):
-        (tmp_path / "a.engine.json").write_text(json.dumps(content))
-        with pytest.raises(InputError, match="is damaged: "):
-            EngineNote.load(tmp_path / "a.engine")
-    (tmp_path / "a.engine.json").write_text(json.dumps({"typing": "weak", "colour": "red"}))
-    assert EngineNote.load(tmp_path / "a.engine") == EngineNote(typing="weak")

@@ -6,62 +6,36 @@ import fake_cuda
 import numpy as np
 import pytest
 import torch
-from one_conv import write_onnx
-from tensorrt_stand_in import stand_in
+from tensorrt_stand_in import CPU, build_engine, stand_in
 
 from utils.trt import timing
-from utils.trt.build import build
-from utils.trt.preflight import BuildConfig
 from utils.trt.runner import Execution
 from utils.trt.timing import TimingConfig
-
-CPU = torch.device("cpu")
 
 
 @pytest.fixture
 def execution(tmp_path, monkeypatch):
     api = stand_in(monkeypatch)
-
-    def make(shape=(2, 3, 8, 8), name="a", prototypes=False, **changes):
-        path = write_onnx(tmp_path / f"{name}.onnx", shape, prototypes=prototypes)
-        engine = tmp_path / f"{name}.engine"
-        build(path, engine, BuildConfig(progress=False, **changes))
-        return Execution(engine, api, CPU)
-
-    return make
+    return Execution(build_engine(tmp_path), api, CPU)
 
 
 @pytest.fixture
 def journal(monkeypatch):
-    """What happens on each stream, in order: `(stream, what)`; streams are numbered as they are made."""
-    found, numbers, names = [], {}, {}
-    record, synchronize = fake_cuda.Event.record, fake_cuda.Event.synchronize
+    """What happens on each stream, in order: numbers of streams and of marks in the order in which they appear."""
+    monkeypatch.setattr(fake_cuda.gpu, "journal", [])
 
-    def number(stream):
-        return numbers.setdefault(id(stream), (len(numbers), stream))[0]
+    def found():
+        first = min(tick for *_, tick in fake_cuda.gpu.journal)
+        streams = list(dict.fromkeys(stream for stream, *_ in fake_cuda.gpu.journal if stream != "host"))
+        return [f"{stream if stream == 'host' else streams.index(stream)} {what} {tick - first}"
+                for stream, what, tick in fake_cuda.gpu.journal]  # fmt: skip
 
-    def recorded(self, stream=None):
-        found.append((number(stream), "mark"))
-        names[id(self)] = (len(found), self)
-        record(self, stream)
-
-    def waited(self, event):
-        assert event.tick is not None
-        found.append((number(self), f"waits for {names[id(event)][0]}"))
-
-    def synchronized(self):
-        found.append(("host", f"waits for {names[id(self)][0]}"))
-        synchronize(self)
-
-    monkeypatch.setattr(fake_cuda.Event, "record", recorded)
-    monkeypatch.setattr(fake_cuda.Event, "synchronize", synchronized)
-    monkeypatch.setattr(fake_cuda.Stream, "wait_event", waited)
     return found
 
 
 @pytest.mark.parametrize("cuda_graph", [False, True])
 def test_parts_of_a_query(execution, cuda_graph):
-    running = execution()
+    running = execution
     before, began = len(running.api.module.calls), time.perf_counter()
     figures = timing.time_interleaved({"a": running}, TimingConfig(1, 0.02, 2, cuda_graph=cuda_graph))["a"]
     took = time.perf_counter() - began
@@ -77,42 +51,38 @@ def test_parts_of_a_query(execution, cuda_graph):
 
 def test_so_many_queries_at_least_whatever_the_duration(execution):
     config = TimingConfig(0, 0, 3, cuda_graph=True, transfers=False, iterations=10)
-    figures = timing.time_interleaved({"a": execution()}, config)["a"]
+    figures = timing.time_interleaved({"a": execution}, config)["a"]
     assert set(figures.parts) == {"latency", "compute", "enqueue"}
     assert figures.parts["compute"].count == 12
 
 
 def test_copies_have_streams_of_their_own_and_wait_for_what_they_need(execution, journal):
-    lane = timing._Lane(one := execution(), TimingConfig())
+    lane = timing._Lane(one := execution, TimingConfig())
     one.buffers["images"].zero_()
-    lane.enqueue(timing._Samples())
+    lane.start().wait()
     assert all(torch.equal(lane.memory[name], buffer) and buffer.any() for name, buffer in one.buffers.items())
-    assert journal == [
-        (0, "mark"), (0, "mark"),  # the input is copied
-        (1, "waits for 2"), (1, "mark"), (1, "mark"),  # the run
-        (2, "waits for 5"), (2, "mark"), (2, "mark"),  # the outputs are copied
+    assert journal() == [
+        "0 marks 0", "0 marks 1",  # the input is copied
+        "1 waits for 1", "1 marks 2", "1 marks 3",  # the run
+        "2 waits for 3", "2 marks 4", "2 marks 5",  # the outputs are copied
+        "host waits for 5",
     ]  # fmt: skip
-    lane.enqueue(timing._Samples())
-    assert len(lane._waiting) == 2
-    lane.wait(1)
-    assert journal[-1] == ("host", "waits for 8")
-    assert len(lane._waiting) == 1
 
 
 def test_one_query_is_ahead_and_none_is_left(execution, journal):
-    samples = timing._Samples()
-    timing._run(timing._Lane(execution(), TimingConfig(transfers=False)), 0, 3, samples)
-    marked = [what for _, what in journal if what != "mark"]
-    assert marked == ["waits for 2", "waits for 4", "waits for 7"]  # of what happened, by its place
-    assert [index for index, (who, _) in enumerate(journal) if who == "host"] == [4, 7, 8]
-    assert samples.figures().parts["compute"].count == 3
+    config = TimingConfig(0, 0, 1, transfers=False, iterations=3)
+    assert timing.time_interleaved({"a": execution}, config)["a"].parts["compute"].count == 3
+    assert journal()[3:] == [  # of the three, after warming up
+        "0 marks 2", "0 marks 3", "0 marks 4", "0 marks 5", "host waits for 3", "0 marks 6", "0 marks 7",
+        "host waits for 5", "host waits for 7",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("spin", [False, True])
 def test_a_wait_sleeps_unless_it_is_to_spin(execution, monkeypatch, spin):
     seen = set()
     monkeypatch.setattr(fake_cuda.Event, "synchronize", lambda self: seen.add(self.blocking))
-    timing.time_interleaved({"a": execution()}, TimingConfig(0, 0, 1, spin_wait=spin, iterations=2))
+    timing.time_interleaved({"a": execution}, TimingConfig(0, 0, 1, spin_wait=spin, iterations=2))
     assert seen == {not spin}
 
 

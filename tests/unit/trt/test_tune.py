@@ -1,5 +1,6 @@
 """--tune on a stand-in of TensorRT whose engines take as long as the test says; builds in this process."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -8,12 +9,11 @@ from one_conv import write_onnx
 from tensorrt_stand_in import stand_in
 
 from utils.core.errors import QatError
-from utils.trt import tensorrt_api, timing, tune
+from utils.trt import tensorrt_api, tune
 from utils.trt.build import build
 from utils.trt.engine_file import EngineNote, is_current
 from utils.trt.preflight import BuildConfig
 from utils.trt.runner import Execution
-from utils.trt.timing import TimingConfig
 
 CONFIG = BuildConfig(tune=60, progress=False)
 
@@ -25,12 +25,13 @@ class Builds:
 
     def __init__(self, seconds=10.0, failing=(), interrupted=-1):
         self.seconds, self.failing, self.interrupted = seconds, failing, interrupted
-        self.options, self.until = [], []
+        self.options, self.until, self.caches = [], [], set()
 
     def __call__(self, onnx, engine, config, api, until):
         if len(self.options) == self.interrupted:
             raise KeyboardInterrupt
         self.options.append(config.options)
+        self.caches.add(config.timing_cache)
         self.until.append(until)
         Builds.now += self.seconds if len(self.options) > 1 else 20.0
         if config.options in self.failing:
@@ -48,8 +49,7 @@ def tuned(onnx, engine, config=CONFIG, builds=None):
 def bench(tmp_path, monkeypatch):
     """A file, an engine's path, and times of engines by streams and level."""
     api = stand_in(monkeypatch)
-    monkeypatch.setattr(timing, "TUNING_ROUND", TimingConfig(1, 0, 1, cuda_graph=True, transfers=False, iterations=2))
-    monkeypatch.setattr(timing, "TUNING_ROUNDS", 2)
+    monkeypatch.setattr(tune, "ROUND", replace(tune.ROUND, warm_up=1, duration=0, iterations=2))
     monkeypatch.setattr(Builds, "now", 0.0)
     monkeypatch.setattr(tune, "time", SimpleNamespace(monotonic=lambda: Builds.now))
 
@@ -60,7 +60,7 @@ def bench(tmp_path, monkeypatch):
     return prepare
 
 
-def test_the_fastest_of_streams_and_levels_is_found_and_kept(bench, caplog):
+def test_the_fastest_of_streams_and_levels_is_found_and_kept(bench, caplog, capsys):
     caplog.set_level("INFO")
     streams = {-1: 100, 1: 96, 2: 90, 3: 93, 4: 99}
     onnx, engine = bench(lambda n, level: streams[n] + {2: 0, 3: 0, 4: -5, 5: 20}[level])
@@ -73,7 +73,9 @@ def test_the_fastest_of_streams_and_levels_is_found_and_kept(bench, caplog):
     assert grid[1:] == [(level, number) for level in (None, 2, 4, 5) for number in (None, 2, 3, 1, 4)]
     assert note.tuning["complete"]
     times = [one["ms"] for one in note.tuning["candidates"]]
-    assert times[:3] == [[101.0, 101.0], [101.0, 101.0], [91.0, 91.0]]  # and a tick for the start
+    assert times[:3] == [[101.0] * 5, [101.0] * 5, [91.0] * 5]  # and a tick for the start
+    assert builds.caches == {str(engine.with_name("Fake-GPU-TensorRT-8.6.0.timing.cache"))}
+    assert "engine/s" not in capsys.readouterr().err  # no progress bar
     assert [word in caplog.text for word in ("as asked for, again", "  kept")] == [True, True]
     assert "level 4, 2 streams: 14.9% less time than as asked for; the noise is 0.0%" in caplog.text
     assert sorted(path.name for path in engine.parent.glob("*a.*")) == ["a.engine", "a.engine.json", "a.onnx"]
