@@ -66,12 +66,16 @@ def stand_in():
     }  # fmt: skip
 
 
+def bindings(version, name="tensorrt"):
+    try:
+        return surface(version, name)
+    except (OSError, ValueError) as error:
+        pytest.skip(f"the bindings of {name} {version} cannot be had here: {error}")
+
+
 @pytest.fixture
 def real(version):
-    try:
-        return surface(version)
-    except (OSError, ValueError) as error:
-        pytest.skip(f"the bindings of TensorRT {version} cannot be had here: {error}")
+    return bindings(version)
 
 
 def test_what_the_library_asks_for_is_there(real, version):
@@ -111,10 +115,7 @@ def test_the_comparison_notices_a_member_that_is_not_there(real, monkeypatch):
 
 def test_the_lean_runtime_has_what_runs_an_engine(real, version):
     """Methods that give what it has no class for raise TypeError, such as get_tensor_format."""
-    try:
-        lean = surface(version, "tensorrt_lean")
-    except (OSError, ValueError) as error:
-        pytest.skip(f"the lean runtime's bindings of TensorRT {version} cannot be had here: {error}")
+    lean = bindings(version, "tensorrt_lean")
     for kind in ["Runtime", "ICudaEngine", "IExecutionContext", "ILogger"]:
         assert {*stand_in()[kind], *USED.get(kind, "").split()} <= lean[kind].keys(), kind
     for kind in ("DataType", "TensorIOMode"):
@@ -133,11 +134,8 @@ def test_the_lean_runtime_is_taken_where_it_alone_is_installed(monkeypatch):
 @pytest.mark.parametrize("name", ["tensorrt", "tensorrt_lean"])
 def test_the_stand_in_is_made_from_the_real_one(version, name):
     """tests/support/tensorrt_surface.json holds what a real module has."""
-    try:
-        recorded = record(version, name, {kind for kinds in fake_tensorrt.SURFACE.values() for kind in kinds})
-    except (OSError, ValueError) as error:
-        pytest.skip(f"the bindings of {name} {version} cannot be had here: {error}")
-    assert fake_tensorrt.SURFACE[f"{name} {version}"] == recorded
+    kinds = {kind for kinds in fake_tensorrt.SURFACE.values() for kind in kinds}
+    assert fake_tensorrt.SURFACE[f"{name} {version}"] == record(bindings(version, name), kinds)
 
 
 def module_of(real, version, name="tensorrt"):

@@ -2,18 +2,63 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import sys
 from pathlib import Path
 
-import gpu_demo
 import pytest
-from gpu_demo import demo_data, demo_engine, demo_onnx
-
-__all__ = ["demo_data", "demo_engine", "demo_onnx"]
+import torch
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
 
+@functools.cache
+def why_not() -> str:
+    """Why nothing that needs an engine can run here, or ''."""
+    from utils.trt import tensorrt_api
+
+    if not torch.cuda.is_available():
+        return "torch sees no NVIDIA GPU"
+    if tensorrt_api.installed_module() is None:
+        return "TensorRT is not installed (install_dependencies.sh --tensorrt)"
+    return ""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    gpu_demo.mark(items, HERE)
+    """Mark these tests as `gpu`, and say why they are skipped if they are.
+
+    A module of tests that needs less, or more, has a `why_not` of its own.
+    """
+    for item in (item for item in items if HERE in item.path.parents):
+        item.add_marker(pytest.mark.gpu)
+        if reason := getattr(item.module, "why_not", why_not)():
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def demo(variable: str) -> Path:
+    """A file of the demo model, as scripts/test_gpu.sh names it in the environment."""
+    if not (value := os.environ.get(variable)):
+        pytest.skip(f"{variable} is not set: scripts/test_gpu.sh makes the demo model's files and sets it")
+    return Path(value).resolve()
+
+
+@pytest.fixture(scope="session")
+def demo_report() -> Path:
+    """The report of its quantization."""
+    return demo("DEMO_REPORT")
+
+
+@pytest.fixture(scope="session")
+def demo_onnx() -> Path:
+    """The quantized demo model for 320×320 and any batch."""
+    return demo("DEMO_ONNX")
+
+
+@pytest.fixture(scope="session")
+def demo_data():
+    """The demo set."""
+    from utils.evaluation.data_yaml import load_data
+
+    return load_data(demo("DEMO_DATA"))

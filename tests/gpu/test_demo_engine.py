@@ -5,7 +5,6 @@ import json
 import onnx
 import pytest
 import torch
-from gpu_demo import demo
 
 from utils.core.errors import InputError
 from utils.core.input_spec import FLOATS, InputSpec
@@ -26,18 +25,22 @@ DEVICE = torch.device("cuda:0")
 
 
 @pytest.fixture(scope="module")
-def engines(demo_engine, demo_onnx, tmp_path_factory):
-    """Form → engine and the ONNX file that it was built from; at a low optimization level."""
-    folder, original = tmp_path_factory.mktemp("forms"), onnx.load(demo_onnx)
-    found = {"float": (demo_engine, demo_onnx)}
+def engines(demo_onnx, tmp_path_factory):
+    """Form → engine and the ONNX file that it was built from; at a low optimization level, which is quicker."""
+    folder, original, found = tmp_path_factory.mktemp("forms"), onnx.load(demo_onnx), {}
     config = BuildConfig(batch=(1, 8, 32), timing_cache=demo_onnx.with_name("gpu-tests.timing.cache"),
                          optimization_level=2, progress=False)  # fmt: skip
-    for name in ("uint8", "uint8-nhwc"):
-        file, form = folder / f"{name}.onnx", FORMS[name]
+    for name, form in FORMS.items():
+        file = folder / f"{name}.onnx"
         onnx.save(set_metadata(take_bytes(original, form), {**metadata_of(original), **form.metadata()}), file)
         found[name] = (file.with_suffix(".engine"), file)
         build(file, found[name][0], config)
     return found
+
+
+@pytest.fixture(scope="module")
+def demo_engine(engines):
+    return engines["float"][0]
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +51,8 @@ def expected(demo_onnx, demo_data):
 
 
 @pytest.mark.parametrize(("form", "batch"), [("float", 1), ("float", 8), ("uint8", 8), ("uint8-nhwc", 8)])
-def test_accuracy(engines, demo_data, expected, form, batch):
-    report = json.loads(demo("DEMO_REPORT").read_text())
+def test_accuracy(engines, demo_data, demo_report, expected, form, batch):
+    report = json.loads(demo_report.read_text())
     pytorch = next(row for row in reversed(report["rows"]) if row["stage"] in ("PTQ", "QAT", "best (PTQ)"))
     config = EvalConfig(imgsz=320, workers=8, batch_size=batch)
     with open_runner(engines[form][0], "cuda:0") as runner:
@@ -122,7 +125,7 @@ def test_engines_that_are_refused(demo_engine, tmp_path, damage):
     path.write_bytes(demo_engine.read_bytes()[:-5000] if damage == "truncated" else b"no engine")
     with pytest.raises(InputError, match=r"a\.engine"):
         open_runner(path, "cuda:0")
-    note = json.loads(demo_engine.with_name("demo.engine.json").read_text())
+    note = json.loads(demo_engine.with_name(f"{demo_engine.name}.json").read_text())
     (tmp_path / "a.engine.json").write_text(json.dumps({**note, "api": "TensorRT 99.0"}))
     with pytest.raises(InputError, match=r"TensorRT 99\.0"):
         open_runner(path, "cuda:0")

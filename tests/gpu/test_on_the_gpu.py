@@ -9,8 +9,9 @@ import torch
 from one_conv import reference, write_onnx
 from onnx import TensorProto, helper
 
-from models.quantize.fake_quantize import fake_quantize, float16_scale
 from utils.core.tasks import DETECT, prediction_of
+from utils.evaluation import masks as masks_module
+from utils.evaluation.masks import Masks, mask_overlaps
 from utils.evaluation.metrics import EvalStatistics
 from utils.evaluation.nms import non_max_suppression
 from utils.jobs.open import open_runner
@@ -44,51 +45,22 @@ def test_matching_and_ap_are_those_of_the_cpu_and_wait_for_nothing():
         found.append(torch.cat([near[:, 1:], score, near[:, :1]], 1))
     raw = torch.rand(12, 14, 1500, device="cuda") ** 4 * 300
     on_gpu = [one.cuda() for one in found], [one.cuda() for one in labels]
-    statistics = {"cpu": EvalStatistics(), "cuda": EvalStatistics()}
-    statistics["cuda"].add(*on_gpu, ["warm"] * 12)
-    non_max_suppression(prediction_of(DETECT, raw), 0.5, 0.7)
-    statistics["cuda"] = EvalStatistics()
-    waits = {}
-    torch.cuda.set_sync_debug_mode("warn")
-    try:
+    for mode in ("default", "warn"):  # the first to warm up
+        by_cpu, by_gpu, waits = EvalStatistics(), EvalStatistics(), []
+        torch.cuda.set_sync_debug_mode(mode)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            statistics["cuda"].add(*on_gpu, ["a"] * 12)
-            waits["matching"] = len(caught)
+            by_gpu.add(*on_gpu, ["a"] * 12)
+            waits.append(len(caught))
             non_max_suppression(prediction_of(DETECT, raw), 0.5, 0.7)
-            waits["nms"] = len(caught) - waits["matching"]
-    finally:
+            waits.append(len(caught) - waits[0])
         torch.cuda.set_sync_debug_mode("default")
-    assert waits["matching"] == 0, [str(one.message) for one in caught[: waits["matching"]]]
-    assert 1 <= waits["nms"] <= 7, waits  # two of them ask whether suppression still changes anything
-    statistics["cpu"].add(found, labels, ["a"] * 12)
-    one, other = (statistics[name].scores() for name in ("cpu", "cuda"))
+    assert waits[0] == 0, caught[0].message
+    assert 1 <= waits[1] <= 7  # two of them ask whether suppression still changes anything
+    by_cpu.add(found, labels, ["a"] * 12)
+    one, other = by_cpu.scores(), by_gpu.scores()
     assert one.mean() == pytest.approx(other.mean(), abs=1e-6)
     assert 0.1 < one.mean().ap < 0.9
-
-
-def test_rounding_is_what_torch_rounds_and_waits_for_nothing():
-    x, weight = torch.randn(4, 8, 50, 50, device="cuda") * 3, torch.randn(64, 8, 3, 3, device="cuda")
-    amax = torch.tensor(4.0, device="cuda"), weight.abs().amax((1, 2, 3), keepdim=True) * 0.8
-    scales = [float16_scale(one / 127) for one in amax]
-    ranges = [scale * 127 for scale in scales]
-    with torch.inference_mode():
-        fake_quantize(x, ranges[0]), fake_quantize(weight, ranges[1])
-        torch.cuda.synchronize()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            found = fake_quantize(x, ranges[0]), fake_quantize(weight, ranges[1])
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-    by_torch = (
-        torch.fake_quantize_per_tensor_affine(x, float(scales[0]), 0, -128, 127),
-        torch.fake_quantize_per_channel_affine(
-            weight, scales[1].reshape(-1), torch.zeros(64, dtype=torch.int32, device="cuda"), 0, -128, 127
-        ),
-    )
-    for one, same in zip(found, by_torch, strict=True):
-        assert torch.equal(one, same)
-        assert len(one.unique()) > 100
 
 
 def test_outputs_of_several_types(tmp_path):
@@ -126,3 +98,31 @@ def test_the_timing_cache_is_filled_and_read(tmp_path):
     assert first > 0
     build(path, tmp_path / "b.engine", config)
     assert cache.stat().st_size == pytest.approx(first, rel=0.1)
+
+
+def masks_and_labels(counts, device):
+    """Masks of whole numbers, whose sums are exact in any order; detections of two classes, and labels of one."""
+    random = torch.Generator().manual_seed(0)
+    corners = [torch.rand(count, 2, generator=random) * 400 for count in counts]
+    boxes = [torch.cat([one, one + torch.rand(len(one), 2, generator=random) * 200 + 20], 1) for one in corners]
+    prototypes = torch.randint(-3, 4, (len(counts), 32, 160, 160), generator=random).half()
+    coefficients = [torch.randint(-3, 4, (count, 32), generator=random).float() for count in counts]
+    found = [torch.cat([one, torch.rand(len(one), 1), torch.arange(len(one))[:, None] % 2], 1) for one in boxes]
+    labels = [torch.cat([torch.zeros(min(7, len(one)), 1), one[:7]], 1) for one in boxes]
+    truth = torch.rand(sum(map(len, labels)), 160, 160, generator=random) < 0.3
+    masks = Masks(
+        prototypes.to(device), tuple(one.to(device) for one in coefficients), tuple(one.to(device) for one in boxes),
+        (640, 640),
+    )  # fmt: skip
+    return masks, truth, *([one.to(device) for one in rows] for rows in (found, labels))
+
+
+def test_overlaps_are_those_of_the_cpu(monkeypatch):
+    monkeypatch.setitem(masks_module.LARGEST, "cuda", 50 * 4 * 160 * 160)
+    counts, results = (30, 0, 120, 3, 14), []
+    for device in ("cpu", "cuda:0"):
+        masks, truth, found, labels = masks_and_labels(counts, device)
+        results.append([one.cpu() for one in mask_overlaps(masks, truth, found, labels)])
+    for expected, one in zip(*results, strict=True):
+        torch.testing.assert_close(one, expected, atol=1e-6, rtol=0)
+    assert max(float(one.max()) for one in results[0] if one.numel()) > 0.05

@@ -34,6 +34,13 @@ PLAIN = {
         "set_flag": lambda self, flag: self.flags.add(flag),
         "clear_flag": lambda self, flag: self.flags.discard(flag),
         "get_tactic_sources": lambda self: 0b11111,
+        "set_tactic_sources": lambda self, sources: self.trt.calls.append(("tactic_sources", sources)),
+        "set_memory_pool_limit": lambda self, pool, size: self.trt.calls.append(("workspace", size)),
+        "add_optimization_profile": lambda self, profile: setattr(self, "profiles", profile.shapes),
+        "create_timing_cache": lambda self, content: (
+            None if content == b"of another GPU" else self.trt.ITimingCache(content=content)
+        ),
+        "set_timing_cache": lambda self, cache, ignore_mismatch: setattr(self, "cache", cache) or not ignore_mismatch,
         "get_timing_cache": lambda self: self.cache,
     },
     "ITimingCache": {"serialize": lambda self: self.content},
@@ -127,25 +134,6 @@ class IBuilderConfig(_Object):
     def __setattr__(self, name, value):
         assert name in vars(self) or hasattr(type(self), name), f"this version's IBuilderConfig has no {name}"
         vars(self)[name] = value
-
-    def set_memory_pool_limit(self, pool, size):
-        assert isinstance(size, int)
-        self.trt.calls.append(("workspace", size))
-
-    def set_tactic_sources(self, sources):
-        self.trt.calls.append(("tactic_sources", sources))
-        return True
-
-    def add_optimization_profile(self, profile):
-        self.profiles = profile.shapes
-
-    def create_timing_cache(self, content):
-        return None if content == b"of another GPU" else self.trt.ITimingCache(content=content)
-
-    def set_timing_cache(self, cache, ignore_mismatch):
-        assert not ignore_mismatch
-        self.cache = cache
-        return True
 
 
 class IOptimizationProfile(_Object):

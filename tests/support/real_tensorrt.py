@@ -61,12 +61,12 @@ def surface(version: str, name: str = "tensorrt") -> dict[str, dict[str, Any]]:
     return found
 
 
-def record(version: str, name: str, kinds: Iterable[str]) -> dict[str, Any]:
+def record(known: dict[str, dict[str, Any]], kinds: Iterable[str]) -> dict[str, Any]:
     """What the stand-in is made from: those of these classes that are there, with the values of an enum.
 
     Of another class it is what its constructor takes; of IBuilderConfig, which has none, the names of all members.
     """
-    found = {kind: members for kind, members in sorted(surface(version, name).items()) if kind in kinds}
+    found = {kind: members for kind, members in sorted(known.items()) if kind in kinds}
     values = {kind: {key: one for key, one in of.items() if isinstance(one, int)} for kind, of in found.items()}
     takes = {kind: re.findall(r", (\w+): ", str(of["__init__"]).partition(" ->")[0]) for kind, of in found.items()}
     takes["IBuilderConfig"] = sorted(set(found.get("IBuilderConfig", ())) - {"__init__"})

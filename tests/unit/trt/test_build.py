@@ -5,10 +5,12 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import onnx
 import pytest
+from decoding_graph import head_graph
 from one_conv import METADATA, write_onnx
-from onnx import TensorProto
+from onnx import TensorProto, helper, numpy_helper
 from parsing import parsed
 from pydantic import ValidationError
 from tensorrt_stand_in import GPU, stand_in
@@ -16,7 +18,8 @@ from tensorrt_stand_in import GPU, stand_in
 from utils.core.errors import InputError, QatError
 from utils.core.files import file_hash
 from utils.core.input_spec import InputSpec
-from utils.trt.build import build
+from utils.onnx_graph.passes.decode_boxes import decode_boxes
+from utils.trt.build import build, fp32_box_layers
 from utils.trt.engine_file import EngineNote, is_current
 from utils.trt.preflight import BuildConfig, OnnxFile, decide, profile_shapes
 
@@ -273,3 +276,61 @@ def test_plugins_are_registered_for_files_that_use_them_only(file, tmp_path, mon
     delattr(api.module, "init_libnvinfer_plugins")
     with pytest.raises(InputError, match="--nms onnx"):
         build(tmp_path / "nms.onnx", tmp_path / "nms.engine", QUIET)
+
+
+# boxes in FP32 where TensorRT would choose
+
+
+HEAD = "/model.5/"
+TRACED = {
+    HEAD + name
+    for name in ("dfl/Softmax", "dfl/conv/Conv", "dfl/Reshape_1", "Split_1", "Sub", "Add", "Add_1", "Div", "Sub_1",
+                 "Concat", "Mul", "Concat_1")
+}  # fmt: skip
+
+
+def followed_by(graph, *nodes, tensors=()):
+    """The graph with more nodes behind its `output0`."""
+    graph.graph.node.extend(nodes)
+    graph.graph.initializer.extend(numpy_helper.from_array(np.array(value), name) for name, value in tensors)
+    return graph
+
+
+def node(kind, inputs, outputs, **attributes):
+    return helper.make_node(kind, inputs, outputs, name=kind, **attributes)
+
+
+def test_from_the_softmax_to_the_output():
+    assert fp32_box_layers(head_graph()) == TRACED
+    graph = decode_boxes(head_graph())
+    found = fp32_box_layers(graph)
+    names = [one.name for one in graph.graph.node]
+    first = next(index for index, one in enumerate(graph.graph.node) if one.op_type == "Softmax")
+    assert found == set(names[first:]) - {f"{HEAD}Sigmoid"}
+
+
+def test_what_is_computed_from_integers_does_not_count():
+    nodes = [node("ArgMax", ["output0"], ["which"]), node("Cast", ["which"], ["number"], to=TensorProto.FLOAT),
+             node("TopK", ["output0", "k"], ["most", "place"]), node("Gather", ["output0", "place"], ["gathered"]),
+             node("Sqrt", ["place"], ["root"]), node("Neg", ["most"], ["negative"])]  # fmt: skip
+    found = fp32_box_layers(followed_by(head_graph(), *nodes, tensors=[("k", np.array([3]))]))
+    assert found - TRACED == {"ArgMax", "TopK", "Gather", "Neg"}
+
+
+@pytest.mark.parametrize("kind", ["Conv", "QuantizeLinear"])
+def test_a_softmax_of_features_does_not_count(kind):
+    tensors = [("features", np.ones((8, 7, 1), np.float32)), ("scale", np.float32(1))]
+    inputs = {"Conv": ["output0", "features"], "QuantizeLinear": ["output0", "scale"]}[kind]
+    assert fp32_box_layers(followed_by(head_graph(), node(kind, inputs, ["more"]), tensors=tensors)) == frozenset()
+
+
+@pytest.mark.parametrize(("version", "precision"), [("8.6.0", "best"), ("10.3.0", "best"), ("8.6.0", "fp32")])
+def test_they_are_built_in_float32_and_integers_stay(tmp_path, monkeypatch, version, precision):
+    api, path = stand_in(monkeypatch, version), write_onnx(tmp_path / "a.onnx", (2, 3, 4, 8))
+    nodes = [("Softmax", "raw", "soft"), ("Relu", "soft", "more"), ("ArgMax", "more", "which")]
+    onnx.save(followed_by(onnx.load(path), *(node(kind, [source], [name]) for kind, source, name in nodes)), path)
+    build(path, tmp_path / "a.engine", config(precision=precision))
+    calls, fp32 = dict(api.module.calls), api.module.DataType.FLOAT
+    assert calls["build"] == ([] if precision == "fp32" else ["FP16", "PREFER_PRECISION_CONSTRAINTS"])
+    told = {one.name: (one.precision, one.told) for one in calls["layers"] if one.told}
+    assert told == ({} if precision == "fp32" else dict.fromkeys(("Softmax", "Relu"), (fp32, {0: fp32})))

@@ -31,12 +31,6 @@ def config(**changes):
     return BuildConfig(**{"targets": ("SM89",), "progress": False, **changes})
 
 
-def test_what_the_module_can_do(rtx):
-    assert rtx.name.startswith("TensorRT-RTX 1.")
-    assert (rtx.weakly_typed, rtx.strongly_typed) == (False, True)
-    assert {"SM75", "SM89", "SM120"} <= set(rtx.ahead_of_time)
-
-
 def test_a_build_whose_time_is_over_is_given_up(rtx, tmp_path):
     file = write_onnx(tmp_path / "a.onnx", (2, 3, 64, 96), FP16, quantized=True, opset=19)
     with pytest.raises(QatError, match="Build canceled"):
@@ -62,6 +56,7 @@ def test_strongly_typed_files(rtx, tmp_path, capsys, quantized, shape, changes, 
     assert note.options == {name: changes[name] for name in BUILDER_OPTIONS if name in changes}
     assert (tmp_path / "a.engine").stat().st_size > 1000
     assert (note.typing, note.precision, note.api) == ("strong", precision, rtx.name)
+    assert rtx.name.startswith("TensorRT-RTX 1.")
     assert note.gpu == " ".join(changes.get("targets", ("SM89",)))
     assert note.metadata == METADATA
     assert note.warnings == () or "hardware_compatible" in changes  # which RTX does not support
@@ -76,7 +71,6 @@ def test_what_is_refused(rtx, tmp_path):
     model.graph.node[1].op_type = "Unknown"
     onnx.save(model, tmp_path / "c.onnx")
     for file, changes, said in (
-        (full, {}, "--typing strong"),
         (half, {"targets": ()}, r"--target with one of .*SM89"),
         (half, {"targets": ("SM42",)}, r"SM42; it builds for .*SM120"),
         (tmp_path / "c.onnx", {}, r"c.onnx \(node without a name, Unknown\): .*Plugin not found"),

@@ -37,13 +37,6 @@ def layers():
     return [replace(layer, ms=index / 1000) for index, layer in enumerate(parse_layers(OLD))]
 
 
-def program(*words):
-    return run([*map(str, words)])
-
-
-# the inspector's JSON
-
-
 def as_version_11(text):
     """The same layers in the schema of 11, as its migration guide describes it ("Migrating IEngineInspector Usage")."""
     content = json.loads(text, strict=False)
@@ -87,12 +80,9 @@ def test_kinds_of_layers(entry, kind, precision):
     assert (layer.kind, layer.precision) == (kind, precision)
 
 
-@pytest.mark.parametrize(
-    ("text", "named"), [("no JSON", "no JSON of TensorRT"), ("{}", "no JSON of TensorRT"), ("3", "no JSON of TensorRT"),
-                        ('{"Layers": ["a"]}', "detailed profiling verbosity")],
-)  # fmt: skip
-def test_what_is_not_of_the_inspector_is_refused(text, named):
-    with pytest.raises(InputError, match=named):
+@pytest.mark.parametrize("text", ["no JSON", "{}", "3", '{"Layers": ["a"]}'])
+def test_what_is_not_of_the_inspector_is_refused(text):
+    with pytest.raises(InputError, match="detailed profiling" if "a" in text else "no JSON of TensorRT"):
         parse_layers(text)
 
 
@@ -145,9 +135,6 @@ def test_what_is_said_of_an_int8_engine(int8, fp16, copies, said):
     assert not [sentence for sentence in advice(summary, "fp16") if "INT8" in sentence]
 
 
-# the image
-
-
 def test_every_layer_is_drawn_and_connected(layers):
     text = dot(layers, 'a "title"')
     shown = [layer for layer in layers if layer.kind != "idle"]
@@ -166,9 +153,6 @@ def test_every_layer_is_drawn_and_connected(layers):
     assert '"a \\"title\\""' in text
 
 
-# the program
-
-
 @pytest.mark.parametrize("streams", [None, 0, 3])
 def test_inspecting_an_engine(tmp_path, monkeypatch, capsys, streams):
     """With times, and without: as 8.6.0 measures with auxiliary streams, and TensorRT-RTX always."""
@@ -177,7 +161,7 @@ def test_inspecting_an_engine(tmp_path, monkeypatch, capsys, streams):
     engine = build_engine(tmp_path, ("b", 3, "h", "w"), **shapes, max_aux_streams=streams)
     if streams is not None:
         monkeypatch.setattr(Execution, "layer_times", lambda execution, runs: {})
-    assert program(engine, "--device", "cpu") == 0
+    assert run([str(engine), "--device", "cpu"]) == 0
     out = capsys.readouterr().out
     assert "a.engine: 2x3x32x32, TensorRT 8.6.0, Fake GPU" in out
     if streams is not None:
@@ -195,8 +179,8 @@ def test_inspecting_an_engine(tmp_path, monkeypatch, capsys, streams):
     with pytest.raises(QatError, match=r"a\.svg: no room$"):
         inspect_engine(engine, draw=True)
     capsys.readouterr()
-    assert program(engine, "--device", "cpu", "--batch-size", 9) == 2
+    assert run([str(engine), "--device", "cpu", "--batch-size", "9"]) == 2
     assert "[9, 3, 32, 32]" in capsys.readouterr().err
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert program(engine, "--device", "cpu") == 2
+    assert run([str(engine), "--device", "cpu"]) == 2
     assert "--device cpu" in capsys.readouterr().err
