@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("utils.benchmark")
 
-TIMES = "timing, with trtexec's names and defaults"
+timing_option = partial(option, group="timing, with trtexec's names and defaults")
 OF_GPUS = ("useCudaGraph", "useSpinWait", "noDataTransfers")
 
 
@@ -63,14 +63,14 @@ class BenchmarkOptions(RunFolderOptions, BuildOptions):
     batch_size: list[BatchSize] | None = option(None, "default: 1 4 8 12", metavar="N")
     sweep: BatchSize | None = option(None, "batch sizes 1, 2, 4, ... up to N", metavar="N")
     imgsz: InputSize | None = size_option("that of the files; only files of dynamic size take another")
-    warmUp: Annotated[float, Field(ge=0, le=600_000)] = option(  # trtexec's name
-        200, "before each round", "--warmUp", group=TIMES, metavar="MS"
+    warmUp: Annotated[float, Field(ge=0, le=600_000)] = timing_option(
+        200, "before each round", "--warmUp", metavar="MS"
     )
-    duration: Annotated[float, Field(gt=0, le=86_400)] = option(3, "of each engine", group=TIMES, metavar="S")
-    rounds: Annotated[int, Field(ge=1, le=1000)] = option(3, "turns that it is spread over", group=TIMES, metavar="N")
-    useCudaGraph: bool = option(False, "replay a CUDA graph", "--useCudaGraph", group=TIMES)
-    useSpinWait: bool = option(False, "wait without sleeping", "--useSpinWait", group=TIMES)
-    noDataTransfers: bool = option(False, "without copying inputs and outputs", "--noDataTransfers", group=TIMES)
+    duration: Annotated[float, Field(gt=0, le=86_400)] = timing_option(3, "of each engine", metavar="S")
+    rounds: Annotated[int, Field(ge=1, le=1000)] = timing_option(3, "turns that it is spread over", metavar="N")
+    useCudaGraph: bool = timing_option(False, "replay a CUDA graph", "--useCudaGraph")
+    useSpinWait: bool = timing_option(False, "wait without sleeping", "--useSpinWait")
+    noDataTransfers: bool = timing_option(False, "without copying inputs and outputs", "--noDataTransfers")
     builds: Annotated[int, Field(ge=1, le=9)] = option(
         1, "engines of each ONNX file, whose spread is the verdict's noise; 2 takes twice as long or more", metavar="N"
     )

@@ -58,36 +58,30 @@ def placed(config: Path | dict[str, Any]) -> nn.Module:
     return model
 
 
-@pytest.fixture(scope="module", params=NETWORKS)
-def named(request: pytest.FixtureRequest, upstream_yaml) -> tuple[str, nn.Module]:
-    name, _, change = request.param.partition(", ")
-    if name == "tiny":
-        return request.param, placed({**TINY, "activation": f"nn.{change}()"})
-    config = upstream_yaml(name)
-    return request.param, placed(narrow(config) if change == "narrow" else config)
-
-
 def built(file: Path, target: str, **changes) -> EngineNote:
     rtx = tensorrt_api.load_tensorrt("tensorrt_rtx_bindings")
     config = BuildConfig(**{"targets": (target,), "progress": False, **changes})
     return build(file, file.with_suffix(".engine"), config, rtx)
 
 
-def check_warnings(note: EngineNote) -> None:
-    """Nothing but what is known."""
-    assert [text for text in note.warnings if not text.strip(" .").startswith(KNOWN)] == []
-
-
-def test_strongly_typed_files_hold_their_properties_and_build(named, tmp_path):
-    name, network = named
-    dynamic, target = NETWORKS[name]
-    config = ExportConfig((SIDE, SIDE), 1, dynamic=dynamic, typing="strong", simplify=dynamic == "none")
-    exported = export_onnx(network, config, tmp_path / "network.onnx", {"stride": "32"})
+def check(exported: ExportResult, target: str, **changes) -> EngineNote:
+    """The file holds its properties and is built; TensorRT warns of nothing but what is known."""
     assert exported.report.ok, exported.report.findings
-    assert exported.report.checked["types"] == exported.report.counts["convolutions"] + 1  # and DFL's
-    note = built(exported.path, target, **({"batch": (1, 4, 8)} if dynamic == "batch" else {}))
+    note = built(exported.path, target, **changes)
     assert (note.precision, note.typing, note.gpu) == ("int8", "strong", target)
-    check_warnings(note)
+    assert [text for text in note.warnings if not text.strip(" .").startswith(KNOWN)] == []
+    return note
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_strongly_typed_files_hold_their_properties_and_build(name, upstream_yaml, tmp_path):
+    (kind, _, change), (dynamic, target) = name.partition(", "), NETWORKS[name]
+    yaml = {**TINY, "activation": f"nn.{change}()"} if kind == "tiny" else upstream_yaml(kind)
+    config = ExportConfig((SIDE, SIDE), 1, dynamic=dynamic, typing="strong", simplify=dynamic == "none")
+    network = placed(narrow(yaml) if change == "narrow" else yaml)
+    exported = export_onnx(network, config, tmp_path / "network.onnx", {"stride": "32"})
+    assert exported.report.checked["types"] == exported.report.counts["convolutions"] + 1  # and DFL's
+    check(exported, target, **({"batch": (1, 4, 8)} if dynamic == "batch" else {}))
 
 
 def test_prototypes_are_a_second_output_of_what_builds(upstream_yaml, tmp_path):
@@ -95,13 +89,10 @@ def test_prototypes_are_a_second_output_of_what_builds(upstream_yaml, tmp_path):
     model = placed(narrow(upstream_yaml("segment/gelan-c-dseg")))
     config = ExportConfig((SIDE, SIDE), 1, dynamic="batch", typing="strong")
     exported = export_onnx(model, config, tmp_path / "network.onnx", {"stride": "32", "task": "segment"})
-    assert exported.report.ok, exported.report.findings
     assert exported.report.counts["float_convolutions"] == 0
     nc = model.model[-1].nc
     assert exported.outputs == {"output0": ("batch", 4 + nc + 32, 84), "output1": ("batch", 32, 16, 16)}
-    note = built(exported.path, "SM89", batch=(1, 4, 8))
-    assert (note.precision, note.typing, note.metadata["task"]) == ("int8", "strong", "segment")
-    check_warnings(note)
+    assert check(exported, "SM89", batch=(1, 4, 8)).metadata["task"] == "segment"
 
 
 def test_forms_build_that_hold_nothing_which_rtx_lacks(tmp_path):
@@ -116,33 +107,15 @@ def test_forms_build_that_hold_nothing_which_rtx_lacks(tmp_path):
             built(tmp_path / f"{name}.onnx", "SM89")
 
 
-# --- masks ------------------------------------------------------------------------------------------------------------
-
-MASK_FORMS = {
-    "in boxes": output_formats.end2end(NmsSettings("none", 100), 160),
-    "on the grid": output_formats.end2end(NmsSettings("none", 100), 0),
-    "deepstream": output_formats.deepstream(NmsSettings("none", 100)),
-}
-
-
-@pytest.fixture(scope="module")
-def mask_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ExportResult]:
+def test_masks_build(tmp_path):
     """A small network with masks, quantized, in each form whose operators RTX has, for any batch."""
-    folder = tmp_path_factory.mktemp("masks")
-    floating = save_float(folder / "tiny.pt", random_network(tiny_with("Segment")))
-    weights = save_quantized(folder / "tiny-int8.pt", floating, imgsz=SIDE)
-    network = load_network(weights, torch.device("cpu"))
+    floating = save_float(tmp_path / "tiny.pt", random_network(tiny_with("Segment")))
+    network = load_network(save_quantized(tmp_path / "tiny-int8.pt", floating, imgsz=SIDE), torch.device("cpu"))
+    settings = NmsSettings("none", 100)
+    forms = [output_formats.end2end(settings, 160), output_formats.end2end(settings, 0),  # in boxes, and on the grid
+             output_formats.deepstream(settings)]  # fmt: skip
+    files = {tmp_path / f"{number}.onnx": form for number, form in enumerate(forms)}
     config = ExportConfig((SIDE, SIDE), 1, dynamic="batch", typing="strong")
-    files = {folder / f"{name}.onnx": form for name, form in MASK_FORMS.items()}
-    results = export_forms(network.model, config, files, network.metadata())
-    return dict(zip(MASK_FORMS, results, strict=True))
-
-
-@pytest.mark.parametrize("form", MASK_FORMS)
-def test_masks_build(form: str, mask_files: dict[str, ExportResult]):
-    exported = mask_files[form]
-    assert exported.report.ok, exported.report.findings
-    assert exported.report.counts["float_convolutions"] == 0
-    note = built(exported.path, "SM89", batch=(1, 4, 8))
-    assert (note.precision, note.typing, note.gpu) == ("int8", "strong", "SM89")
-    check_warnings(note)
+    for exported in export_forms(network.model, config, files, network.metadata()):
+        assert exported.report.counts["float_convolutions"] == 0
+        check(exported, "SM89", batch=(1, 4, 8))

@@ -80,6 +80,8 @@ class Layer:
 def inspect_engine(engine: Path, *, batch: int | None = None, draw: bool = False, device: str = "") -> None:
     """Report on an engine's layers; writes `ENGINE.layers.json`, and `ENGINE.svg` if it is to be drawn.
 
+    The JSON has the fields of each `Layer` that runs something, and `share`, its fraction of all layers' time.
+
     Args:
         batch: images, the profile's opt batch if None.
 
@@ -97,8 +99,11 @@ def inspect_engine(engine: Path, *, batch: int | None = None, draw: bool = False
     gpu = tensorrt_api.gpu(execution.device.index)
     title, summary = f"{engine.name}: {shape}, {api}, {gpu.name if gpu else 'no GPU'}", summarize(layers)
     logger.info("%s", "\n".join(report_lines(summary, title, execution.note.precision)))
+    total = _total_ms(layers)
+    entries = [{**asdict(layer), "share": (layer.ms or 0.0) / total if total else None}
+               for layer in layers if layer.kind != "idle"]  # fmt: skip
     files = [engine.with_suffix(".layers.json")]
-    write_text(files[0], layers_json(layers))
+    write_text(files[0], json.dumps(entries, indent=1) + "\n")
     if draw:
         files.append(engine.with_suffix(".svg"))
         with atomic_path(files[1]) as temporary:
@@ -195,14 +200,6 @@ def summarize(layers: Sequence[Layer]) -> LayerSummary:
 
 def _total_ms(layers: Sequence[Layer]) -> float:
     return sum(layer.ms or 0.0 for layer in layers)
-
-
-def layers_json(layers: Sequence[Layer]) -> str:
-    """`ENGINE.layers.json`: fields of each layer that runs something, and `share`, its fraction of all layers' time."""
-    total = _total_ms(layers)
-    entries = [{**asdict(layer), "share": (layer.ms or 0.0) / total if total else None}
-               for layer in layers if layer.kind != "idle"]  # fmt: skip
-    return json.dumps(entries, indent=1) + "\n"
 
 
 def report_lines(summary: LayerSummary, title: str, precision: str = "") -> list[str]:

@@ -26,7 +26,6 @@ from utils.runners.base import TensorSpec, imgsz_of, literal
 from utils.trt.tensorrt_api import BUILDER_OPTIONS, Api, Gpu
 
 Range = tuple[int, int, int]  # min, opt, max
-SOURCES_OFF = "TRT_TACTIC_SOURCES_OFF"
 build_option = partial(option, group="building")
 
 
@@ -85,7 +84,7 @@ class BuildConfig(BuildOptions):
     @property
     def sources_off(self) -> list[str]:
         """The tactic sources that are not to be used: `tactic_sources_off`, or those of the environment variable."""
-        names = self.tactic_sources_off or os.environ.get(SOURCES_OFF, "").replace(",", " ").split()
+        names = self.tactic_sources_off or os.environ.get("TRT_TACTIC_SOURCES_OFF", "").replace(",", " ").split()
         return sorted(name.upper() for name in names)
 
     @property
