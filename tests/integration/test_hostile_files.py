@@ -38,12 +38,9 @@ IMPORTS = (
 COMMAND = "touch mark"
 ROWS: dict[str, list[Any]] = {  # of a model description: upstream would evaluate these
     "bytes": [-1, 1, "os.system", [COMMAND.encode()]],
-    "remove": [-1, 1, "os.remove", ["nearest"]],
-    "exit": [-1, 1, "sys.exit", []],
     "expression": [-1, 1, f"__import__('os').system('{COMMAND}') or Conv", [8]],
     "argument": [-1, 1, "Conv", [f"__import__('os').system('{COMMAND}')", 3, 2]],
     "number": [-1, 100_000_000, "Conv", [8, 3, 2]],
-    "backend": [-1, 1, "DetectMultiBackend", ["nc"]],
 }
 
 
@@ -98,33 +95,28 @@ def test_a_description_is_refused_before_upstream_sees_it(row, good, tmp_path, m
 
 
 @pytest.mark.parametrize(
-    ("words", "kind"),
+    "words",
     [
-        (["export_qat.py", "--weights", "FILE"], "quantized"),
-        (["export_yoloV9.py", "--weights", "FILE"], "float"),
-        (["qat.py", "eval", "--weights", "FILE", "--data", "DATA", "--project", "OUT"], "pickle"),
-        (["reparameterization.py", "--weights", "FILE", "--save", "OUT/a.pt"], "training"),
-        (["scripts/run_upstream.py", "val.py", "--weights", "FILE", "--device", "cpu"], "pickle"),
-        (["scripts/run_upstream.py", "train.py", "--cfg", "YAML", "--data", "DATA", "--device", "cpu", "--epochs", "1",
-          "--project", "OUT", "--hyp", "data/hyps/hyp.scratch-high.yaml"], "float"),
+        "qat.py eval --weights PICKLE --data DATA --project OUT",
+        "reparameterization.py --weights MODEL --save OUT/a.pt",
+        "scripts/run_upstream.py val.py --weights PICKLE --device cpu",
+        "scripts/run_upstream.py train.py --cfg YAML --data DATA --device cpu --epochs 1 --project OUT "
+        "--hyp data/hyps/hyp.scratch-high.yaml",
     ],
-    ids=lambda value: str(value[0]) if isinstance(value, list) else value,
-)  # fmt: skip
-def test_programs_refuse_with_one_line_and_leave_no_mark(words, kind, good, demo_data, tmp_path, checkout, fork_server):
-    file = tmp_path / "evil.pt"
-    if kind == "pickle":
-        torch_file(file, mapping(model=call("os.system", value(COMMAND))))
-    else:
-        with_row(good[kind], ROWS["bytes"], file)
-    (tmp_path / "evil.yaml").write_text(yaml.safe_dump({**TINY, "backbone": [ROWS["bytes"], *TINY["backbone"][1:]]}))
-    names = {"FILE": str(file), "OUT": str(tmp_path), "YAML": str(tmp_path / "evil.yaml"), "DATA": str(demo_data)}
-    filled = [names.get(word, word.replace("OUT", str(tmp_path))) for word in words]
-    started = {"before": IMPORTS} if words[0] == "qat.py" else {"fork": fork_server}  # one of them starts for real
-    found = watched(program(filled), tmp_path / "report", cwd=checkout, allowed=[tmp_path], **started)
-    assert found.returncode == 2, found.err[-2000:]
-    assert "os.system" in found.err
-    assert "Traceback" not in found.err
-    assert not any("mark" in one or one.startswith("os.system") for one in found.events)
+)
+def test_programs_refuse_with_one_line_and_leave_no_mark(words, good, demo_data, tmp_path, checkout, fork_server):
+    files = {"PICKLE": tmp_path / "pickle.pt", "YAML": tmp_path / "a.yaml", "DATA": demo_data, "OUT": tmp_path}
+    files["MODEL"] = with_row(good["training"], ROWS["bytes"], tmp_path / "model.pt")
+    torch_file(files["PICKLE"], mapping(model=call("os.system", value(COMMAND))))
+    files["YAML"].write_text(yaml.safe_dump({**TINY, "backbone": [ROWS["bytes"], *TINY["backbone"][1:]]}))
+    for name, file in files.items():
+        words = words.replace(name, str(file))
+    started = {"before": IMPORTS} if words.startswith("qat.py") else {"fork": fork_server}  # one starts for real
+    outcome = watched(program(words.split()), tmp_path / "report", cwd=checkout, allowed=[tmp_path], **started)
+    assert outcome.returncode == 2, outcome.err[-2000:]
+    assert "os.system" in outcome.err
+    assert "Traceback" not in outcome.err
+    assert not any("mark" in event or event.startswith("os.system") for event in outcome.events)
     assert not (checkout / "mark").exists()
 
 
@@ -198,20 +190,8 @@ def test_label_caches_and_arrays_are_neither_read_nor_written(dataset, tmp_path,
 # --- weights of which one thing is wrong ------------------------------------------------------------------------------
 
 
-def one_line(error: BaseException, path: Path) -> str:
-    message = str(error)
-    assert "\n" not in message
-    assert str(path) in message
-    assert len(message) < 900
-    return message
-
-
-def fill(name: str, number: float) -> Callable[[Any], None]:
-    def change(model: Any) -> None:
-        with torch.no_grad():
-            model.state_dict()[name].view(-1)[0] = number
-
-    return change
+def with_nan(model: Any) -> None:
+    model.model[0].conv.weight.data.view(-1)[0] = math.nan
 
 
 @pytest.mark.parametrize(
@@ -219,22 +199,19 @@ def fill(name: str, number: float) -> Callable[[Any], None]:
     [
         (lambda model: delattr(model, "names"), "names"),
         (lambda model: setattr(model, "names", ["a"]), "names of 1 class, and its head finds 10"),
-        (lambda model: setattr(model.model[-1], "nc", 11), "names of 10 classes, and its head finds 11"),
         (lambda model: setattr(model, "model", nn.Sequential()), "holds no YOLOv9 network"),
         (lambda model: model.model.__delitem__(-1), "ends in Concat"),
         (lambda model: setattr(model.model[2], "f", 7), "does not compute"),
-        (lambda model: setattr(model.model[0], "conv", nn.Conv2d(3, 9, 3, 2, 1)), "does not compute"),
         (lambda model: setattr(model, "yaml", 5), "the model description is a int"),
-        (fill("model.0.conv.weight", math.nan), "model.0.conv.weight holds NaN or infinity"),
+        (with_nan, "model.0.conv.weight holds NaN or infinity"),
     ],
 )
 def test_a_field_of_a_float_checkpoint(tmp_path, good, change, message):
     model = upstream.read_checkpoint(good["float"])["model"].float()
     change(model)
     torch.save({"model": model, "ema": None}, tmp_path / "changed.pt")
-    with pytest.raises(CheckpointError, match=message) as caught:
+    with pytest.raises(CheckpointError, match=f"^[^\n]*changed.pt[^\n]*{message}[^\n]*$"):
         upstream.load_float(tmp_path / "changed.pt")
-    one_line(caught.value, tmp_path / "changed.pt")
 
 
 WEIGHT = "model.0.conv.weight"
@@ -244,26 +221,22 @@ WEIGHT = "model.0.conv.weight"
     ("field", "content", "message"),
     [
         ("names", 5, "damaged"),
-        ("names", {0: "only"}, "names of 1 class"),
         ("nc", 11, "names of 10 classes, and its head finds 11"),
         ("recipe", {"head": 5}, "head is 5"),
         ("recipe", {"float": ["model.99"]}, "model.99"),
         ("yaml", {}, "lacks nc"),
-        ("yaml", "models/detect/gelan-c.yaml", "damaged"),
-        ("yaml", {**TINY, "head": TINY["head"][:-1]}, "ends in Concat|damaged"),
+        ("yaml", {**TINY, "head": TINY["head"][:-1]}, "(ends in Concat|damaged)"),
         ("extra", None, "damaged"),
         ("quantized_state", {}, "placed quantizers differently"),
         ("quantized_state", {WEIGHT: torch.full((8, 3, 3, 3), math.nan)}, f"{WEIGHT} holds NaN"),
         ("quantized_state", {WEIGHT: torch.zeros(7, 3, 3, 3)}, "size mismatch"),
         ("format_version", 2, "has format 2"),
-        ("format_version", torch.ones(2), "has format"),
     ],
 )
 def test_a_field_of_a_quantized_checkpoint(tmp_path, good, field, content, message):
     torch.save({**torch.load(good["quantized"], weights_only=True), field: content}, tmp_path / "changed.pt")
-    with pytest.raises(CheckpointError, match=message) as caught:
+    with pytest.raises(CheckpointError, match=f"^[^\n]*changed.pt[^\n]*{message}[^\n]*$"):
         checkpoint.load_quantized(tmp_path / "changed.pt")
-    one_line(caught.value, tmp_path / "changed.pt")
 
 
 # --- random mutations -------------------------------------------------------------------------------------------------
@@ -332,13 +305,6 @@ def changed_bytes(content: bytes, rng: random.Random) -> bytes:
     return bytes(mutated)
 
 
-def write(content: Any, path: Path) -> None:
-    if path.suffix == ".pt":
-        torch.save(content, path)
-    else:
-        path.write_text(yaml.safe_dump(content))
-
-
 NAMES = ["float.pt", "quantized.pt", "recipe.yaml", "data.yaml"]
 
 
@@ -351,16 +317,23 @@ def mutations(name: str, good: dict[str, Path], data: Path, path: Path, count: i
         "recipe.yaml": lambda: Recipe().to_dict() | {"float": ["model.3"]},
         "data.yaml": lambda: yaml.safe_load(data.read_text()),
     }[name]()
-    write(content, path)
+
+    def write(content: Any) -> None:
+        if path.suffix == ".pt":
+            torch.save(content, path)
+        else:
+            path.write_text(yaml.safe_dump(content))
+
+    write(content)
     yield
     whole = path.read_bytes()
     for index in range(count):
         if index % 3 == 0:
             path.write_bytes(changed_bytes(whole, rng))
         elif name == "float.pt":
-            write({"model": changed_network(content["model"], rng)}, path)
+            write({"model": changed_network(content["model"], rng)})
         else:
-            write(changed(content, rng), path)
+            write(changed(content, rng))
         yield
 
 

@@ -37,8 +37,15 @@ class Outcome:
     events: list[str]  # such as "os.system ('touch x',)"
 
 
-def watched(code: str, report: Path, *, before: str = "", allowed: Sequence[Path] = (), cwd: Path | None = None,
-            timeout: float = 120, environment: dict[str, str] | None = None, fork: Any = None) -> Outcome:  # fmt: skip
+def watched(
+    code: str,
+    report: Path,
+    *,
+    before: str = "",
+    allowed: Sequence[Path] = (),
+    cwd: Path | None = None,
+    fork: Any = None,
+) -> Outcome:
     """Run `before`, then `code` under the canary.
 
     Args:
@@ -46,33 +53,23 @@ def watched(code: str, report: Path, *, before: str = "", allowed: Sequence[Path
         allowed: folders in which files may be written.
         fork: a `ForkServer`, which has imported already; None: the process starts for real.
     """
-    folders = [str(Path(one).resolve()) for one in allowed]
-    program = (
+    folders = [str(Path(folder).resolve()) for folder in allowed]
+    file = report.with_suffix(".py")
+    file.write_text(
         f"import sys\nsys.path[:0] = [{str(cwd or Path.cwd())!r}]\nsys.path.append({str(HERE)!r})\n"
         f"import hostile_canary\n{before}\nhostile_canary.install({str(report)!r}, {folders!r})\n{code}\n"
     )
     if fork is not None:
-        file = report.with_suffix(".py")
-        file.write_text(program)
-        result = fork.run([file], cwd, timeout)
-        assert report.exists(), result.stderr  # it is watched
-        return _outcome(result, report)
-    quiet = {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(
-        [sys.executable, "-c", program], cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False,
-        env={**_without_coverage(), **quiet, **(environment or {})},
-    )  # fmt: skip
-    return _outcome(result, report)
-
-
-def _outcome(result: subprocess.CompletedProcess[str], report: Path) -> Outcome:
-    events = [json.loads(line) for line in report.read_text().splitlines()] if report.exists() else []
+        result = fork.run([file], cwd, 120)
+    else:  # without measuring coverage, whose files are not what is watched for
+        own = {name: text for name, text in os.environ.items() if not name.startswith("COVERAGE")}
+        result = subprocess.run(
+            [sys.executable, file], cwd=cwd, capture_output=True, text=True, timeout=120, check=False,
+            env={**own, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+    assert report.exists(), result.stderr  # it was watched
+    events = [json.loads(line) for line in report.read_text().splitlines()]
     return Outcome(result.returncode, result.stdout, result.stderr, events)
-
-
-def _without_coverage() -> dict[str, str]:
-    """The environment without what makes a process measure coverage: its files are not what is watched for."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE")}
 
 
 def program(words: Sequence[str | Path]) -> str:
