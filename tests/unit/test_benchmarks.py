@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from report_examples import make_row, resampled
+from report_examples import example_row, resampled
 
 from benchmarks import accuracy, placement
 from benchmarks.steps import RunStep, Setup, StepError
@@ -110,13 +110,13 @@ def at_threshold(found: int, *recall: float) -> AtThreshold:
 
 def test_the_table_of_accuracy(tmp_path):
     states = {
-        "float": make_row(ap=0.55, ap_resampled=resampled(0.5, 0.6), at=at_threshold(90, 0.89, 0.91)),
-        "QAT-seed-57": make_row(
+        "float": example_row(ap=0.55, ap_resampled=resampled(0.5, 0.6), at=at_threshold(90, 0.89, 0.91)),
+        "QAT-seed-57": example_row(
             "QAT", ap=0.57, ap_resampled=resampled(0.51, 0.63), agreement=0.96, at=at_threshold(80, 0.8, 0.8)
         ),
-        "QAT-seed-58": make_row("QAT", ap=0.54, ap_resampled=resampled(0.49, 0.59)),
-        "float-engine": make_row("engine", ap=0.54), "QAT-engine": make_row("engine", ap=0.56),
-        "float-ONNX": make_row("ONNX", ap=0.55), "not-done": make_row(),
+        "QAT-seed-58": example_row("QAT", ap=0.54, ap_resampled=resampled(0.49, 0.59)),
+        "float-engine": example_row("engine", ap=0.54), "QAT-engine": example_row("engine", ap=0.56),
+        "float-ONNX": example_row("ONNX", ap=0.55), "not-done": example_row(),
     }  # fmt: skip
     (tmp_path / "a/done").mkdir(parents=True)
     for time, (step, row) in enumerate(states.items()):

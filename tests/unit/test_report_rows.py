@@ -10,8 +10,7 @@ import onnx
 import pytest
 import torch
 from known_images import SQUARE, KnowingModel, export_answers, write_set
-from report_examples import make_row as example
-from report_examples import resampled
+from report_examples import example_row, resampled
 
 from utils.core.errors import InputError
 from utils.core.score import AGREEMENT, Difference
@@ -45,36 +44,32 @@ def known(tmp_path_factory):
     return model, load_data(folder / "data.yaml"), folder
 
 
+def options(known, out, network="a.onnx", **changes):
+    """Of val_trt.py, for a file of the folder that is known."""
+    _, _, folder = known
+    usual = {"engine_file": str(folder / network), "data": str(folder / "data.yaml"), "imgsz": [64], "batch_size": 8,
+             "workers": 0, "device": "cpu", "project": str(out)}  # fmt: skip
+    return ValOptions(**{**usual, **changes})
+
+
 @pytest.mark.parametrize(
     ("changes", "mark"),
-    [
-        ({}, ""),
-        ({"conf_thres": 0.25}, "confidence 0.25"),
-        ({"iou_thres": 0.5}, "NMS IoU 0.5"),
-        ({"max_det": 1}, "at most 1 detection"),
-        ({"limit": 5}, "5 images"),
-        ({"split": "train"}, "split train"),
-        ({"single_cls": True}, "one class"),
-        ({"conf_thres": 0.25, "limit": 5}, "5 images, confidence 0.25"),
-    ],
-)
+    [({}, ""), ({"conf_thres": 0.25}, "confidence 0.25"), ({"iou_thres": 0.5}, "NMS IoU 0.5"),
+     ({"max_det": 1}, "at most 1 detection"), ({"split": "train"}, "split train"), ({"single_cls": True}, "one class"),
+     ({"conf_thres": 0.25, "limit": 5}, "5 images, confidence 0.25")],
+)  # fmt: skip
 def test_a_network_and_its_export_are_marked_alike(known, tmp_path, changes, mark):
     model, data, folder = known
-    config = replace(CONFIG, **changes)
-    measurer = Measurer(data, torch.device("cpu"), config)
+    measurer = Measurer(data, torch.device("cpu"), replace(CONFIG, **changes))
     row = measurer.row("float", folder / "a.onnx", measurer.measure(model, "a"), 1.0)
     assert row.ap_with == mark
     assert row.measured_on.endswith(f"; {mark}") == bool(mark)
-    options = ValOptions(
-        engine_file=str(folder / "a.onnx"), data=str(folder / "data.yaml"), imgsz=[64], batch_size=8, workers=0,
-        device="cpu", task=config.split, conf_thres=changes.get("conf_thres"), iou_thres=changes.get("iou_thres"),
-        max_det=config.max_det, single_cls=config.single_cls, limit=config.limit, project=str(tmp_path),
-    )  # fmt: skip
-    (other,) = evaluate_file.run(options, "command", tmp_path).rows
+    words = {{"split": "task"}.get(name, name): value for name, value in changes.items()}
+    (other,) = evaluate_file.run(options(known, tmp_path, **words), "command", tmp_path).rows
     assert (other.stage, other.ap_with) == ("float", mark)
     assert list(other.ap_by_class) == list(row.ap_by_class) != []
     assert other.ap == pytest.approx(row.ap, abs=1e-6)
-    usual = row.model_copy(update={"stage": "float", "ap_with": ""})
+    usual = row.model_copy(update={"ap_with": ""})
     assert (other.difference(usual) is None) == bool(mark)
 
 
@@ -84,9 +79,7 @@ def test_a_network_and_its_export_have_a_standard_error_between_them(known, tmp_
     measurer = Measurer(data, torch.device("cpu"), CONFIG)
     row = measurer.row("float", folder / "a.onnx", measurer.measure(model, "a"), 1.0)
     assert row.ap_resampled.error > 0
-    options = ValOptions(engine_file=str(folder / "a.onnx"), data=str(folder / "data.yaml"), imgsz=[64], batch_size=3,
-                          workers=0, device="cpu", project=str(tmp_path))  # fmt: skip
-    evaluate_file.run(options, "command", tmp_path)
+    evaluate_file.run(options(known, tmp_path, batch_size=3), "command", tmp_path)
     file = tmp_path / "report.json"
     both = merged({folder / "report.json": Report(command="eval", rows=[row]), file: Report.load(file)})
     both.rows[1] = both.rows[1].model_copy(update={"stage": "ONNX"})  # as if it had quantizers
@@ -114,10 +107,10 @@ def test_compared_files_stand_under_their_names_at_the_size_they_know(
 ):
     Report(command="x").save(tmp_path / "report.json")
     paths = [str(int8.with_name(name)) for name in files]
-    options = ["--data", str(int8.with_name("data.yaml")), "--samples", "1", "--device", "cpu"]
+    words = ["--data", str(int8.with_name("data.yaml")), "--samples", "1", "--device", "cpu"]
     sizes, collect = [], visualize.collect_samples
     monkeypatch.setattr(visualize, "collect_samples", lambda *a, **b: sizes.append(b["imgsz"]) or collect(*a, **b))
-    assert make_report.run([str(tmp_path), "--compare", *paths, *options]) == 0
+    assert make_report.run([str(tmp_path), "--compare", *paths, *words]) == 0
     samples = Report.load(tmp_path / "report-merged.json").samples
     assert [list(sample.predictions) for sample in samples] == [headings]
     assert sizes == [64]
@@ -157,23 +150,17 @@ def test_samples_of_a_run_are_those_of_the_report_page(known):
 
 
 def test_it_is_told_when_ptq_has_the_higher_ap():
-    ptq = example("PTQ", ap=0.74, ap_resampled=resampled(0.73, 0.74, 0.75))
-    worse = example("QAT", ap=0.73, ap_resampled=resampled(0.72, 0.731, 0.739))
-    assert lost_by_qat([ptq, worse]) == (
-        "PTQ has the higher AP on these validation images (QAT -0.0100 ± 0.0010 against it): runs/PTQ.pt"
-    )
-    assert lost_by_qat([ptq.model_copy(update={"ap_with": AGREEMENT}), worse.model_copy(update={"ap_with": AGREEMENT})]
-                       ).startswith("PTQ agrees more with the float network")  # fmt: skip
-    alike = [example(stage, agreement=one, agreement_resampled=resampled(one, one))
+    ptq = example_row("PTQ", ap=0.74, ap_resampled=resampled(0.73, 0.74, 0.75))
+    worse = example_row("QAT", ap=0.73, ap_resampled=resampled(0.72, 0.731, 0.739))
+    assert "(QAT -0.0100 ± 0.0010 against it): runs/PTQ.pt" in lost_by_qat([ptq, worse])
+    unlabelled = [row.model_copy(update={"ap_with": AGREEMENT}) for row in (ptq, worse)]
+    alike = [example_row(stage, agreement=one, agreement_resampled=resampled(one, one))
              for stage, one in (("PTQ", 0.98), ("QAT", 0.97))]  # fmt: skip
-    assert "PTQ agrees more with the float network" in lost_by_qat(alike)
-    noisy = example("QAT", ap=0.73, ap_resampled=resampled(0.76, 0.70, 0.73))
-    unknown = example("QAT", ap=0.73)
-    swapped = [
-        example("PTQ", ap=0.73, ap_resampled=worse.ap_resampled),
-        example("QAT", ap=0.74, ap_resampled=ptq.ap_resampled),
-    ]
-    assert {lost_by_qat(rows) for rows in ([ptq, noisy], [ptq, unknown], [ptq], [worse], swapped)} == {""}
+    assert all("PTQ agrees more with the float network" in lost_by_qat(rows) for rows in (unlabelled, alike))
+    noisy = example_row("QAT", ap=0.73, ap_resampled=resampled(0.76, 0.70, 0.73))
+    swapped = [worse.model_copy(update={"stage": "PTQ"}), ptq.model_copy(update={"stage": "QAT"})]
+    others = ([ptq, noisy], [ptq, example_row("QAT", ap=0.73)], [ptq], [worse], swapped)
+    assert {lost_by_qat(rows) for rows in others} == {""}
 
 
 def test_a_reference_is_evaluated_first_and_at_the_same_size(known, tmp_path, caplog, monkeypatch):
@@ -183,26 +170,24 @@ def test_a_reference_is_evaluated_first_and_at_the_same_size(known, tmp_path, ca
     model.graph.node.append(onnx.helper.make_node("QuantizeLinear", [model.graph.output[0].name, "step"], ["unused"]))
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(1), "step"))
     onnx.save(model, tmp_path / "int8.onnx")
-    words = {"data": str(folder / "data.yaml"), "imgsz": [64], "batch_size": 8, "workers": 0, "device": "cpu"}
-    options = ValOptions(engine_file=str(tmp_path / "int8.onnx"), reference=str(folder / "a.onnx"), groups=r"\d{11}",
-                         project=str(tmp_path), **words)  # fmt: skip
-    base, row = evaluate_file.run(options, "command", tmp_path).rows
+    files = {"engine_file": str(tmp_path / "int8.onnx"), "reference": str(folder / "a.onnx")}
+    base, row = evaluate_file.run(options(known, tmp_path, groups=r"\d{11}", **files), "command", tmp_path).rows
     assert (base.stage, row.stage, base.input_size) == ("float", "ONNX", row.input_size)
     assert row.agreement > 0.99
     assert (base.agreement, base.resampled_over) == (None, "2 groups")
     assert row.at == base.at
     assert row.at.threshold == base.best_threshold
-    swapped = options.model_copy(update={"engine_file": options.reference, "reference": options.engine_file})
+    swapped = options(known, tmp_path, reference=files["engine_file"])
     with pytest.raises(InputError, match=r"--reference .*int8\.onnx is quantized .*; expected the float network"):
         evaluate_file.run(swapped, "command", tmp_path)
     monkeypatch.setattr(evaluate_file, "LOW_AP", 0.5)
-    report = evaluate_file.run(swapped.model_copy(update={"reference": swapped.engine_file}), "command", tmp_path)
+    report = evaluate_file.run(options(known, tmp_path, reference=files["reference"]), "command", tmp_path)
     assert (report.rows[1].stage, report.difference(report.rows[1]).value) == ("float (onnx)", 0)
     assert verdict(report) == ("", "")  # no row of INT8
     assert "the float model has AP 0.4600, so that nothing can be said" in caplog.text
     other = onnx.load(folder / "a.onnx")
     next(entry for entry in other.metadata_props if entry.key == "names").value = '{"0": "cat", "1": "dog"}'
     onnx.save(other, tmp_path / "other.onnx")
-    options = options.model_copy(update={"reference": str(tmp_path / "other.onnx")})
+    files["reference"] = str(tmp_path / "other.onnx")
     with pytest.raises(InputError, match=r"--reference .*other\.onnx detects \['cat', 'dog'\] and .*int8\.onnx "):
-        evaluate_file.run(options, "command", tmp_path)
+        evaluate_file.run(options(known, tmp_path, **files), "command", tmp_path)

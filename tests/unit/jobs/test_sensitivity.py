@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from report_examples import make_row, resampled
+from report_examples import example_row, resampled
 from small_networks import AConv, ADown, Concat, Conv, Network, RepNBottleneck, Unknown, chain
 from torch import nn
 
@@ -236,7 +236,7 @@ def test_a_search_with_any_budget_leaves_something_in_int8_and_chooses_nothing_w
 
     def measure(name, state):
         value = ap[state.weights]
-        return make_row(name, ap=value, ap_resampled=resampled(value, value + spread * (name == "INT8")))
+        return example_row(name, ap=value, ap_resampled=resampled(value, value + spread * (name == "INT8")))
 
     screened = {name: {"images": 1, "score": 0.5, "share": 0.5} for name in "ab"}
     passes = SimpleNamespace(state=SimpleNamespace(screened=screened), screen=lambda units: None, measure=measure)

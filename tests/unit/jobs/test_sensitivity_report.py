@@ -6,7 +6,7 @@ import shlex
 from types import SimpleNamespace
 
 import pytest
-from report_examples import make_row, resampled
+from report_examples import example_row, resampled
 
 from utils.jobs.run_state import AnalysisState
 from utils.jobs.sensitivity import report
@@ -16,7 +16,7 @@ from utils.reports.tables import verdict
 
 # AP of each network; three AP on resampled images, the spread of whose differences is plain to see
 ROWS = {
-    name: make_row(name, file="my weights.pt", ap=ap, ap_resampled=resampled(*replicates), input_size="320x320")
+    name: example_row(name, file="my weights.pt", ap=ap, ap_resampled=resampled(*replicates), input_size="320x320")
     for name, (ap, *replicates) in {
         "float": (0.7, 0.70, 0.71, 0.69),
         "INT8": (0.6, 0.60, 0.61, 0.59),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from PIL import Image
-from report_examples import make_row, resampled
+from report_examples import example_row, resampled
 
 from utils.reports import figures
 from utils.reports.schema import Box, Epoch, Report, Sample
@@ -15,12 +15,12 @@ from utils.reports.schema import Box, Epoch, Report, Sample
 def compared() -> Report:
     """Rows with and without resampled AP, of the float row's images and of others."""
     return Report(command="x", rows=[
-        make_row(ap_resampled=resampled(0.74, 0.75, 0.73)),
-        make_row("PTQ", ap=0.7361, ap_resampled=resampled(0.73, 0.75, 0.73)),
-        make_row("QAT", ap=0.7420, ap_resampled=resampled(0.74, 0.76, 0.72)),
-        make_row("ONNX", ap=0.7, ap_resampled=resampled(0.7, 0.7, 0.7, images="b" * 32)),
-        make_row("old", ap=0.7500),
-        make_row("TensorRT INT8", ap=0.7, ap_with="30 images", ap_resampled=resampled(0.7, 0.7)),
+        example_row(ap_resampled=resampled(0.74, 0.75, 0.73)),
+        example_row("PTQ", ap=0.7361, ap_resampled=resampled(0.73, 0.75, 0.73)),
+        example_row("QAT", ap=0.7420, ap_resampled=resampled(0.74, 0.76, 0.72)),
+        example_row("ONNX", ap=0.7, ap_resampled=resampled(0.7, 0.7, 0.7, images="b" * 32)),
+        example_row("old", ap=0.7500),
+        example_row("TensorRT INT8", ap=0.7, ap_with="30 images", ap_resampled=resampled(0.7, 0.7)),
     ])  # fmt: skip
 
 
@@ -29,10 +29,10 @@ def segmented() -> Report:
     """A float network and its INT8 form with masks; and a detector beside them."""
     masks = {"mask_ap": 0.4412, "mask_ap50": 0.7, "mask_precision": 0.8, "mask_recall": 0.6}
     report = Report(command="x", rows=[
-        make_row(ap_resampled=resampled(0.74, 0.75, 0.73), mask_ap_resampled=resampled(0.44, 0.45, 0.43), **masks),
-        make_row("PTQ", ap=0.7361, ap_resampled=resampled(0.73, 0.75, 0.73),
+        example_row(ap_resampled=resampled(0.74, 0.75, 0.73), mask_ap_resampled=resampled(0.44, 0.45, 0.43), **masks),
+        example_row("PTQ", ap=0.7361, ap_resampled=resampled(0.73, 0.75, 0.73),
                  mask_ap_resampled=resampled(0.43, 0.45, 0.41), **masks | {"mask_ap": 0.43}),
-        make_row("detector"),
+        example_row("detector"),
     ])  # fmt: skip
     report.history = [Epoch(epoch=0, ap=0.73, ap50=0.9, mask_ap=0.43, mask_ap50=0.69, held_out=1.0)]
     return report
@@ -49,8 +49,8 @@ def image(tmp_path):
 @pytest.fixture
 def report(image) -> Report:
     report = Report(command="python qat.py quantize --weights float.pt", title="A report", hardware={"cpu": "a CPU"})
-    report.rows.append(make_row())
-    report.rows.append(make_row("PTQ", ap=0.7361, measured_on="somewhere else"))
+    report.rows.append(example_row())
+    report.rows.append(example_row("PTQ", ap=0.7361, measured_on="somewhere else"))
     report.history = [
         Epoch(epoch=1, ap=0.7365, ap50=0.94, loss=0.5, lr=1e-6, seconds=3.5),
         Epoch(epoch=2, ap=0.7399, ap50=0.95, loss=0.25, lr=1e-5, seconds=3.25, chosen=True),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from report_examples import make_row, resampled
+from report_examples import example_row, resampled
 
 from utils.core.score import AGREEMENT, Difference
 from utils.reports.figures import f1_curves
@@ -25,8 +25,8 @@ def at(recall: float, replicates: tuple[float, ...], threshold: float = 0.312, *
 @pytest.fixture
 def compared():
     curve = (*(round(math.sin(math.pi * x / 100), 4) for x in range(100)), 0.0)
-    base = make_row(at=at(0.8, (0.80, 0.82, 0.78)), best_threshold=0.312, f1=curve)
-    int8 = make_row("INT8", ap=0.74, at=at(0.7, (0.70, 0.73, 0.67)), best_threshold=0.281, f1=curve,
+    base = example_row(at=at(0.8, (0.80, 0.82, 0.78)), best_threshold=0.312, f1=curve)
+    int8 = example_row("INT8", ap=0.74, at=at(0.7, (0.70, 0.73, 0.67)), best_threshold=0.281, f1=curve,
                     agreement=0.9669, agreement_resampled=resampled(0.96, 0.97, 0.98))  # fmt: skip
     return Report(command="x", rows=[base, int8])
 
@@ -53,7 +53,7 @@ def test_the_difference_is_that_of_paired_resamplings(compared):
 
 
 def test_rows_keep_the_float_row_that_they_were_counted_with(compared):
-    others = [make_row(file="b.pt"), make_row(file="c.pt", at=at(0.8, (0.8, 0.8, 0.8), threshold=0.2))]
+    others = [example_row(file="b.pt"), example_row(file="c.pt", at=at(0.8, (0.8, 0.8, 0.8), threshold=0.2))]
     report = Report(command="x", rows=[compared.rows[0], *others, compared.rows[1]])
     assert report.baseline(report.rows[-1]) is report.rows[0]
     assert [report.baseline(row) for row in report.rows[:3]] == report.rows[:3]
@@ -64,7 +64,7 @@ def test_no_table_where_thresholds_differ_or_nms_is_inside(compared):
     base, int8 = compared.rows
     other = int8.model_copy(update={"at": at(0.7, (0.70, 0.73, 0.67), threshold=0.4)})
     inside = int8.model_copy(update={"ap_with": "confidence 0.25 and IoU 0.45 in the file"})
-    for rows in ([base, other], [base, inside], [base], [make_row(), make_row("PTQ")]):
+    for rows in ([base, other], [base, inside], [base], [example_row(), example_row("PTQ")]):
         assert against_float(Report(command="x", rows=rows)) is None
     unlabelled = [row.model_copy(update={"ap_with": AGREEMENT}) for row in compared.rows]
     assert "best F1 against its own detections, 0.312" in against_float(Report(command="x", rows=unlabelled))[0]
@@ -75,7 +75,7 @@ def test_the_page_has_the_table_the_classes_and_the_curves(compared):
     words = ("What a product notices", "0.9669 ± 0.0100", "cat &lt;b&gt;", "10 of 60", "19 of 70", "Which confidence")
     assert [word for word in words if word not in text] == []
     assert "cat <b>" not in text
-    assert "What a product notices" not in page(Report(command="x", rows=[make_row(), make_row("PTQ")]))
+    assert "What a product notices" not in page(Report(command="x", rows=[example_row(), example_row("PTQ")]))
 
 
 def test_f1_is_drawn_for_each_row_with_the_float_threshold(compared):
@@ -86,5 +86,7 @@ def test_f1_is_drawn_for_each_row_with_the_float_threshold(compared):
 
 
 def test_groups_are_named_beside_the_standard_error():
-    rows = [make_row(stage, ap_resampled=resampled(0.7, 0.8), resampled_over="12 groups") for stage in ("float", "PTQ")]
+    rows = [
+        example_row(stage, ap_resampled=resampled(0.7, 0.8), resampled_over="12 groups") for stage in ("float", "PTQ")
+    ]
     assert "from resampling the 12 groups" in terminal_table(Report(command="x", rows=rows))

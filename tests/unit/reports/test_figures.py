@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 from PIL import Image
-from report_examples import make_row
+from report_examples import example_row
 
 from utils.reports import figures
 from utils.reports.schema import Epoch
@@ -40,7 +40,7 @@ def test_the_loss_of_each_epoch_is_drawn_where_ap_is_not_known_and_ptq_is_marked
     (axes,) = figure.axes
     assert (name, list(axes.lines[0].get_ydata()), axes.get_ylabel()) == ("loss_per_epoch", [0.2, 0.1], "loss")
     assert [text.get_text() for text in axes.texts] == ["PTQ 0.3000"]
-    report.rows[-1] = make_row("best (PTQ)")
+    report.rows[-1] = example_row("best (PTQ)")
     assert [text.get_text() for text in figures.per_epoch(report)[1].axes[0].texts] == ["chosen: PTQ 0.3000"]
 
 

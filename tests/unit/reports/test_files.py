@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from report_examples import make_row
+from report_examples import example_row
 
 from utils.core.errors import InputError
 from utils.evaluation.data_yaml import load_data
@@ -101,10 +101,10 @@ def test_runs_are_put_together(tmp_path):
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    report = Report(command="qat.py", rows=[make_row(ap=0.5), make_row("QAT")], notes=["one"])
+    report = Report(command="qat.py", rows=[example_row(ap=0.5), example_row("QAT")], notes=["one"])
     report.history, report.charts = [Epoch(epoch=0, ap=0.5)], {"a chart": "a.png"}
     report.save(tmp_path / "qat/report.json")
-    report = Report(command="val_trt.py", rows=[make_row("ONNX"), make_row("QAT")], notes=["two", "one"])
+    report = Report(command="val_trt.py", rows=[example_row("ONNX"), example_row("QAT")], notes=["two", "one"])
     report.save(tmp_path / "onnx.json")
     files = (tmp_path / "qat", tmp_path / "onnx.json")
     assert "0.5000" in make(*files, "--output", tmp_path / "out", "--note", "three", "--title", "Title")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from report_examples import NASTY, make_row, resampled
+from report_examples import NASTY, example_row, resampled
 
 from utils.core.errors import InputError
 from utils.core.score import AGREEMENT, SplitCounts
@@ -44,7 +44,7 @@ class _Page(html.parser.HTMLParser):
 
 @pytest.mark.usefixtures("unrendered")
 def test_the_page_holds_every_number(report, image):
-    report.rows.append(make_row("QAT"))
+    report.rows.append(example_row("QAT"))
     report.splits = [SplitCounts(name="val", images=6, objects=9, left_out=2, first={"left_out": "a.jpg"}, **NONE)]
     report.charts = {"Sensitivity (exp)": str(image[0]), "a chart that is gone": "gone.png"}
     report.samples.append(report.samples[0].model_copy(update={"image": "gone.png"}))
@@ -61,8 +61,8 @@ def test_the_page_holds_every_number(report, image):
 
 @pytest.mark.usefixtures("unrendered")
 def test_differences_within_their_error_have_no_colour(compared):
-    compared.rows.append(make_row("better", ap=0.78, ap_resampled=compared.rows[1].ap_resampled))
-    compared.rows.append(make_row("worse", ap=0.70, ap_resampled=compared.rows[1].ap_resampled))
+    compared.rows.append(example_row("better", ap=0.78, ap_resampled=compared.rows[1].ap_resampled))
+    compared.rows.append(example_row("worse", ap=0.70, ap_resampled=compared.rows[1].ap_resampled))
     text = page(compared)
     assert re.findall(r'<td[^>]* class="(up|down)">(.*?)</td>', text) == [
         ("up", "+0.0388 ± 0.0058"), ("down", "-0.0412 ± 0.0058"),
@@ -95,7 +95,7 @@ def test_markup_in_names_is_shown_and_not_run(report):
     tags = set(_Page(page(report)).tags)
     report.title = report.command = report.data = NASTY
     report.notes = [NASTY]
-    report.rows = [make_row(NASTY, file=NASTY, device=NASTY, measured_on=NASTY)]
+    report.rows = [example_row(NASTY, file=NASTY, device=NASTY, measured_on=NASTY)]
     box = Box(xyxy=(1, 1, 9, 9), name="$" + NASTY, score=0.5)
     report.samples = [Sample(image=report.samples[0].image, predictions={NASTY: [box]})]
     nasty = _Page(page(report))
@@ -112,8 +112,8 @@ def test_a_reader_is_told_what_to_do_in_local_time_and_nothing_of_folders(report
     report.notes = [f"left out: /home/someone/1.jpg: damaged; {tmp_path}/runs/a.pt", "AP50 / AP, 1/2, a//b"]
     error = resampled(0.74, 0.75, 0.73)
     report.rows = [
-        make_row(file="/home/someone/f.pt", ap_resampled=error, ap_by_class={"cat": 0.25, "dog": 0.5}),
-        make_row("QAT", file=f"{tmp_path}/runs/q.pt", ap_resampled=error, ap_by_class={"dog": 0.625}),
+        example_row(file="/home/someone/f.pt", ap_resampled=error, ap_by_class={"cat": 0.25, "dog": 0.5}),
+        example_row("QAT", file=f"{tmp_path}/runs/q.pt", ap_resampled=error, ap_by_class={"dog": 0.625}),
     ]
     monkeypatch.chdir(tmp_path)
     text = page(report)
@@ -136,8 +136,10 @@ def test_a_reader_is_told_what_to_do_in_local_time_and_nothing_of_folders(report
 
 
 def test_runs_with_rows_of_one_file_keep_the_row_that_knows_more():
-    first = Report(command="a", rows=[make_row(ap=0.5, ms_per_image=2.0), make_row("PTQ", ap=0.4)])
-    second = Report(command="b", rows=[make_row(ap=0.5, ms_per_image=1.0, agreement=1.0), make_row("ONNX", ap=0.4)])
+    first = Report(command="a", rows=[example_row(ap=0.5, ms_per_image=2.0), example_row("PTQ", ap=0.4)])
+    second = Report(
+        command="b", rows=[example_row(ap=0.5, ms_per_image=1.0, agreement=1.0), example_row("ONNX", ap=0.4)]
+    )
     both = merged({Path("one/report.json"): first, Path("two/report.json"): second})
     assert [(row.stage, row.run) for row in both.rows] == [("float", "two"), ("PTQ", "one"), ("ONNX", "two")]
     assert (both.rows[0].agreement, both.rows[0].ms_per_image) == (1.0, 1.0)
@@ -149,7 +151,7 @@ def test_runs_with_rows_of_one_file_keep_the_row_that_knows_more():
     first.history = second.history = [Epoch(epoch=0, held_out=0.1)]
     both = merged({Path("one/report.json"): first, Path("two/report.json"): second})
     assert (both.history, both.notes[0]) == ([], "the epochs of QAT are on the pages of the runs: one, two")
-    unlabelled = Report(command="c", rows=[make_row("PTQ", ap=0.9, ap_with=AGREEMENT)])
+    unlabelled = Report(command="c", rows=[example_row("PTQ", ap=0.9, ap_with=AGREEMENT)])
     assert headers(unlabelled)[:4] == ("stage", "agreement", "vs float", "agree50")
     with pytest.raises(InputError, match="three is a run with --unlabelled and one has labels"):
         merged({Path("one/report.json"): first, Path("three/report.json"): unlabelled})

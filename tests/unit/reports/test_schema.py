@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 
 import pytest
-from report_examples import make_row
+from report_examples import example_row
 
 from utils.core.errors import InputError
 from utils.reports.schema import AtThreshold, Epoch, Report
@@ -15,7 +15,7 @@ OLD = Path(__file__).resolve().parents[2] / "golden/written-by-1.0/runs/qat/fini
 
 def test_what_is_saved_is_loaded(report, segmented, tmp_path):
     at = AtThreshold(threshold=0.3, objects=9, found=8, precision=0.9, recall=8 / 9, by_class={"cat": (6, 5)})
-    report.rows.append(make_row("QAT", ap_by_size={"small": 0.25, "large": 0.5}, file="odd-\udcff.pt", at=at))
+    report.rows.append(example_row("QAT", ap_by_size={"small": 0.25, "large": 0.5}, file="odd-\udcff.pt", at=at))
     report.notes.append("of odd-\udcff.png")
     path = report.save(tmp_path / "new" / "report.json")
     report.notes[-1] = "of odd-?.png"
@@ -53,7 +53,7 @@ def test_reports_of_earlier_schemas_are_read(compared, tmp_path):
         for name in ("ap_resampled", "ap_difference_error", "mask_ap_difference_error", "mask_ap", "input_size"):
             del row[name]
     (tmp_path / "r.json").write_text(json.dumps({**content, "schema_version": 1}))
-    assert Report.load(tmp_path / "r.json").rows[1] == make_row("PTQ", ap=0.7361)  # of which `at` is None
+    assert Report.load(tmp_path / "r.json").rows[1] == example_row("PTQ", ap=0.7361)  # of which `at` is None
     (tmp_path / "r.json").write_text('{"schema_version": 1, "rows": [], "command": "x"}')
     assert Report.load(tmp_path / "r.json").hardware == {}, "the reader's machine is not the run's"
 

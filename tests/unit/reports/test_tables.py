@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from report_examples import NASTY, make_row, resampled
+from report_examples import NASTY, example_row, resampled
 
 from utils.core.score import AGREEMENT
 from utils.core.text import code, markdown_table
@@ -12,7 +12,7 @@ from utils.reports.tables import labels, terminal_table, verdict
 
 
 def test_terminal_table_shows_every_number_and_where_it_was_measured(report):
-    report.rows.append(make_row("ONNX", ap=None, size_bytes=50_000, ms_per_image=None, measured_on="ONNX Runtime"))
+    report.rows.append(example_row("ONNX", ap=None, size_bytes=50_000, ms_per_image=None, measured_on="ONNX Runtime"))
     lines = terminal_table(report).splitlines()
     assert lines[0].split() == ["stage", "AP", "vs", "float", "AP50", "P", "R", "size", "ms/image", "on"]
     assert lines[2].split() == ["float", "0.7412", "0.9521", "0.9432", "0.9018", "1.81", "MB", "18.21", "[1]"]
@@ -26,9 +26,9 @@ def test_terminal_table_shows_every_number_and_where_it_was_measured(report):
 
 def test_each_networks_rows_are_compared_with_its_own_float_row():
     """Runs of two networks on one dataset, on one page; what stands before any float row belongs to the first."""
-    first = [make_row(ap=0.68, file="t.pt"), make_row("PTQ", ap=0.67, file="t8.pt")]
-    second = [make_row(ap=0.81, file="s.pt"), make_row("PTQ", ap=0.80, file="s8.pt")]
-    report = Report(command="x", rows=[make_row("ONNX", ap=0.66), *first, *second])
+    first = [example_row(ap=0.68, file="t.pt"), example_row("PTQ", ap=0.67, file="t8.pt")]
+    second = [example_row(ap=0.81, file="s.pt"), example_row("PTQ", ap=0.80, file="s8.pt")]
+    report = Report(command="x", rows=[example_row("ONNX", ap=0.66), *first, *second])
     assert [str(report.difference(row) or "") for row in report.rows] == ["-0.0200", "", "-0.0100", "", "-0.0100"]
     assert labels(report) == ["ONNX", "float t", "PTQ t8", "float s", "PTQ s8"]
 
@@ -40,7 +40,7 @@ def test_each_networks_rows_are_compared_with_its_own_float_row():
      (("x.onnx in runs/qat/exp", "x.onnx in runs/qat_calibrate/exp"), ["ONNX", "ONNX calibrate"])],
 )  # fmt: skip
 def test_rows_of_one_stage_have_names_that_tell_them_apart(files, names):
-    rows = [make_row("ONNX", file=file, run=run) for file, _, run in (file.partition(" in ") for file in files)]
+    rows = [example_row("ONNX", file=file, run=run) for file, _, run in (file.partition(" in ") for file in files)]
     report = Report(command="x", rows=rows)
     assert labels(report) == names
     lines = terminal_table(report).splitlines()[2:4]
@@ -51,7 +51,7 @@ def test_ap_at_another_size_of_the_input_is_not_compared(compared):
     """Of the same images: 640 pixels instead of 320, or rectangles."""
     known = compared.rows[0].ap_resampled
     rows = [row.model_copy(update={"input_size": "320x320"}) for row in compared.rows[:2]]
-    rows += [make_row("ONNX", input_size="640x640", ap_resampled=known), make_row("older", ap_resampled=known)]
+    rows += [example_row("ONNX", input_size="640x640", ap_resampled=known), example_row("older", ap_resampled=known)]
     report = Report(command="x", rows=rows)
     assert [line.split()[2] for line in terminal_table(report).splitlines()[3:6]] == ["-0.0051", "-", "+0.0000"]
     assert re.search(r"ONNX: AP does not .* 640x640 .* 320x320", " ".join(terminal_table(report).splitlines()))
@@ -114,8 +114,8 @@ NOISE, LOSS, GAIN = (0.74, 0.76, 0.72), (0.71, 0.721, 0.699), (0.76, 0.771, 0.74
     ],
 )  # fmt: skip
 def test_a_verdict_and_the_next_command(rows, words, command):
-    float_row = make_row(file="f 1.pt", input_size="320x320", ap_resampled=resampled(0.74, 0.75, 0.73))
-    others = [make_row(stage, file=file, ap=ap, input_size="320x320", ap_resampled=resampled(*of) if of else None)
+    float_row = example_row(file="f 1.pt", input_size="320x320", ap_resampled=resampled(0.74, 0.75, 0.73))
+    others = [example_row(stage, file=file, ap=ap, input_size="320x320", ap_resampled=resampled(*of) if of else None)
               for stage, file, ap, of in rows]  # fmt: skip
     sentence, following = verdict(Report(command="x", data="d.yaml", rows=[float_row, *others]))
     assert re.search(words, sentence)
@@ -124,15 +124,15 @@ def test_a_verdict_and_the_next_command(rows, words, command):
 
 
 def test_the_verdict_of_several_runs_is_that_of_the_row_closest_to_float():
-    rows = [make_row(file="f.pt", ap_resampled=resampled(0.74, 0.75, 0.73)),
-            make_row("QAT", file="a.pt", ap=0.7420, ap_resampled=resampled(*NOISE)),
-            make_row("PTQ", file="b.pt", ap=0.7112, ap_resampled=resampled(*LOSS))]  # fmt: skip
+    rows = [example_row(file="f.pt", ap_resampled=resampled(0.74, 0.75, 0.73)),
+            example_row("QAT", file="a.pt", ap=0.7420, ap_resampled=resampled(*NOISE)),
+            example_row("PTQ", file="b.pt", ap=0.7112, ap_resampled=resampled(*LOSS))]  # fmt: skip
     assert "INT8 is within the noise" in verdict(Report(command="x\ny", data="d.yaml", rows=rows))[0]
     assert "INT8 loses" in verdict(Report(command="x", data="d.yaml", rows=rows))[0]
 
 
 def test_a_float_network_that_finds_nothing_says_nothing_of_int8():
-    rows = [make_row(stage, file=f"{stage}.pt", ap=ap, ap_resampled=resampled(ap, ap, ap))
+    rows = [example_row(stage, file=f"{stage}.pt", ap=ap, ap_resampled=resampled(ap, ap, ap))
             for stage, ap in (("float", 0.0), ("QAT", 0.0))]  # fmt: skip
     sentence, command = verdict(Report(command="x", data="d.yaml", rows=rows))
     assert "float network has AP 0.0000" in sentence
@@ -140,7 +140,7 @@ def test_a_float_network_that_finds_nothing_says_nothing_of_int8():
 
 
 def test_an_unfinished_run_is_continued_first():
-    rows = [make_row(file="f.pt"), make_row("PTQ", file="p.pt", ap=0.7112, ap_resampled=resampled(*LOSS))]
+    rows = [example_row(file="f.pt"), example_row("PTQ", file="p.pt", ap=0.7112, ap_resampled=resampled(*LOSS))]
     report = Report(command="x", data="d.yaml", rows=rows, notes=[f"{UNFINISHED}; continue with: python q --resume r"])
     assert verdict(report) == ("This run is not finished: continue it.", "python q --resume r")
     report.command += "\nof another run"
@@ -149,7 +149,7 @@ def test_an_unfinished_run_is_continued_first():
 
 @pytest.mark.parametrize(("ap", "words"), [(0.985, "loses 0.0100 .* agreement .*export q"), (0.96, "let QAT regain")])
 def test_without_labels_the_target_is_that_of_agreement(ap, words):
-    rows = [make_row(stage, file=file, ap=one, ap_with=AGREEMENT, ap_resampled=resampled(one, one, one))
+    rows = [example_row(stage, file=file, ap=one, ap_with=AGREEMENT, ap_resampled=resampled(one, one, one))
             for stage, file, one in (("float", "f.pt", 0.995), ("PTQ", "q.pt", ap))]  # fmt: skip
     sentence, command = verdict(Report(command="x", data="d.yaml", rows=rows))
     assert re.search(words, sentence)
@@ -165,8 +165,8 @@ def test_without_labels_the_target_is_that_of_agreement(ap, words):
     ],
 )
 def test_the_next_command_has_the_options_of_the_one_before(words, epochs, following):
-    rows = [make_row(file="f.pt", ap_resampled=resampled(0.74, 0.75, 0.73)),
-            make_row("QAT", file="q.pt", ap=0.7112, ap_resampled=resampled(*LOSS))]  # fmt: skip
+    rows = [example_row(file="f.pt", ap_resampled=resampled(0.74, 0.75, 0.73)),
+            example_row("QAT", file="q.pt", ap=0.7112, ap_resampled=resampled(*LOSS))]  # fmt: skip
     history = [Epoch(epoch=0)] * epochs
     report = Report(command=f"python qat.py quantize {words}", data="d.yaml", rows=rows, history=history)
     assert verdict(report)[1] == "python qat.py " + following.format("--weights f.pt --data d.yaml --imgsz 640")
@@ -178,4 +178,4 @@ def test_masks_that_lose_more_than_boxes_decide_and_a_missing_float_row_is_said(
         update={"mask_ap": 0.40, "mask_ap_resampled": resampled(0.40, 0.411, 0.389)}
     )
     assert "0.0412 ± 0.0010 mask AP" in verdict(segmented)[0]
-    assert "no float row" in verdict(Report(command="x", rows=[make_row("QAT")]))[0]
+    assert "no float row" in verdict(Report(command="x", rows=[example_row("QAT")]))[0]

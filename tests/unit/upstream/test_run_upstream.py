@@ -9,31 +9,18 @@ import types
 from pathlib import Path
 
 import pytest
+import torch
+
+from utils.upstream import checkout
 
 PROGRAM = Path(__file__).resolve().parents[3] / "scripts" / "run_upstream.py"
 
 
-@pytest.fixture(scope="module")
-def program():
-    spec = importlib.util.spec_from_file_location("run_upstream_program", PROGRAM)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_fast_is_channels_last_without_deterministic_algorithms(monkeypatch):
-    import torch
-
-    from utils.upstream import checkout
-
-    class Network(torch.nn.Module):
-        def forward(self, x: torch.Tensor, augment: bool = False) -> tuple[torch.Tensor, bool]:
-            return x, augment
-
-    asked = []
+    seeds = []
     general, yolo = types.ModuleType("utils.general"), types.ModuleType("models.yolo")
-    general.init_seeds = lambda seed=0, deterministic=False: asked.append((seed, deterministic))
-    yolo.DetectionModel = Network
+    general.init_seeds = lambda seed=0, deterministic=False: seeds.append((seed, deterministic))
+    yolo.DetectionModel = type("Network", (torch.nn.Module,), {"forward": lambda self, x, augment=False: (x, augment)})
     for module in (general, yolo):
         monkeypatch.setitem(sys.modules, module.__name__, module)
         package, _, name = module.__name__.partition(".")
@@ -41,17 +28,19 @@ def test_fast_is_channels_last_without_deterministic_algorithms(monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
     checkout.prefer_speed()
     general.init_seeds(3, deterministic=True)
-    assert asked == [(3, False)]
-    assert torch.backends.cudnn.benchmark
+    assert (seeds, torch.backends.cudnn.benchmark) == ([(3, False)], True)
     image = torch.rand(1, 3, 8, 8)
-    seen, augment = yolo.DetectionModel()(image, augment=True)
+    x, augment = yolo.DetectionModel()(image, augment=True)
     assert augment
-    assert seen.is_contiguous(memory_format=torch.channels_last)
-    assert torch.equal(seen, image)
+    assert x.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(x, image)
 
 
-@pytest.mark.parametrize("words", [[], [""], ["--fast"], ["--fast", ""]])
-def test_no_program_is_one_line(program, monkeypatch, capsys, words):
+@pytest.mark.parametrize("words", [[], [""], ["--fast", ""]])
+def test_no_program_is_one_line(monkeypatch, capsys, words):
+    spec = importlib.util.spec_from_file_location("run_upstream_program", PROGRAM)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
     monkeypatch.setattr(sys, "argv", ["run_upstream.py", *words])
-    assert program.main() == 2
+    assert module.main() == 2
     assert capsys.readouterr().err.startswith("error: name a program of the checkout")
