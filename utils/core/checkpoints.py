@@ -67,16 +67,13 @@ def read_torch_file(
     skip: Collection[str] = (),
     remedy: str = "copy or download it again",
 ) -> Any:
-    """What `torch.save` wrote into `file`, on the CPU. No code of the file is run.
+    """What `torch.save` wrote into `file`, on the CPU; paths become texts. No code of the file is run.
 
     Args:
         modules: the module classes that the file may hold, by their names in a pickle. Modules may be the content
             itself or values of a dictionary that is the content.
         skip: keys of that dictionary whose values are left out, and whose tensors are not read.
         remedy: what to do about a damaged file.
-
-    Returns:
-        Containers, texts, numbers, tensors and modules. Paths become texts, devices the CPU.
 
     Raises:
         NotAllowed: it names something that is not listed here or in `modules`, or holds hooks or the like.
@@ -109,8 +106,8 @@ def read_torch_file(
 class _Shell:
     """What a pickle gets for a name: the class stands for the name, an instance for a call of it.
 
-    A pickle can only make instances, give them a state, and put them into containers. Neither classes nor instances
-    can be changed by it: an instruction that sets attributes (BUILD) finds `__setstate__` on both.
+    A pickle can make instances, give them a state, and put them into containers. It changes neither classes nor
+    instances: the instruction that sets attributes (BUILD) finds `__setstate__` on both.
     """
 
     __slots__ = ("args", "state")
@@ -173,12 +170,7 @@ def _key(value: Any) -> Any:
 
 
 class _Builder:
-    """Makes what the shells of one file stand for.
-
-    Args:
-        modules: the classes that modules may have, by their names in a pickle.
-        read_storage: gives the bytes of a storage by its key.
-    """
+    """Makes what the shells of one file stand for; `read_storage` gives the bytes of a storage by its key."""
 
     def __init__(self, modules: Mapping[str, type[nn.Module]], read_storage: Callable[[str], bytes]) -> None:
         self._modules, self._read_storage = modules, read_storage
@@ -254,14 +246,12 @@ class _Builder:
         return module
 
 
-def _tensor(
-    storage: torch.Tensor, offset: int, size: Any, stride: Any, requires_grad: Any, hooks: Any, metadata: Any = None
-) -> torch.Tensor:
+def _tensor(storage: Any, offset: int, size: Any, stride: Any, grad: Any, hooks: Any, metadata: Any = None) -> Any:
     if hooks or metadata:
         raise NotAllowed("a tensor with hooks")
     # as_strided raises where the tensor does not lie within its storage; set_ makes it no view of another tensor.
     tensor = torch.empty(0, dtype=storage.dtype).set_(storage.as_strided(size, stride, offset))
-    return tensor.requires_grad_(bool(requires_grad))
+    return tensor.requires_grad_(bool(grad))
 
 
 def _parameter(data: torch.Tensor, requires_grad: Any, hooks: Any) -> nn.Parameter:

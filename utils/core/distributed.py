@@ -77,21 +77,21 @@ def joined() -> Iterator[World]:
     Raises:
         QatError: another process has ended, or does not answer.
     """
-    found = launched()
-    if found.size == 1 or _State.world.size > 1:
+    world = launched()
+    if world.size == 1 or _State.world.size > 1:
         yield _State.world
         return
     import torch
     import torch.distributed.nn  # before the group: later, it would hold the group, and its threads, to the end
     from torch import distributed
 
-    on_gpu = torch.cuda.is_available() and found.local_rank < torch.cuda.device_count()
+    on_gpu = torch.cuda.is_available() and world.local_rank < torch.cuda.device_count()
     if on_gpu:
-        torch.cuda.set_device(found.local_rank)
+        torch.cuda.set_device(world.local_rank)
     try:
         distributed.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=TIMEOUT)
-        _State.world, device.local_rank = found, found.local_rank
-        yield found
+        _State.world, device.local_rank = world, world.local_rank
+        yield world
         gather(None)  # go on when every process has come here
         distributed.destroy_process_group()  # not after an error: it would wait for the others
     except RuntimeError as error:
@@ -128,7 +128,7 @@ def gather(thing: Thing) -> list[Thing]:
 
 
 def from_main(work: Callable[[], Thing]) -> Thing:
-    """Let the main process do the work by itself, and give its result to all, or the `QatError` that the work raised.
+    """Let the main process do the work by itself, and give its result to all, or the `QatError` that it raised.
 
     Inside `work` the main process counts as the only one, so that `work` may call what all processes call elsewhere.
     """
@@ -149,5 +149,4 @@ def from_main(work: Callable[[], Thing]) -> Thing:
     distributed.broadcast_object_list(box, device=torch.device("cpu"))
     if box[1] is not None:
         raise box[1]
-    result: Thing = box[0]
-    return result
+    return box[0]

@@ -15,9 +15,7 @@ class _Handler(logging.StreamHandler):  # Python 3.10 cannot subscript it
         """Raise what writing a line raised: a closed pipe ends the program, and is not described on standard error."""
         raise
 
-
-class _Formatter(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
+    def format(self, record: logging.LogRecord) -> str:  # logging's name
         return printable(super().format(record))
 
 
@@ -27,7 +25,7 @@ def setup_logging(verbose: bool = False, rank: int = 0) -> None:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # names of files need not be text; a locale may lack →
     handler = _Handler(sys.stdout)
-    handler.setFormatter(_Formatter(f"rank {rank}: %(message)s" if rank else "%(message)s"))
+    handler.setFormatter(logging.Formatter(f"rank {rank}: %(message)s" if rank else "%(message)s"))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)

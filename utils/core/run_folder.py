@@ -78,9 +78,7 @@ def held(folder: Path, load: Callable[[Path], Any] = lambda _: None) -> Iterator
 
 
 def make_run_dir(project: str | Path, name: str, exist_ok: bool = False) -> Path:
-    """Create and return `project/name`, or `project/name2`, `name3`, ... when it exists and `exist_ok` is false.
-
-    Behind a name that ends in a digit the number has a hyphen: `x2`, `x2-2`.
+    """Create and return `project/name`; where it exists and `exist_ok` is false, `name2`, ...; of `x2` it is `x2-2`.
 
     Raises:
         InputError: the folder cannot be created, or `name` is not the name of a folder.

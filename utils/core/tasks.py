@@ -64,7 +64,7 @@ DETECTIONS = DETECT.detections
 
 
 def masks_of_head(head: Any) -> int:
-    """How many coefficients and prototypes the masks of a network that ends in `head` have; 0 for a detector."""
+    """Number of mask coefficients and prototypes of a network that ends in `head`; 0 for a detector."""
     return int(getattr(head, "nm", 0))
 
 

@@ -61,29 +61,16 @@ def render(figure: Figure, kind: str, dpi: int = 150) -> bytes:
 
 
 def per_epoch(report: Report) -> tuple[str, Figure]:
-    """AP over QAT epochs, with the float model's and PTQ's AP as horizontal lines; masks have a panel of their own.
+    """AP of boxes over QAT epochs, and that of float and PTQ; the loss on training images where AP was not measured.
 
-    Where AP was not measured after epochs, it is the loss on held-out images instead. The name says which. The chosen
-    state is marked: an epoch by a ring, PTQ by its label. There must be an epoch with an AP or a loss.
+    The name says which. The chosen state is marked: an epoch by a ring, PTQ by its label. There must be an epoch with
+    an AP or a loss.
     """
-    epochs = report.scored_epochs
-    headings = {"ap": "AP on the validation set after each epoch"}
-    if epochs[0].ap is None:
-        headings = {"held_out": "Loss on training images after each epoch"}
-    elif all(epoch.mask_ap is not None for epoch in epochs):
-        headings = {"ap": "AP of boxes on the validation set after each epoch", "mask_ap": "AP of masks"}
-    figure, panels = new_figure(9.0, 3.4 if len(headings) == 1 else 5.8, len(headings))
-    for axes, (name, heading) in zip(panels, headings.items(), strict=True):
-        _draw_epochs(axes, report, name)
-        title(axes, heading)
-    panels[-1].set_xlabel("QAT epoch")
-    return "ap_per_epoch" if "ap" in headings else "loss_per_epoch", figure
-
-
-def _draw_epochs(axes: Axes, report: Report, name: str) -> None:
-    """AP, that of masks, or the loss over the epochs; `name` is that of a field of epochs and, for AP, of rows."""
     from matplotlib.ticker import MaxNLocator
 
+    figure, (axes,) = new_figure(9.0, 3.4, 1)
+    name = "held_out" if report.scored_epochs[0].ap is None else "ap"
+    title(axes, f"{'AP on the validation set' if name == 'ap' else 'Loss on training images'} after each epoch")
     epochs = [epoch.epoch for epoch in report.scored_epochs]
     scores = [getattr(epoch, name) for epoch in report.scored_epochs]
     axes.plot(epochs, scores, "-o", color=BLUE, linewidth=1.8, markersize=5, label="QAT", zorder=3)
@@ -92,20 +79,17 @@ def _draw_epochs(axes: Axes, report: Report, name: str) -> None:
         axes.errorbar(epochs, scores, errors, fmt="none", ecolor=BLUE, elinewidth=1.2, capsize=3)
         axes.set_title("bars: standard error of the difference to PTQ", loc="right", fontsize=8, color=GREY)
     labels = []
-    for best in [index for index, epoch in enumerate(report.scored_epochs) if epoch.chosen]:
-        axes.plot(epochs[best], scores[best], "o", color="white", markeredgecolor=BLUE, markeredgewidth=2,
-                  markersize=9, zorder=4)  # fmt: skip
-        labels.append((scores[best], f"chosen {scores[best]:.4f}", BLUE))
+    for epoch, score in ((one.epoch, getattr(one, name)) for one in report.scored_epochs if one.chosen):
+        axes.plot(epoch, score, "o", color="white", markeredgecolor=BLUE, markeredgewidth=2, markersize=9, zorder=4)
+        labels.append((score, f"chosen {score:.4f}", BLUE))
     levels = [("PTQ", report.scored_epochs[0].held_out_ptq)]
-    if name != "held_out":
-        levels = [(row.stage, getattr(row, name)) for row in report.rows]
-    for stage, level in levels:
+    for stage, level in levels if name == "held_out" else [(row.stage, row.ap) for row in report.rows]:
         if stage.lower() in STAGE_LINES and level is not None:
             colour, line = STAGE_LINES[stage.lower()]
             axes.axhline(level, color=colour, linestyle=line, linewidth=1.6, label=stage)
-            chosen = stage == "PTQ" and any(one.stage == BEST_PTQ for one in report.rows)
+            chosen = stage == "PTQ" and any(row.stage == BEST_PTQ for row in report.rows)
             labels.append((level, f"{'chosen: ' * chosen}{stage} {level:.4f}", colour))
-    axes.set_ylabel("loss" if name == "held_out" else "AP (IoU 0.50:0.95)")
+    axes.set(xlabel="QAT epoch", ylabel="loss" if name == "held_out" else "AP (IoU 0.50:0.95)")
     axes.set_xlim(min(epochs) - 0.4, max(epochs) + 0.4)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.margins(y=0.15)
@@ -114,6 +98,7 @@ def _draw_epochs(axes: Axes, report: Report, name: str) -> None:
     for value, text, colour in sorted(labels):  # right of the plot, moved apart where they would overlap
         position = max(value, position + gap)
         axes.text(1.01, position, text, color=colour, transform=axes.get_yaxis_transform(), va="center", fontsize=9)
+    return "ap_per_epoch" if name == "ap" else "loss_per_epoch", figure
 
 
 def f1_curves(report: Report) -> Figure:

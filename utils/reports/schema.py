@@ -144,8 +144,8 @@ class Row(StrictModel):
     @classmethod
     def _of_files(cls, content: Any) -> Any:
         """Without versions of libraries, of schema 1 and 2, and what `Report.to_dict` adds."""
-        left_out = ("versions", *(f"{ap}_difference_error" for ap in AP))
-        return {key: content[key] for key in content if key not in left_out} if isinstance(content, dict) else content
+        added = ("versions", *(f"{ap}_difference_error" for ap in AP))
+        return {key: content[key] for key in content if key not in added} if isinstance(content, dict) else content
 
     @property
     def finds_nothing(self) -> bool:
@@ -203,13 +203,11 @@ class Report(StrictModel, frozen=False):
     Attributes:
         command: the command line that was run.
         rows: results, in the order of the pipeline; they are compared with a row whose stage is `float` (`baseline`).
-        history: one entry for each epoch of QAT.
         ranges: one entry for each scale, as `models.quantize.calibration.tensor_ranges` gives it.
         samples: detections to draw side by side.
         notes: sentences for the reader: what was skipped and why, what was kept and why.
-        splits: what was read of the dataset.
         charts: heading → a PNG file to show, if it is there.
-        title, data, created, hardware: the heading, the dataset, the time (UTC, ISO 8601) and the machine.
+        created: UTC, ISO 8601.
     """
 
     command: Text

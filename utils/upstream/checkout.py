@@ -157,15 +157,9 @@ def prefer_speed() -> None:
 
 
 def make_dataset(
-    images: Mapping[str, tuple[np.ndarray, tuple[int, int], Sequence[np.ndarray]]],
-    imgsz: int,
-    batch_size: int,
-    *,
-    stride: int,
-    single_cls: bool = False,
-    augment: bool = False,
-    hyp: Mapping[str, Any] | None = None,
-) -> torch.utils.data.Dataset[Any]:
+    images: Mapping[str, tuple[np.ndarray, tuple[int, int], Sequence[np.ndarray]]], imgsz: int, batch_size: int, *,
+    stride: int, single_cls: bool = False, augment: bool = False, hyp: Mapping[str, Any] | None = None,
+) -> torch.utils.data.Dataset[Any]:  # fmt: skip
     """Upstream's `LoadImagesAndLabels` of images whose labels are known: it reads no labels, label caches and arrays.
 
     An item is (image uint8 `[3, H, W]` RGB, labels float `[n, 6]` of 0, class, normalised xywh, path, shapes).
@@ -186,19 +180,14 @@ def make_dataset(
 
     class KnownImages(LoadImagesAndLabels):
         def cache_labels(self, *_: Any, **__: Any) -> dict[str, Any]:  # upstream's name; it reads all labels here
-            known = {
-                path: [labels.copy(), size, list(polygons)]  # upstream writes into them
-                for path, (labels, size, polygons) in images.items()
-            }
+            known = {path: [rows.copy(), size, [*polygons]] for path, (rows, size, polygons) in images.items()}
             return {**known, "hash": "", "results": (len(known), 0, 0, 0, len(known)), "msgs": [], "version": 0}
 
     with tempfile.TemporaryDirectory() as folder:
         listed = Path(folder) / "list.txt"  # upstream looks for images, too, and for a label cache beside the list
         listed.write_text("image.jpg\n")
-        dataset = KnownImages(
-            str(listed), imgsz, batch_size, augment=augment, hyp=dict(hyp) if hyp else None, single_cls=single_cls,
-            stride=stride,
-        )  # fmt: skip
+        own = {"augment": augment, "hyp": dict(hyp) if hyp else None, "single_cls": single_cls, "stride": stride}
+        dataset = KnownImages(str(listed), imgsz, batch_size, **own)
     # Upstream takes an array NAME.npy beside an image instead of it; below a file there is none.
     dataset.npy_files = [Path(file) / "array" for file in dataset.im_files]
     return dataset

@@ -22,18 +22,6 @@ def test_ap_per_epoch_plots_the_history_and_the_lines(report):
     assert axes.get_ylabel()
 
 
-def test_masks_have_a_panel_of_their_own(report, segmented):
-    report.rows = segmented.rows
-    plain = report.history
-    report.history = [epoch.model_copy(update={"mask_ap": ap}) for epoch, ap in zip(plain, (0.42, 0.41), strict=True)]
-    boxes, masks = figures.per_epoch(report)[1].axes
-    assert (list(boxes.lines[0].get_ydata()), list(masks.lines[0].get_ydata())) == ([0.7365, 0.7399], [0.42, 0.41])
-    assert {"float 0.4412", "PTQ 0.4300"} <= {text.get_text() for text in masks.texts}
-    assert ["boxes" in boxes.get_title(loc="left"), "masks" in masks.get_title(loc="left")] == [True, True]
-    report.history[0] = plain[0]
-    assert len(figures.per_epoch(report)[1].axes) == 1
-
-
 def test_the_loss_of_each_epoch_is_drawn_where_ap_is_not_known_and_ptq_is_marked_where_it_is_the_result(report):
     report.history = [Epoch(epoch=place, held_out=loss, held_out_ptq=0.3) for place, loss in enumerate((0.2, 0.1))]
     name, figure = figures.per_epoch(report)
