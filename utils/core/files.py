@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 EXPECTED = {
     "weights": "a .pt file",
-    "teacher": "a .pt file",
     "data": "a dataset's YAML",
     "recipe": "a recipe's YAML",
     "hyp": "a YAML such as data/hyps/hyp.scratch-high.yaml",
@@ -50,7 +49,7 @@ def check_files(**files: str | Path | None) -> None:
     for option, path in files.items():
         if path and not os.path.isfile(path):
             raise InputError(f"--{option} {no_file(path, f'expected {EXPECTED[option]}')}")
-        if option in ("weights", "teacher") and (kind := NOT_WEIGHTS.get(Path(path or "").suffix.lower())):
+        if option == "weights" and (kind := NOT_WEIGHTS.get(Path(path or "").suffix.lower())):
             raise InputError(f"--{option} {path} is {kind}; expected the .pt file that it was made from")
 
 
@@ -115,8 +114,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     """Give a temporary path beside `path`; on success it is renamed to `path`, on any error it is removed.
 
     Raises:
-        InputError: nothing can be written there.
-        QatError: the disk is full.
+        InputError: nothing can be written there; `QatError`: the disk is full.
     """
     path = Path(path)
     temporary = path.absolute().with_name(f".{path.stem}-{os.urandom(4).hex()}.part{path.suffix}")

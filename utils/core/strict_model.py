@@ -63,9 +63,8 @@ def first_problem(model: type[BaseModel], problem: ValidationError) -> str:
     if kind == "extra_forbidden":
         if hint := removed(key):
             return f"{key} {hint}"
-        known = list(holder.model_fields)
-        close = difflib.get_close_matches(str(first["loc"][-1]), known, 1)
-        advice = f"did you mean {close[0]}?" if close else f"the keys are {', '.join(known)}"
+        close = difflib.get_close_matches(str(first["loc"][-1]), holder.model_fields, 1)
+        advice = f"did you mean {close[0]}?" if close else f"the keys are {', '.join(holder.model_fields)}"
         return f"there is no key {short_repr(key)[1:-1]}; {advice}"
     if kind == "missing":
         return f"the key {key} is missing"

@@ -1,7 +1,7 @@
 """Upstream's model descriptions (YAML), checked before upstream sees them.
 
-Upstream's `parse_model` evaluates texts of a description as Python, and a description may come from somebody else's
-checkpoint. So each text that it evaluates has to be one of those listed here, and everything else a number.
+Upstream's `parse_model` evaluates texts of a description as Python, and a description may come from a stranger's
+checkpoint. So each text that it evaluates has to be listed here, and everything else be a number.
 """
 
 from __future__ import annotations

@@ -158,11 +158,7 @@ def build_model(config: Mapping[str, Any] | str | Path, nc: int | None = None) -
 
 
 def read_description(path: str | Path) -> dict[str, Any]:
-    """A model YAML of upstream's.
-
-    Raises:
-        InputError: the file cannot be read, or is no model description.
-    """
+    """A model YAML of upstream's; `InputError` if the file cannot be read, or is no model description."""
     content = read_yaml(path, "--cfg takes a model YAML such as models/detect/gelan-c.yaml")
     if not isinstance(content, dict):
         raise InputError(f"{path} is not a model description: expected keys such as nc, backbone and head")
@@ -172,7 +168,7 @@ def read_description(path: str | Path) -> dict[str, Any]:
 def fuse(model: nn.Module) -> nn.Module:
     """Fold batch norms into convolutions and RepConvN branches into one, in place; float32, evaluation mode.
 
-    Unlike upstream's `fuse`, no bound method is stored on an instance, so that the network can be copied.
+    Unlike after upstream's `fuse` the network can be copied: no bound method is stored on an instance.
     """
     import_upstream()
     from torch.nn.utils.fusion import fuse_conv_bn_eval
@@ -195,10 +191,8 @@ def call_fused(model: nn.Module) -> nn.Module:
     from models.common import Conv, RepConvN
 
     for module in model.modules():
-        fused = (isinstance(module, Conv) and not hasattr(module, "bn")) or (
-            isinstance(module, RepConvN) and hasattr(module, "conv")
-        )
-        if fused:
+        one_branch = isinstance(module, RepConvN) and hasattr(module, "conv")
+        if one_branch or (isinstance(module, Conv) and not hasattr(module, "bn")):
             module.forward = module.forward_fuse
     return model
 
