@@ -9,7 +9,7 @@ import torch
 from one_conv import reference, write_onnx
 from onnx import TensorProto, helper
 
-from utils.core.tasks import DETECT, prediction_of
+from utils.core.tasks import Prediction
 from utils.evaluation import masks as masks_module
 from utils.evaluation.masks import Masks, mask_overlaps
 from utils.evaluation.metrics import EvalStatistics
@@ -25,8 +25,8 @@ def test_nms_keeps_what_it_keeps_on_the_cpu(conf, iou, max_det):
     middle, size = torch.rand(16, 2, 2000, generator=generator), torch.rand(16, 2, 2000, generator=generator)
     scores = torch.rand(16, 10, 2000, generator=generator) ** 6
     raw = torch.cat([middle * 300, size * 60 + 10, (scores * 128).round() / 128], 1)  # with ties
-    expected = non_max_suppression(prediction_of(DETECT, raw), conf, iou, max_det=max_det)
-    found = non_max_suppression(prediction_of(DETECT, raw.cuda()), conf, iou, max_det=max_det)
+    expected = non_max_suppression(Prediction(raw), conf, iou, max_det=max_det)
+    found = non_max_suppression(Prediction(raw.cuda()), conf, iou, max_det=max_det)
     for one, same in zip(found, expected, strict=True):
         assert len(one) == len(same) > 10
         torch.testing.assert_close(one.cpu(), same, atol=1e-3, rtol=0)
@@ -52,7 +52,7 @@ def test_matching_and_ap_are_those_of_the_cpu_and_wait_for_nothing():
             warnings.simplefilter("always")
             by_gpu.add(*on_gpu, ["a"] * 12)
             waits.append(len(caught))
-            non_max_suppression(prediction_of(DETECT, raw), 0.5, 0.7)
+            non_max_suppression(Prediction(raw), 0.5, 0.7)
             waits.append(len(caught) - waits[0])
         torch.cuda.set_sync_debug_mode("default")
     assert waits[0] == 0, caught[0].message

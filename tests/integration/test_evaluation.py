@@ -9,7 +9,7 @@ from known_images import MIXED, SQUARE, KnowingModel, write_set
 from torchvision.ops import box_convert
 
 from utils import upstream
-from utils.core.tasks import DETECT, prediction_of
+from utils.core.tasks import Prediction
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.dataset import make_loader
 from utils.evaluation.letterbox import boxes_to_image
@@ -109,7 +109,7 @@ def test_nms_is_upstreams(classes, conf, iou, agnostic):
 
     raw = raw_predictions(classes)
     expected = reference(raw.clone(), conf, iou, max_det=300, multi_label=True, agnostic=agnostic)
-    found = non_max_suppression(prediction_of(DETECT, raw), conf, iou, max_det=300, agnostic=agnostic)
+    found = non_max_suppression(Prediction(raw), conf, iou, max_det=300, agnostic=agnostic)
     for one, other in zip(found, expected, strict=True):
         assert len(other) > 10
         torch.testing.assert_close(one, other, rtol=0, atol=0)

@@ -23,7 +23,7 @@ from random_networks import TINY, random_network, save_float, save_quantized
 import export_qat
 import export_yoloV9
 from utils import upstream
-from utils.core.tasks import DETECT, prediction_of
+from utils.core.tasks import DETECT, Prediction
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.nms import non_max_suppression
 from utils.jobs import compare_outputs, export
@@ -70,7 +70,7 @@ def test_detections_are_the_loops(
     raw = run(tmp_path / "net.onnx", images())["output0"]
     found = run(tmp_path / "net-end2end.onnx", images())
     overlap = 0.6 if nms == "onnx" else 1.0
-    prediction = prediction_of(DETECT, torch.from_numpy(raw))
+    prediction = Prediction(torch.from_numpy(raw))
     for index, expected in enumerate(non_max_suppression(prediction, LOW, overlap, max_det=40)):
         count = found["num_dets"][index, 0]
         assert count == len(expected) > 10

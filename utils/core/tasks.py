@@ -53,24 +53,15 @@ class Task:
         """Names of what a network without NMS gives."""
         return (self.prediction, self.prototypes) if self.prototypes else (self.prediction,)
 
-    def named(self, result: Any) -> dict[str, Tensor]:
-        """What a network of upstream's returns in evaluation mode, by name; see `predicted`."""
-        return dict(zip(self.outputs, predicted(result), strict=True))
-
 
 DETECT = Task("detect", AP_NMS_IOU, "bbox")
 SEGMENT = Task("segment", MASK_AP_NMS_IOU, "segm", prototypes="output1", masks="det_masks")
 DETECTIONS = DETECT.detections
 
 
-def masks_of_head(head: Any) -> int:
-    """Number of mask coefficients and prototypes of a network that ends in `head`; 0 for a detector."""
-    return int(getattr(head, "nm", 0))
-
-
 def task_of_head(head: Any) -> Task:
-    """The task of a network that ends in `head`."""
-    return SEGMENT if masks_of_head(head) else DETECT
+    """The task of a network that ends in `head`: one with masks says how many coefficients they have."""
+    return SEGMENT if getattr(head, "nm", 0) else DETECT
 
 
 def task_of_outputs(metadata: Mapping[str, str], outputs: Mapping[str, int]) -> Task:
@@ -86,7 +77,7 @@ def task_of_outputs(metadata: Mapping[str, str], outputs: Mapping[str, int]) -> 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a network predicts for a batch, before NMS.
+    """What a network predicts for a batch, before NMS; of upstream's, `Prediction(*predicted(network(images)))`.
 
     Attributes:
         raw: `[B, 4 + nc + nm, anchors]`: cx, cy, w, h in pixels, class scores in 0..1, mask coefficients.
@@ -135,11 +126,6 @@ class Prediction:
     def coefficients(self) -> Tensor:
         """Of the prototypes, `[B, nm, anchors]`."""
         return self.raw[:, BOX + self.nc :]
-
-
-def prediction_of(task: Task, result: Any) -> Prediction:
-    """What a network of upstream's returned in evaluation mode, see `predicted`."""
-    return Prediction.of(task.named(result), task)
 
 
 def predicted(result: Any) -> tuple[Tensor, ...]:

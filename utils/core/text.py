@@ -41,23 +41,17 @@ _SHORT.maxstring, _SHORT.maxother = 80, 80
 
 def aligned(
     titles: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[str] = (), *,
-    widths: Sequence[int] = (), gap: str = "  ", rule: bool = False,
+    gap: str = "  ", rule: bool = False,
 ) -> list[str]:  # fmt: skip
-    """Lines of text, the titles first.
-
-    Args:
-        left: titles of columns whose texts stand at the left.
-        widths: of the columns, at least.
-        rule: draw a line of hyphens below the titles.
-    """
+    """Lines of text, the titles first; texts of columns in `left` stand at the left, and `rule` underlines titles."""
     table = [tuple(titles), *map(tuple, rows)]
-    wide = [max(least, *(len(line[i]) for line in table)) for i, least in enumerate(widths or [0] * len(titles))]
+    widths = [max(map(len, texts)) for texts in zip(*table, strict=True)]
     if rule:
-        table.insert(1, tuple("-" * width for width in wide))
+        table.insert(1, tuple("-" * width for width in widths))
     return [
         gap.join(
             text.ljust(width) if title in left else text.rjust(width)
-            for title, text, width in zip(titles, line, wide, strict=True)
+            for title, text, width in zip(titles, line, widths, strict=True)
         ).rstrip()
         for line in table
     ]

@@ -149,7 +149,7 @@ def result_table(result: EvalResult, *, per_class: bool) -> list[str]:
     if result.masks:
         names = (*names[:2], "Box(P", "R", "mAP50", "mAP50-95)", "Mask(P", "R", "mAP50", "mAP50-95)")
     rows = [_cells("all", result), *(_cells(one.name, one) for one in result.per_class if per_class)]
-    lines = aligned(("Class", *names), rows, widths=[22] + [11] * len(names), gap="")
+    lines = aligned(("Class", *names), rows)
     if result.ap_coco is not None:
         of = ", boxes" if result.masks else ""
         lines.append(f"By pycocotools' definition{of}: mAP50 {result.ap50_coco:.3f}, mAP50-95 {result.ap_coco:.3f}")

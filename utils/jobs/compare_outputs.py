@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from utils.core.errors import DependencyError
 from utils.core.files import read_onnx
 from utils.core.input_spec import with_channels
-from utils.core.tasks import DETECT, SEGMENT, Prediction, Task, prediction_of, task_of_head
+from utils.core.tasks import DETECT, SEGMENT, Prediction, Task, predicted, task_of_head
 from utils.evaluation.data_yaml import DataConfig
 from utils.evaluation.masks import between
 from utils.evaluation.nms import non_max_suppression, packed_detections
@@ -93,16 +93,16 @@ def check_onnx(
         batch = torch.cat([part, part[-1:].expand(size - len(part), -1, -1, -1)])
         results = file(batch)
         with torch.no_grad():
-            expected = prediction_of(task, model(batch))
-        predicted = Prediction(results[task.prediction], results.get(task.prototypes))
-        outputs.append(compare_predictions(predicted, expected, (batch.shape[2], batch.shape[3])))
+            expected = Prediction(*predicted(model(batch)))
+        prediction = Prediction(results[task.prediction], results.get(task.prototypes))
+        outputs.append(compare_predictions(prediction, expected, (batch.shape[2], batch.shape[3])))
         if order:
             stretches.append(compare_tensors(model, graph, batch, order, file.feed(batch)))
-        if not same_rows(form, results, predicted):
+        if not same_rows(form, results, prediction):
             problems.append("the rows are not the predictions")
         if file.nms is None or (file.plugin and not file.behind_plugin):
             continue
-        expected_rows = loop_detections(predicted, file.nms)
+        expected_rows = loop_detections(prediction, file.nms)
         if file.plugin:
             results = file(batch, expected_rows)
         table, all_masks = table_and_masks(
@@ -115,7 +115,7 @@ def check_onnx(
             detections += len(loop_rows)
             if all_masks is not None:
                 masks, framed = all_masks[image, : len(rows)], form.get("mask_resolution") != "0"
-                wrong_masks += different_masks(masks, rows, loop_rows, predicted, image, batch.shape[3], framed=framed)
+                wrong_masks += different_masks(masks, rows, loop_rows, prediction, image, batch.shape[3], framed=framed)
     parity = Parity(together(outputs), together(stretches), ())
     for what, value in (parity.stretches or parity.outputs).items():
         unit, *limits = LIMITS[what]

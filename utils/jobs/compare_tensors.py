@@ -23,7 +23,7 @@ from onnx import ModelProto, TensorProto, helper
 from torch import Tensor, nn
 
 from models.quantize.flow import export_mode
-from utils.core.tasks import Prediction, Task, prediction_of, task_of_head
+from utils.core.tasks import Prediction, Task, predicted, task_of_head
 from utils.core.text import plural
 from utils.evaluation.masks import Masks
 from utils.onnx_graph.qdq_view import Provenance, QdqGraph
@@ -156,7 +156,7 @@ def _torch_integers(
     hooks = [quantizer.register_forward_hook(keep) for quantizer in model.activation_quantizers.values()]
     try:
         with torch.no_grad(), export_mode():
-            result = prediction_of(task, model(images))
+            result = Prediction(*predicted(model(images)))
     finally:
         for hook in hooks:
             hook.remove()

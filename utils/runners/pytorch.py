@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from utils.core.device import device_name, disable_tf32
 from utils.core.input_spec import channels_of
-from utils.core.tasks import BOX, IMAGES, masks_of_head, task_of_head
+from utils.core.tasks import BOX, IMAGES, predicted, task_of_head
 from utils.core.text import plural
 from utils.runners.base import Runner, TensorSpec
 
@@ -45,7 +45,7 @@ class TorchRunner(Runner):
             metadata["names"] = json.dumps({int(key): str(name) for key, name in names.items()})
         metadata |= {name: str(value) for name, value in (("imgsz", imgsz), ("data", data)) if value}
         threads = f", {plural(torch.get_num_threads(), 'thread')}" if device.type == "cpu" else ""
-        nm = masks_of_head(head)
+        nm = int(getattr(head, "nm", 0))
         rows = BOX + len(names) + nm if isinstance(names, dict) else None
         shapes = ((None, rows, None), (None, nm, None, None))
         super().__init__(
@@ -61,7 +61,7 @@ class TorchRunner(Runner):
     def _infer(self, feeds: dict[str, Tensor]) -> dict[str, Tensor]:
         with torch.inference_mode(), disable_tf32():
             result: Any = self.model(feeds[IMAGES])
-        return self._task.named(result)
+        return dict(zip(self._task.outputs, predicted(result), strict=True))
 
     def _close(self) -> None:
         self.model.train(self._mode)

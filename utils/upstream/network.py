@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from utils.core.errors import CheckpointError, InputError
 from utils.core.files import read_yaml
 from utils.core.input_spec import channels_of, size_in
-from utils.core.tasks import masks_of_head, predicted
+from utils.core.tasks import predicted
 from utils.core.text import plural, short_repr
 from utils.upstream.checkout import import_upstream
 from utils.upstream.description import ALL_HEADS, BLOCKS, HEADS, check_description, check_head
@@ -94,7 +94,7 @@ def load_float(path: str | Path, heads: Collection[str] = HEADS) -> FloatCheckpo
             if type(module).__name__ == "Upsample" and not hasattr(module, "recompute_scale_factor"):
                 module.recompute_scale_factor = None  # saved by a torch before 1.11
         with torch.no_grad():
-            side, masks = 2 * network_stride(model), masks_of_head(head)
+            side, masks = 2 * network_stride(model), int(getattr(head, "nm", 0))
             outputs = predicted(deepcopy(model)(torch.zeros(1, channels_of(model), side, side)))  # does it compute?
         if [output.shape[1] for output in outputs] != [4 + head.nc + masks, *[masks] * bool(masks)]:
             raise CheckpointError(f"{path} computes other classes or masks than its head says; {AGAIN}")

@@ -6,16 +6,7 @@ import pytest
 import torch
 
 from utils.core.errors import InputError
-from utils.core.tasks import (
-    DETECT,
-    SEGMENT,
-    Prediction,
-    predicted,
-    prediction_of,
-    task_of_head,
-    task_of_outputs,
-    trained,
-)
+from utils.core.tasks import DETECT, SEGMENT, Prediction, predicted, task_of_head, task_of_outputs, trained
 
 RAW, PROTOTYPES = torch.rand(2, 4 + 3 + 5, 7), torch.rand(2, 5, 6, 8)
 MAPS = [torch.rand(2, 9, 4, 4), torch.rand(2, 9, 2, 2)]
@@ -46,7 +37,7 @@ def test_the_task_of_a_head():
 
 @pytest.mark.parametrize("result", [(RAW, (MAPS, RAW[:, 7:], PROTOTYPES)), (RAW, PROTOTYPES)])
 def test_what_a_segmentation_network_returns(result):
-    prediction = prediction_of(SEGMENT, result)
+    prediction = Prediction(*predicted(result))
     assert (prediction.task, prediction.nc, prediction.nm) == (SEGMENT, 3, 5)
     assert prediction.prototypes is PROTOTYPES
     parts = (prediction.boxes, prediction.scores, prediction.coefficients)
@@ -56,7 +47,7 @@ def test_what_a_segmentation_network_returns(result):
 
 @pytest.mark.parametrize("result", [(RAW, MAPS), [RAW], RAW])
 def test_what_a_detector_returns(result):
-    prediction = prediction_of(DETECT, result)
+    prediction = Prediction(*predicted(result))
     assert (prediction.task, prediction.nc, prediction.nm, prediction.prototypes) == (DETECT, 8, 0, None)
     assert torch.equal(prediction.scores, RAW[:, 4:])
     assert prediction.coefficients.shape == (2, 0, 7)

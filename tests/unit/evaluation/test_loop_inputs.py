@@ -10,7 +10,7 @@ from known_images import KnowingModel, export_answers, numbers
 from known_sets import CONFIG, Known
 
 from utils.core.errors import InputError
-from utils.core.tasks import DETECT, prediction_of
+from utils.core.tasks import DETECT, Prediction
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.input_plan import InputPlan
 from utils.evaluation.loop import evaluate
@@ -73,7 +73,7 @@ class Suppressed(TorchRunner):
         self.outputs = tuple(TensorSpec(name, shape, "float32") for name, shape in shapes.items())
 
     def _infer(self, feeds):
-        prediction = prediction_of(DETECT, super()._infer(feeds)["output0"])
+        prediction = Prediction(super()._infer(feeds)["output0"])
         found = non_max_suppression(prediction, CONFIG.conf_thres, DETECT.nms_iou, max_det=self._topk)
         rows = torch.full((6, self._topk, 6), 0.9)
         for row, one in zip(rows, found, strict=True):

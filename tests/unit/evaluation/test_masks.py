@@ -9,7 +9,7 @@ import torch
 from pycocotools import mask as coco_mask
 
 from utils.core.errors import InputError
-from utils.core.tasks import DETECT, Prediction, prediction_of
+from utils.core.tasks import Prediction
 from utils.evaluation import masks as masks_module
 from utils.evaluation import nms
 from utils.evaluation.masks import Masks, image_pixels, mask_overlaps, run_lengths
@@ -60,7 +60,7 @@ def test_nms_says_which_anchor_a_detection_comes_from():
 
 def test_a_detectors_rows_have_no_anchor_and_are_the_same():
     found = prediction()
-    plain = prediction_of(DETECT, torch.cat([found.boxes, found.scores], 1))
+    plain = Prediction(torch.cat([found.boxes, found.scores], 1))
     assert Masks.of(plain, [], SIZE) is None
     for one, other in zip(non_max_suppression(plain, 0.3, 0.6), non_max_suppression(found, 0.3, 0.6), strict=True):
         assert torch.equal(one, other[:, :6])

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torchvision.ops import batched_nms, box_convert
 
-from utils.core.tasks import DETECT, prediction_of
+from utils.core.tasks import Prediction
 from utils.evaluation import nms
 from utils.evaluation.nms import packed_detections
 
@@ -20,11 +20,11 @@ def predictions(batch=2, classes=4, anchors=400, seed=0):
 
 def non_max_suppression(raw, *words, **options):
     """Of a detector's prediction."""
-    return nms.non_max_suppression(prediction_of(DETECT, raw), *words, **options)
+    return nms.non_max_suppression(Prediction(raw), *words, **options)
 
 
 def suppress_together(raw, *words):
-    return nms.suppress_together(prediction_of(DETECT, raw), *words)
+    return nms.suppress_together(Prediction(raw), *words)
 
 
 def reference(one, conf, iou):

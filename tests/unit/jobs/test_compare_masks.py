@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from utils.core.tasks import DETECT, Prediction, prediction_of
+from utils.core.tasks import Prediction
 from utils.jobs import compare_tensors
 from utils.jobs.compare_tensors import BEST, COEFFICIENTS, PIXELS, PROTOTYPES, STEPPED, compare_predictions, together
 
@@ -53,7 +53,7 @@ def pixels_apart(given, expected, anchors):
 def test_equal_ones():
     one = predicted()
     assert compare_predictions(one, one, SIZE) == dict.fromkeys(("box", "score", COEFFICIENTS, PROTOTYPES, PIXELS), 0.0)
-    detector = prediction_of(DETECT, torch.rand(1, 7, 20))
+    detector = Prediction(torch.rand(1, 7, 20))
     assert compare_predictions(detector, detector, SIZE) == {"box": 0.0, "score": 0.0}
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torchvision.ops import box_convert, box_iou
 
-from utils.core.tasks import DETECT, Prediction, prediction_of
+from utils.core.tasks import Prediction
 from utils.jobs.sensitivity.prediction_distance import distance, weight
 
 CLASSES, COEFFICIENTS, SIZE = 3, 5, (48, 64)
@@ -70,7 +70,7 @@ def test_it_is_that_of_boxes_and_scores_and_what_masks_add(rows):
     reference = prediction()
     random = torch.Generator().manual_seed(3)
     other = changed(reference, rows, torch.rand(reference.raw[:, rows].shape, generator=random) * 0.3)
-    both = [prediction_of(DETECT, torch.cat([one.boxes, one.scores], 1)) for one in (reference, other)]
+    both = [Prediction(torch.cat([one.boxes, one.scores], 1)) for one in (reference, other)]
     expected = box_distance(*both)
     assert float(distance(*both, SIZE)) == pytest.approx(expected, rel=1e-4, abs=1e-3)
     expected += mask_distance(reference, other)
@@ -79,7 +79,7 @@ def test_it_is_that_of_boxes_and_scores_and_what_masks_add(rows):
 
 
 def test_its_scale_is_that_of_no_box_in_its_place():
-    plain = prediction_of(DETECT, prediction().raw[:, :7])
+    plain = Prediction(prediction().raw[:, :7])
     assert float(distance(plain, changed(plain, slice(0, 4), 1000), SIZE) / weight(plain)) == pytest.approx(1, abs=0.01)
 
 

@@ -14,7 +14,6 @@ from torch import nn
 
 from models.quantize import calibration, placement
 from models.quantize.recipe import Recipe
-from utils.core.tasks import Prediction
 from utils.jobs.inputs import read_profile
 from utils.jobs.options import SensitiveOptions
 from utils.jobs.sensitivity.search import Search, choose_units
@@ -91,7 +90,7 @@ class TestStates:
         network, model, amax = case
         units = Units(network, model.quantization_plan, Recipe(), granularity)
         assert len(units.all) > 4
-        monkeypatch.setattr("utils.jobs.sensitivity.units.prediction_of", lambda _, result: Prediction(result))
+        monkeypatch.setattr("utils.jobs.sensitivity.units.predicted", lambda result: (result,))
         switches, seen = Switches(model), set()
         with torch.inference_mode():
             assert torch.equal(switches.predict(X, State()).raw, network(X))

@@ -10,7 +10,7 @@ from deepstream_parser import objects_in, parse_as_deepstream
 from onnx import TensorProto, helper
 from qdq_graph import results
 
-from utils.core.tasks import DETECT, prediction_of
+from utils.core.tasks import Prediction
 from utils.evaluation.nms import non_max_suppression
 from utils.onnx_graph import output_formats
 from utils.onnx_graph.output_formats import NmsSettings
@@ -79,7 +79,7 @@ def test_detections_are_those_of_the_evaluation_loop(settings: NmsSettings, shap
         best, label = raw[:, 4:].max(1, keepdim=True)
         raw = torch.cat([raw[:, :4], torch.zeros_like(raw[:, 4:]).scatter(1, label, best)], 1)
     expected = non_max_suppression(
-        prediction_of(DETECT, raw), settings.conf_thres, overlap,
+        Prediction(raw), settings.conf_thres, overlap,
         max_det=settings.topk, agnostic=settings.agnostic and overlap < 1,
     )  # fmt: skip
     found = run(model, predictions())
@@ -112,7 +112,7 @@ def test_batch_and_anchors_may_vary_and_a_image_without_detections_is_fine():
         found = run(model, raw)
         assert found["num_dets"][-1, 0] == 0
         assert found["det_boxes"].shape == (batch, 30, 4)
-        for image, wanted in enumerate(non_max_suppression(prediction_of(DETECT, raw), 0.25, 0.45, max_det=30)):
+        for image, wanted in enumerate(non_max_suppression(Prediction(raw), 0.25, 0.45, max_det=30)):
             np.testing.assert_allclose(rows(found, image), wanted.numpy(), atol=1e-4)
 
 

@@ -23,7 +23,7 @@ from models.quantize import placement, rules
 from models.quantize.modules import quantized_weights
 from models.quantize.placement import Plan
 from models.quantize.recipe import Recipe
-from utils.core.tasks import Prediction, prediction_of, task_of_head
+from utils.core.tasks import Prediction, predicted
 from utils.jobs.inputs import Profile
 
 
@@ -53,7 +53,6 @@ class Switches:
         self.model = model
         self._points = placement.points(model)
         self._weights = {path: quantizer for path, (_, quantizer) in quantized_weights(model).items()}
-        self._task = task_of_head(model.model[-1])
 
     def turned(self, state: State) -> nn.Module:
         """The network, in `state` until it is turned to another one."""
@@ -65,7 +64,7 @@ class Switches:
 
     def predict(self, images: Tensor, state: State) -> Prediction:
         """What the network predicts in `state` for float images `[B, 3, H, W]` in 0..1."""
-        return prediction_of(self._task, self.turned(state)(images))
+        return Prediction(*predicted(self.turned(state)(images)))
 
 
 @dataclass(frozen=True)
