@@ -101,9 +101,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory, demo_data: Path) -> Path:
             (folder / kind / place).mkdir(parents=True)
         (folder / kind / "images" / f"a{suffix}").write_bytes(content)
         (folder / kind / "labels/a.txt").write_text(f"{99 if kind == 'wrong-label' else 0} 0.5 0.5 0.1 0.1")
-    raw = weights.read_bytes()
-    (folder / "cut.pt").write_bytes(raw[: len(raw) // 2])
-    middle = len(raw) // 2
+    raw, middle = weights.read_bytes(), weights.stat().st_size // 2
+    (folder / "cut.pt").write_bytes(raw[:middle])
     (folder / "flipped.pt").write_bytes(raw[:middle] + bytes([raw[middle] ^ 1]) + raw[middle + 1 :])
     (folder / "empty.pt").touch()
     torch.save([1, 2], folder / "list.pt")
