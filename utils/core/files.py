@@ -137,13 +137,13 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def check_writable(path: str | Path) -> None:
+def check_writable(path: str | Path, advice: str = "") -> None:
     """Raise `InputError`, before long work, if a file cannot be written there, or its missing folders not be made."""
     folder = Path(path).absolute().parent
     while not folder.exists():
         folder = folder.parent
     if not (folder.is_dir() and os.access(folder, os.W_OK)):
-        raise InputError(f"cannot write {path}: {folder} is no folder that can be written to")
+        raise InputError(f"cannot write {path}: {folder} is no folder that can be written to{advice}")
 
 
 def write_bytes(path: str | Path, content: bytes | memoryview) -> None:
@@ -214,7 +214,7 @@ def refuse_overwrite_in(
     project: str | Path, name: str, exist_ok: bool, patterns: Iterable[str], inputs: Iterable[str | Path | None]
 ) -> None:
     """`refuse_overwrite` for what a program writes into PROJECT/NAME, by globs; without `exist_ok` it is new."""
-    check_writable(Path(project) / name / "report.json")
+    check_writable(Path(project) / name / "report.json", "; choose another --project")
     if exist_ok:
         outputs = dict.fromkeys(path for pattern in patterns for path in (Path(project) / name).glob(pattern))
         refuse_overwrite(outputs, inputs, "choose another --name or --project")

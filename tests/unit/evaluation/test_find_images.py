@@ -177,5 +177,5 @@ def test_detections_are_not_written_over_the_labels_that_they_are_compared_with(
     words = ("--data", data, "--name", "val", "--exist-ok", "--save-txt", "--workers", 0)
     code, _, err = draw(*words, project=tmp_path / "set")
     assert code == 2
-    assert "is read and would be overwritten; choose another --name or --project" in err
+    assert "would be overwritten; choose another --name or --project" in err
     assert {path: path.read_bytes() for path in (tmp_path / "set").rglob("*.txt")} == before
