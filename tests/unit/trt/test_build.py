@@ -1,8 +1,7 @@
-"""Building engines: decisions, flags, profiles, cache, notes, refusals; on stand-ins of TensorRT 8.6, 10 and 11."""
+"""Building engines: decisions, flags, profiles, cache, notes, refusals; on stand-ins, and by the real TensorRT-RTX."""
 
 import dataclasses
-import sys
-from pathlib import Path
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 from decoding_graph import head_graph
 from one_conv import METADATA, write_onnx
 from onnx import TensorProto, helper, numpy_helper
-from parsing import parsed
 from pydantic import ValidationError
 from tensorrt_stand_in import GPU, stand_in
 
@@ -19,20 +17,18 @@ from utils.core.errors import InputError, QatError
 from utils.core.files import file_hash
 from utils.core.input_spec import InputSpec
 from utils.onnx_graph.passes.decode_boxes import decode_boxes
+from utils.trt import tensorrt_api
 from utils.trt.build import build, fp32_box_layers
-from utils.trt.engine_file import EngineNote, is_current
+from utils.trt.engine_file import EngineNote, is_current, load_engine
 from utils.trt.preflight import BuildConfig, OnnxFile, decide, profile_shapes
-
-sys.path.append(str(Path(__file__).resolve().parents[3] / "scripts"))
-from benchmark_trt import BenchmarkOptions
-from build_engine import EngineOptions
+from utils.trt.tensorrt_api import BUILDER_OPTIONS
 
 QUIET = BuildConfig(progress=False)
 FP32, FP16 = TensorProto.FLOAT, TensorProto.FLOAT16
 
 
 def config(**changes):
-    return BuildConfig(progress=False, **changes)
+    return BuildConfig(**{"progress": False, **changes})
 
 
 @pytest.fixture
@@ -137,18 +133,6 @@ def test_bounds_of_options(name, most, beyond):
     for value in beyond:
         with pytest.raises(ValidationError, match=name):
             config(**{name: value})
-
-
-@pytest.mark.parametrize("kind", [EngineOptions, BenchmarkOptions])
-def test_every_program_that_builds_takes_the_same_options(kind):
-    words = ["--tactic-sources-off", "CUBLAS", "CUDNN", "--optimization-level", "4", "--max-aux-streams", "0"]
-    words += ["--tune", "2.5", "--tiling-level", "full", "--max-tactics", "9", "--version-compatible"]
-    words += ["--hardware-compatible", "same-cc", "--strip-weights"]
-    expected = config(tactic_sources_off=["CUBLAS", "CUDNN"], optimization_level=4, max_aux_streams=0, tune=2.5,
-                      tiling_level="full", max_tactics=9, version_compatible=True, hardware_compatible="same-cc",
-                      strip_weights=True)  # fmt: skip
-    assert parsed(kind, "a.onnx", *words).build_config(progress=False) == expected
-    assert parsed(kind, "a.onnx").build_config() == BuildConfig()
 
 
 BYTES_LAST = InputSpec("uint8", "nhwc")
@@ -334,3 +318,70 @@ def test_they_are_built_in_float32_and_integers_stay(tmp_path, monkeypatch, vers
     assert calls["build"] == ([] if precision == "fp32" else ["FP16", "PREFER_PRECISION_CONSTRAINTS"])
     told = {one.name: (one.precision, one.told) for one in calls["layers"] if one.told}
     assert told == ({} if precision == "fp32" else dict.fromkeys(("Softmax", "Relu"), (fp32, {0: fp32})))
+
+
+# the real TensorRT-RTX, which builds without a GPU; no stand-in is used here
+
+
+@pytest.fixture
+def rtx(monkeypatch):
+    monkeypatch.setattr(tensorrt_api, "gpu", lambda index=None: None)
+    return tensorrt_api.load_tensorrt("tensorrt_rtx_bindings")
+
+
+def ahead(**changes):
+    return config(**{"targets": ("SM89",), **changes})
+
+
+def test_a_build_whose_time_is_over_is_given_up(rtx, tmp_path):
+    file = write_onnx(tmp_path / "a.onnx", (2, 3, 64, 96), FP16, quantized=True, opset=19)
+    with pytest.raises(QatError, match="Build canceled"):
+        build(file, tmp_path / "a.engine", ahead(), rtx, until=time.monotonic())
+    assert [path.name for path in tmp_path.iterdir()] == ["a.onnx"]
+    assert build(file, tmp_path / "a.engine", ahead(), rtx, until=time.monotonic() + 100).gpu == "SM89"
+
+
+@pytest.mark.parametrize(
+    ("quantized", "shape", "changes", "precision"),
+    [
+        (True, (2, 3, 64, 96), {}, "int8"),
+        (False, (1, 3, 64, 96), {"targets": ("SM89", "SM120")}, "fp16"),
+        (True, ("b", 3, "h", "w"), {"batch": (1, 2, 4), "height": (32, 64, 64), "width": (32, 96, 96)}, "int8"),
+        (True, (2, 3, 64, 96), {"optimization_level": 2, "max_aux_streams": 3, "hardware_compatible": "ampere+",
+                                "tiling_level": "fast", "max_tactics": 9, "version_compatible": True}, "int8"),
+    ],
+)  # fmt: skip
+def test_strongly_typed_files(rtx, tmp_path, capsys, quantized, shape, changes, precision):
+    file = write_onnx(tmp_path / "a.onnx", shape, FP16, quantized=quantized, opset=19)
+    note = build(file, tmp_path / "a.engine", ahead(progress=True, **changes), rtx)
+    assert "a.engine: Building engine: 100%" in capsys.readouterr().err
+    assert note.options == {name: changes[name] for name in BUILDER_OPTIONS if name in changes}
+    assert (tmp_path / "a.engine").stat().st_size > 1000
+    assert (note.typing, note.precision, note.api) == ("strong", precision, rtx.name)
+    assert rtx.name.startswith("TensorRT-RTX 1.")
+    assert note.gpu == " ".join(changes.get("targets", ("SM89",)))
+    assert note.metadata == METADATA
+    assert note.warnings == () or "hardware_compatible" in changes  # which RTX does not support
+    assert note.profile == ({"images": [[1, 3, 32, 32], [2, 3, 64, 96], [4, 3, 64, 96]]} if "batch" in changes else {})
+    assert not list(tmp_path.glob("*.cache"))  # nothing was measured
+
+
+def test_what_is_refused(rtx, tmp_path):
+    full = write_onnx(tmp_path / "a.onnx", (1, 3, 64, 96), quantized=True, opset=19)
+    half = write_onnx(tmp_path / "b.onnx", (1, 3, 64, 96), FP16)
+    model = onnx.load(half)
+    model.graph.node[1].op_type = "Unknown"
+    onnx.save(model, tmp_path / "c.onnx")
+    for file, changes, said in (
+        (half, {"targets": ()}, r"--target with one of .*SM89"),
+        (half, {"targets": ("SM42",)}, r"SM42; it builds for .*SM120"),
+        (tmp_path / "c.onnx", {}, r"c.onnx \(node without a name, Unknown\): .*Plugin not found"),
+    ):
+        with pytest.raises(InputError, match=said):
+            build(file, tmp_path / "a.engine", ahead(**changes), rtx)
+    assert not (tmp_path / "a.engine").exists()
+    assert build(full, tmp_path / "a.engine", ahead(allow_fp32=True), rtx).precision == "int8"
+    with pytest.raises(InputError, match=r"export without NMS$"):
+        rtx.register_plugins(rtx.log())
+    with pytest.raises(InputError, match="NVIDIA GPU"):
+        load_engine(tmp_path / "a.engine", rtx, rtx.log(), None)

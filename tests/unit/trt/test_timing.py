@@ -56,13 +56,6 @@ def test_parts_of_a_query(execution, cuda_graph):
     assert (enqueued <= 2) if cuda_graph else (enqueued > count)  # those of warming up are not counted
 
 
-def test_so_many_queries_at_least_whatever_the_duration(execution):
-    config = TimingConfig(0, 0, 3, cuda_graph=True, transfers=False, iterations=10)
-    figures = timing.time_interleaved({"a": execution}, config)["a"]
-    assert set(figures.parts) == {"latency", "compute", "enqueue"}
-    assert figures.parts["compute"].count == 12
-
-
 def test_copies_have_streams_of_their_own_and_wait_for_what_they_need(execution, journal):
     lane = timing._Lane(one := execution, TimingConfig())
     one.buffers["images"].zero_()
@@ -86,11 +79,14 @@ def test_one_query_is_ahead_and_none_is_left(execution, journal):
 
 
 @pytest.mark.parametrize("spin", [False, True])
-def test_a_wait_sleeps_unless_it_is_to_spin(execution, monkeypatch, spin):
+def test_a_wait_sleeps_unless_it_is_to_spin_and_there_are_so_many_queries_at_least(execution, monkeypatch, spin):
     seen = set()
     monkeypatch.setattr(fake_cuda.Event, "synchronize", lambda self: seen.add(self.blocking))
-    timing.time_interleaved({"a": execution}, TimingConfig(0, 0, 1, spin_wait=spin, iterations=2))
+    config = TimingConfig(0, 0, 3, cuda_graph=True, spin_wait=spin, transfers=False, iterations=10)
+    figures = timing.time_interleaved({"a": execution}, config)["a"]
     assert seen == {not spin}
+    assert {name: part.count for name, part in figures.parts.items()} == dict.fromkeys(figures.parts, 12)
+    assert set(figures.parts) == {"latency", "compute", "enqueue"}
 
 
 def test_every_other_round_is_backwards():
