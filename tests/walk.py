@@ -19,10 +19,6 @@ from typing import Any
 HOLDERS = ("options", "inputs", "config")  # attributes that hold an object with the size
 
 
-class _Arrived(BaseException):
-    """Ends the program; no handler of its own answers to it."""
-
-
 def carries(value: Any, size: int, depth: int = 2) -> bool:
     """Whether a value is the size, holds it, or is an object with an attribute of it."""
     if isinstance(value, int):
@@ -37,15 +33,8 @@ def carries(value: Any, size: int, depth: int = 2) -> bool:
     )
 
 
-def walk(goal: str, size: int, program: str, root: str, ours: set[str]) -> list[str]:
-    """Run a program until a function of this name is called; the stops before it, in order, each once.
-
-    Args:
-        goal: such as 'Finetuner._step'.
-        program: its path; `sys.argv` holds its command line.
-        root: the checkout.
-        ours: paths of this project's files below it.
-    """
+def main(goal: str, size: int, root: str, ours: set[str]) -> None:
+    """Run the program of `sys.argv` until a function named `goal` is called; print the stops before it, each once."""
     stops: dict[str, None] = {}
 
     def look(frame: FrameType, event: str, _: Any) -> None:
@@ -59,20 +48,14 @@ def walk(goal: str, size: int, program: str, root: str, ours: set[str]) -> list[
         kind = owner if isinstance(owner, type) else type(owner)
         name = code.co_name if owner is None else f"{kind.__name__}.{code.co_name}"
         if name == goal:
-            sys.setprofile(None)
-            raise _Arrived
+            print(*stops, sep="\n", flush=True)
+            os._exit(0)  # no handler of the program's own answers
         arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         if any(carries(frame.f_locals.get(argument), size) for argument in arguments):
             stops.setdefault(f"{path}: {name}")
 
     sys.setprofile(look)
-    try:
-        runpy.run_path(program, run_name="__main__")
-    except _Arrived:
-        return list(stops)
-    finally:
-        sys.setprofile(None)
-    raise SystemExit(f"{program} ended without a call of {goal}")
+    runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 if __name__ == "__main__":
@@ -83,5 +66,5 @@ if __name__ == "__main__":
     from utils.upstream.checkout import import_upstream
 
     import_upstream()  # imports call millions of functions, which `look` need not see
-    for stop in walk(goal, int(size), sys.argv[0], os.getcwd(), ours):
-        print(stop)
+    main(goal, int(size), os.getcwd(), ours)
+    sys.exit(f"the program ended without a call of {goal}")
