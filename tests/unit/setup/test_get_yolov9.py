@@ -30,34 +30,30 @@ class Place:
         path.chmod(0o755)
         return str(path)
 
-    def git(self, text: str) -> None:
-        self.program("git", text, str(shutil.which("git")))
-
-    def pip_download(self, text: str) -> str:
-        """A python whose `-m pip download` runs a line of shell in the folder that pip downloads to."""
+    def without_network(self, text: str) -> str:
+        """A python whose `-m pip download` runs a line of shell in the folder that pip downloads to; git fails."""
+        self.program("git", NO_NETWORK, str(shutil.which("git")))
         text = f'case "$*" in *"pip download"*) for folder; do :; done; cd "$folder" || exit; {text}; exit ;; esac'
         return self.program("pretended-python", text, sys.executable)
 
-    def environment(self, **variables: str) -> dict[str, str]:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("YOLOV9_")}
-        path = f"{self.programs}{os.pathsep}{kept['PATH']}"
-        return kept | {"PATH": path, "PYTHON": sys.executable, "GIT_CONFIG_GLOBAL": os.devnull} | variables
-
-    def get(self, *arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
-        command, environment = [SCRIPT, *arguments], self.environment(**variables)
+    def get(self, **variables: str) -> subprocess.CompletedProcess[str]:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("YOLOV9_")}
+        environment |= {"PATH": f"{self.programs}{os.pathsep}{environment['PATH']}", "GIT_CONFIG_GLOBAL": os.devnull}
+        environment |= {"PYTHON": sys.executable, **variables}
+        command = [SCRIPT, self.target]
         return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=60)
+
+    def assert_fails(self, *words: str, **variables: str) -> None:
+        """It fails with these words, and leaves nothing behind."""
+        result = self.get(**variables)
+        assert (result.returncode, "error: " in result.stderr) == (1, True), result
+        assert not [word for word in words if word not in result.stderr], result.stderr
+        assert not list(self.root.iterdir())
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
-
-
-def assert_failed(place: Place, result: subprocess.CompletedProcess[str], code: int, *words: str) -> None:
-    """It failed with that exit code and those words, and left nothing behind."""
-    assert (result.returncode, "error: " in result.stderr) == (code, True), result
-    assert not [word for word in words if word not in result.stderr], result.stderr
-    assert not list(place.root.iterdir())
 
 
 @pytest.mark.parametrize("kind", ["folder", "file", "repository", "link"])
@@ -71,7 +67,7 @@ def test_what_is_there_and_something_else_stays(place: Place, kind: str):
         place.target.mkdir(exist_ok=True)
         (place.target / "thesis.txt").touch()
     before = sorted(place.root.rglob("*"))
-    result = place.get(place.target)
+    result = place.get()
     assert (result.returncode, "yolov9 exists" in result.stderr) == (2, True)
     assert sorted(place.root.rglob("*")) == before
 
@@ -93,18 +89,14 @@ def test_a_source_that_has_it_not(place: Place, tmp_path: Path, source: str, fil
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    result = place.get(place.target, YOLOV9_SOURCE=str(tmp_path / source))
-    assert_failed(place, result, 1, str(tmp_path / source))
-    assert "PyPI" not in result.stdout
+    place.assert_fails(str(tmp_path / source), YOLOV9_SOURCE=str(tmp_path / source))
 
 
 def test_the_wheel_alone_is_asked_for_with_its_hash(place: Place, tmp_path: Path):
-    place.git(NO_NETWORK)
-    python = place.pip_download(
+    python = place.without_network(
         f'cp requirements.txt {tmp_path}; echo "$*" > {tmp_path}/asked; echo no index >&2; exit 1'
     )
-    result = place.get(place.target, PYTHON=python)
-    assert_failed(place, result, 1, "no network", "no index", "neither from GitHub nor from PyPI")
+    place.assert_fails("no network", "no index", "neither from GitHub nor from PyPI", PYTHON=python)
     assert (tmp_path / "requirements.txt").read_text().split() == [
         "yolo9==1.0.18", "--hash=sha256:cea95fd0517f3e3ed7cf936669f18a39d42168dfc54509784c2e4d85a825946d",
     ]  # fmt: skip
@@ -114,12 +106,11 @@ def test_the_wheel_alone_is_asked_for_with_its_hash(place: Place, tmp_path: Path
 
 def test_a_wheel_that_becomes_something_else(place: Place):
     """The script that turns it into a checkout may change, and what it makes of the wheel must not."""
-    place.git(NO_NETWORK)
-    python = place.pip_download("echo half > yolo9-1.0.18-py3-none-any.whl")
-    assert_failed(place, place.get(place.target, PYTHON=python), 1, "is damaged", "neither from GitHub nor from PyPI")
+    python = place.without_network(f"echo half > {WHEEL}")
+    place.assert_fails("is damaged", "neither from GitHub nor from PyPI", PYTHON=python)
     text = """case "$*" in
       *"pip download"*) exit 0 ;;
       *yolov9_from_wheel.py*) for folder; do :; done; mkdir "$folder" && echo x > "$folder/val.py"; exit ;;
     esac"""
-    result = place.get(place.target, PYTHON=place.program("pretended-python", text, sys.executable))
-    assert_failed(place, result, 1, "is not YOLOv9 at commit 5b1ea9a")
+    python = place.program("pretended-python", text, sys.executable)
+    place.assert_fails("is not YOLOv9 at commit 5b1ea9a", PYTHON=python)
