@@ -1,11 +1,9 @@
 """Fixtures of the tests that run inside a patched YOLOv9 checkout, in a pytest process of their own.
 
 Upstream's `models` and `utils` packages share their names with the repository's folders, so a process sees either one.
-scripts/test.sh sets the two variables; by hand:
+scripts/test.sh sets two variables: the patched checkout, and the data.yaml of the demo set; by hand:
 
     YOLOV9_CHECKOUT=build/yolov9 DEMO_DATA=build/digits/data.yaml pytest tests/golden tests/integration
-
-Their conftest.py takes everything from here.
 """
 
 from __future__ import annotations
@@ -20,23 +18,9 @@ import pytest
 from fork_server import ForkServer
 
 ROOT = Path(__file__).resolve().parents[2]
-HERE = ROOT / "tests"
-
-
-def _path_from(variable: str, meaning: str) -> Path:
-    value = os.environ.get(variable)
-    if not value:
-        raise pytest.UsageError(f"{variable} is not set; it names {meaning} (scripts/test.sh sets it)")
-    path = Path(value).resolve()
-    if not path.exists():
-        raise pytest.UsageError(f"{variable} is {value}, which does not exist; it names {meaning}")
-    return path
-
-
-CHECKOUT = _path_from("YOLOV9_CHECKOUT", "a YOLOv9 checkout that patch_yolov9.sh has patched")
-DEMO_DATA = _path_from("DEMO_DATA", "the data.yaml of the demo set (data/demo/make_digits.py makes it)")
-if not (CHECKOUT / ".yolov9_overlay").is_dir():
-    raise pytest.UsageError(f"{CHECKOUT} is not patched; run ./patch_yolov9.sh {CHECKOUT}")
+CHECKOUT, DEMO_DATA = (Path(os.environ.get(name, "/nowhere")).resolve() for name in ("YOLOV9_CHECKOUT", "DEMO_DATA"))
+if not ((CHECKOUT / ".yolov9_overlay").is_dir() and DEMO_DATA.is_file()):
+    raise pytest.UsageError("YOLOV9_CHECKOUT names no patched checkout, or DEMO_DATA no demo set; use scripts/test.sh")
 
 sys.path[:] = [str(CHECKOUT), *(p for p in sys.path if Path(p or ".").resolve() not in (ROOT, CHECKOUT))]
 os.chdir(CHECKOUT)
@@ -44,7 +28,7 @@ os.chdir(CHECKOUT)
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if {HERE / "integration", HERE / "golden"} & set(item.path.parents):
+        if {ROOT / "tests/integration", ROOT / "tests/golden"} & set(item.path.parents):
             item.add_marker(pytest.mark.integration)
 
 
@@ -68,10 +52,7 @@ def demo_weights(checkout: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def small_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The float checkpoint of a network of few layers, under the demo's name.
-
-    Its weights are random; what it finds in the demo set gives a small AP, which differs from state to state.
-    """
+    """A float checkpoint of few layers and random weights: its AP on the demo set is small, and differs by state."""
     from forms import lively
     from random_networks import TINY, random_network, save_float
 
@@ -83,9 +64,7 @@ def upstream_yaml(checkout: Path) -> Callable[[str], Path]:
     """Path of an upstream YAML by name: gelan-c, segment/gelan-c-seg."""
 
     def find(name: str) -> Path:
-        path = checkout / "models" / (f"{name}.yaml" if "/" in name else f"detect/{name}.yaml")
-        assert path.is_file(), f"{path} is missing; make the checkout again (scripts/get_yolov9.sh)"
-        return path
+        return checkout / "models" / (f"{name}.yaml" if "/" in name else f"detect/{name}.yaml")
 
     return find
 
