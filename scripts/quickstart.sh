@@ -26,18 +26,9 @@ set -euo pipefail
 speed="INT8's speed shows in TensorRT only" # on a CPU; else what the benchmark says
 MARK=.quickstart # lies in the folders that this program has made
 
-# What QAT has trained is lost when the same command runs again.
-say_how_to_go_on() {
-  local status=$?
-  if [ "$status" != 0 ] && [ -n "${started_run:-}" ] && [ -f "$run/weights/last.pt" ]; then
-    say "the same command with --resume continues this run; without it this run is replaced"
-  fi
-}
-trap say_how_to_go_on EXIT
-
 main() {
   parse_arguments "$@"
-  local started=$SECONDS
+  local started=$SECONDS status=0
   if [ "$device" = cpu ]; then setup_environment; else setup_environment --tensorrt; fi
   setup_checkout
   [ -n "$data" ] || use_demo_set
@@ -47,8 +38,7 @@ main() {
   convert
   quantize
   export_network
-  evaluate_network "$onnx" onnx || exit $?
-  local status=0
+  evaluate_network "$onnx" onnx
   build_engines || status=$?
   [ "$status" != 130 ] || exit 130
   write_report
@@ -63,21 +53,19 @@ main() {
 
 parse_arguments() {
   weights='' data='' imgsz='' batch_size=10 epochs=5 iters='' device='' run=runs/quickstart resume=no segments=no evaluated=()
-  local option
   while [ $# -gt 0 ]; do
-    option=$1
-    case $option in
+    case $1 in
       -h | --help) usage; exit 0 ;;
       --resume) resume=yes; shift; continue ;;
       --segments) segments=yes; shift; continue ;;
-      --*=*) set -- "${option%%=*}" "${option#*=}" "${@:2}"; continue ;;
-      --weights | --data | --imgsz | --batch-size | --epochs | --iters | --device | --output) ;;
-      *) die 2 "unknown argument $option; scripts/quickstart.sh --help lists them" ;;
+      --*=*) set -- "${1%%=*}" "${1#*=}" "${@:2}"; continue ;;
+      --weights | --data) [ -f "${2:-}" ] || die 2 "$1 ${2:-} does not exist, or is no file" ;;
+      --imgsz | --batch-size | --epochs | --iters | --device | --output) [ -n "${2:-}" ] || die 2 "$1 needs a value" ;;
+      *) die 2 "unknown argument $1; scripts/quickstart.sh --help lists them" ;;
     esac
-    [ -n "${2:-}" ] || die 2 "$option needs a value"
-    case $option in
-      --weights) weights=$(existing_file "$@") ;;
-      --data) data=$(existing_file "$@") ;;
+    case $1 in
+      --weights) weights=$(from_root "$2") ;;
+      --data) data=$(from_root "$2") ;;
       --output) run=$(from_root "$2") ;;
       --imgsz) imgsz=$2 ;;
       --batch-size) batch_size=$2 ;;
@@ -91,15 +79,9 @@ parse_arguments() {
   [ -z "$weights" ] || [ -n "$data" ] || die 2 "--weights needs --data, the dataset that the model was trained on"
   if [ -n "$weights" ]; then own=yes; else own=no imgsz=${imgsz:-320}; fi
   if [ "$segments" = yes ]; then weights=data/demo/gelan-digits-seg.pt iters=${iters:-60}; fi
-  iters=${iters:-30}
-  weights=${weights:-data/demo/gelan-digits.pt}
+  iters=${iters:-30} weights=${weights:-data/demo/gelan-digits.pt}
   size=(${imgsz:+--imgsz "$imgsz"})
   cd "$OVERLAY_ROOT"
-}
-
-existing_file() { # OPTION PATH
-  [ -f "$2" ] || die 2 "$1 $2 does not exist, or is no file"
-  from_root "$2"
 }
 
 # PATH as it is seen from the repository's folder, where the programs are started and which the report's paths count from.
@@ -118,11 +100,17 @@ make_run_folder() {
     die 2 "$run holds files that are no quickstart's; choose another --output, or delete it"
   fi
   { mkdir -p "$run" && touch "$run/$MARK"; } 2>/dev/null || die 2 "cannot write to $run"
-  started_run=yes
+  trap say_how_to_go_on EXIT
 }
 
-program() { # NAME ARGUMENTS...: one of the overlay's programs, in the patched checkout
-  "$PYTHON" "$YOLOV9_CHECKOUT/$1" "${@:2}" --device "$device"
+# What QAT has trained is lost when the same command runs again.
+say_how_to_go_on() {
+  [ $? = 0 ] || [ ! -f "$run/weights/last.pt" ] ||
+    say "the same command with --resume continues this run; without it this run is replaced"
+}
+
+program() { # WHAT_IS_DONE NAME ARGUMENTS...: one of the overlay's programs, in the patched checkout
+  run_part "$1" "$PYTHON" "$YOLOV9_CHECKOUT/$2" "${@:3}" --device "$device"
 }
 
 # What train_dual.py writes has an auxiliary branch, which is for training only.
@@ -131,10 +119,8 @@ convert() {
   [ "$own" = yes ] || return 0
   local converted
   converted=$run/$(basename "$weights" .pt)-converted.pt
-  if [ "$resume" = no ]; then
-    run_part "convert, if it has an auxiliary branch" program reparameterization.py --weights "$weights" \
-      --save "$converted" --if-needed || exit $?
-  fi
+  [ "$resume" = yes ] || program "convert, if it has an auxiliary branch" reparameterization.py --weights "$weights" \
+    --save "$converted" --if-needed
   [ ! -f "$converted" ] || weights=$converted
 }
 
@@ -142,21 +128,22 @@ quantize() {
   local arguments=(--weights "$weights" --data "$data" ${size[@]+"${size[@]}"} --batch-size "$batch_size" --epochs "$epochs"
     --iters "$iters" --project "$(dirname "$run")" --name "$(basename "$run")" --exist-ok)
   [ "$resume" = no ] || arguments+=(--resume "$run")
-  run_part "1/4 quantize: float, PTQ, QAT" program qat.py quantize "${arguments[@]}" || exit $?
+  program "1/4 quantize: float, PTQ, QAT" qat.py quantize "${arguments[@]}"
   local found=("$run"/weights/qat_best*.pt)
   best=${found[0]}
 }
 
 # Two files: ONNX Runtime and TensorRT to 10.11 take the weakly typed one, TensorRT from 10.12 and RTX the strongly typed.
 export_network() {
-  onnx=${best%.pt}-int8.onnx
-  local arguments=(--weights "$best" --data "$data" ${size[@]+"${size[@]}"} --include onnx --simplify --dynamic batch)
-  run_part "2/4 export to ONNX, strongly typed" program export_qat.py "${arguments[@]}" --typing strong || exit $?
-  run_part "2/4 export to ONNX, weakly typed" program export_qat.py "${arguments[@]}" --typing weak || exit $?
+  onnx=${best%.pt}-int8.onnx export=(--data "$data" ${size[@]+"${size[@]}"} --include onnx --simplify --dynamic batch)
+  local typing
+  for typing in strong weak; do
+    program "2/4 export to ONNX, ${typing}ly typed" export_qat.py --weights "$best" "${export[@]}" --typing $typing
+  done
 }
 
 evaluate_network() { # FILE NAME: its row goes to $run/NAME/report.json
-  run_part "3/4 evaluate $(basename "$1")" program val_trt.py --engine-file "$1" --data "$data" \
+  program "3/4 evaluate $(basename "$1")" val_trt.py --engine-file "$1" --data "$data" \
     --reference "$weights" --batch-size "$batch_size" --project "$run" --name "$2" --exist-ok || return $?
   evaluated+=("$run/$2")
 }
@@ -168,21 +155,21 @@ build_engines() {
     say "no engines: --device is cpu"
     return
   fi
-  typing=$(program scripts/check_engine_setup.py "$data" 2>"$problem") || status=$?
+  typing=$("$PYTHON" "$YOLOV9_CHECKOUT/scripts/check_engine_setup.py" "$data" --device "$device" 2>"$problem") || status=$?
+  problem=$(tail -n 1 "$problem" && rm "$problem")
   [ "$status" != 130 ] || return 130
   if [ "$status" != 0 ]; then
-    problem=$(tail -n 1 "$problem" && rm "$problem")
     problem=${problem##*error: }
     say "no engines: ${problem%%;*}"
     return
   fi
-  rm "$problem"
-  if [ "${typing##*$'\n'}" = strong ]; then typing=strong int8=${best%.pt}-int8-strong.onnx; else typing=weak; fi
-  run_part "3/4 export the float model, to compare with" program export_qat.py --weights "$weights" \
-    ${size[@]+"${size[@]}"} --include onnx --simplify --dynamic batch --typing "$typing" --output "$float" || return $?
+  typing=${typing##*$'\n'}
+  if [ "$typing" = strong ]; then int8=${best%.pt}-int8-strong.onnx; fi
+  program "3/4 export the float model, to compare with" export_qat.py --weights "$weights" "${export[@]}" \
+    --typing "$typing" --output "$float" || return $?
   evaluate_engine "$float" fp16 || return $?
   evaluate_engine "$int8" int8 || return $?
-  run_part "3/4 INT8 against FP16, two builds of each" program scripts/benchmark_trt.py \
+  program "3/4 INT8 against FP16, two builds of each" scripts/benchmark_trt.py \
     "$int8" --baseline "$float" --batch-size 1 "$batch_size" --builds 2 --optimization-level 2 --useCudaGraph \
     --project "$run" --name benchmark --exist-ok || return $?
   speed=$(grep "^INT8 against FP16" "$run/benchmark/benchmark.md")
@@ -191,22 +178,22 @@ build_engines() {
 evaluate_engine() { # ONNX NAME
   local engine=$run/weights/$2.engine
   # level 2 measures the kernels that promise most: engines as fast within some percent, in less than half the time
-  run_part "3/4 build the $2 engine" program scripts/build_engine.py "$1" --output "$engine" --optimization-level 2 \
+  program "3/4 build the $2 engine" scripts/build_engine.py "$1" --output "$engine" --optimization-level 2 \
     --batch-size 1 "$batch_size" "$batch_size" --check 0 || return $?
   evaluate_network "$engine" "$2"
 }
 
 write_report() {
   local note="PTQ and QAT simulate INT8 in PyTorch, and ONNX Runtime convolves in FP32 on a CPU:"
-  run_part "4/4 report" program scripts/make_report.py "$run" "${evaluated[@]}" --title "YOLOv9 quickstart" \
+  program "4/4 report" scripts/make_report.py "$run" "${evaluated[@]}" --title "YOLOv9 quickstart" \
     --compare "$weights" "$onnx" --data "$data" ${size[@]+"${size[@]}"} \
-    --note "$note their ms/image say nothing about the speed of INT8." --note "$speed" || exit $?
+    --note "$note their ms/image say nothing about the speed of INT8." --note "$speed"
 }
 
 # README's five, for this model: QAT in full, with the defaults of qat.py.
 show_five_commands() {
-  local float=$trained name checkpoint set export=(--include onnx --simplify --dynamic batch --output)
-  name=$(basename "$trained" .pt) set=$(realpath -- "$data") checkpoint=$(basename "$best")
+  local float=$trained name set
+  name=$(basename "$trained" .pt) set=$(realpath -- "$data")
   [ "$weights" = "$trained" ] || float=${trained%.pt}-converted.pt
   float=$(realpath -m -- "$float")
   say "to go on with a whole QAT of this model:"
@@ -214,7 +201,8 @@ show_five_commands() {
   show_command . "$OVERLAY_VENV/bin/activate"
   [ "$weights" = "$trained" ] || show_command python reparameterization.py --weights "$(realpath -- "$trained")" --save "$float"
   show_command python qat.py quantize --weights "$float" --data "$set" ${size[@]+"${size[@]}"} --name "$name"
-  show_command python export_qat.py --weights "runs/qat/$name/weights/$checkpoint" "${export[@]}" "$name-int8.onnx"
+  show_command python export_qat.py --weights "runs/qat/$name/weights/$(basename "$best")" --include onnx --simplify \
+    --dynamic batch --output "$name-int8.onnx"
   show_command scripts/generate_trt_engine.sh "$name-int8.onnx"
   show_command python val_trt.py --engine-file "$name-int8.engine" --data "$set"
 }
