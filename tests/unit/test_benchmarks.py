@@ -64,13 +64,11 @@ def test_a_step_that_fails_or_leaves_nothing_names_its_log_and_runs_again(run_st
 @pytest.mark.parametrize(
     ("program", "words", "named"),
     [
-        ("accuracy.py", ["--data", "none.yaml", "--weights", "a.pt"], "--data none.yaml"),
-        ("accuracy.py", ["--data", "d.yaml"], "--networks"),
-        ("accuracy.py", ["--data", "d.yaml", "--weights", "a.pt", "b/a.pt"], "--weights"),
-        ("accuracy.py", ["--data", "d.yaml", "--weights", "a.pt", "--deploy", "QTA"], "--deploy QTA"),
-        ("accuracy.py", ["--data", "d.yaml", "--weights", "a.pt", "--settings", "d.yaml"], "--settings d.yaml"),
-        ("accuracy.py", ["--data", "d.yaml", "--weights", "a.pt"], "--checkout"),
-        ("placement.py", ["a.yaml"], "--checkout"),
+        ("accuracy.py", "--data none.yaml --weights a.pt", "--data none.yaml"),
+        ("accuracy.py", "--data d.yaml --weights a.pt b/a.pt", "--weights"),
+        ("accuracy.py", "--data d.yaml --weights a.pt --deploy QTA", "--deploy QTA"),
+        ("accuracy.py", "--data d.yaml --weights a.pt --settings d.yaml", "--settings d.yaml"),
+        ("placement.py", "a.yaml", "--checkout"),
     ],
 )
 def test_mistakes_are_one_line(program, words, named, tmp_path):
@@ -79,7 +77,7 @@ def test_mistakes_are_one_line(program, words, named, tmp_path):
         (tmp_path / name).touch()
     (tmp_path / "d.yaml").write_text("names: [a]\n")
     done = subprocess.run(
-        [sys.executable, ROOT / "benchmarks" / program, *words], cwd=tmp_path, capture_output=True, text=True,
+        [sys.executable, ROOT / "benchmarks" / program, *words.split()], cwd=tmp_path, capture_output=True, text=True,
         timeout=60, env={**os.environ, "YOLOV9_CHECKOUT": ""}, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
