@@ -50,16 +50,12 @@ def toy() -> Network:
     return Network([*((layer.f, layer) for layer in chain().model[:6]), (-1, RawHead())]).eval()
 
 
-def whole_batches(sizes: list[int]) -> list[Tensor]:
-    """Batches of random images, of so many each; later ones are brighter, so that ranges grow."""
+def parts(sizes: list[int]) -> list[Tensor]:
+    """This process's parts of batches of random images, of so many each; later ones are brighter: ranges grow."""
     generator = torch.Generator().manual_seed(1)
-    return [
-        torch.rand(size, 3, 16, 16, generator=generator) * (place + 1) / len(sizes) for place, size in enumerate(sizes)
+    batches = [
+        torch.rand(size, 3, 16, 16, generator=generator) * (at + 1) / len(sizes) for at, size in enumerate(sizes)
     ]
-
-
-def parts(batches: list[Tensor]) -> list[Tensor]:
-    """This process's parts of batches."""
     return [batch[distributed.world().share(len(batch))] for batch in batches]
 
 
@@ -67,15 +63,7 @@ def calibrated(sizes: list[int], network: Callable[[], Network] = toy) -> tuple[
     """The toy with quantizers, and the statistics that it was calibrated with."""
     model = network()
     placement.apply(model, placement.plan(model, Recipe()))
-    statistics = calibration.calibrate(model, parts(whole_batches(sizes)), Calibration())
-    return model, statistics
-
-
-def ranges(sizes: list[int]) -> dict[str, Any]:
-    """Counts and ranges of a calibration."""
-    _, statistics = calibrated(sizes)
-    amax = {text: statistics.amax(text) for text in ("max", "percentile", "mse")}
-    return {"counts": {name: one.counts for name, one in statistics.histograms.items()}, "amax": amax}
+    return model, calibration.calibrate(model, parts(sizes), Calibration())
 
 
 def trained(sizes: list[int], changes: dict[str, Any]) -> dict[str, Any]:
@@ -84,19 +72,15 @@ def trained(sizes: list[int], changes: dict[str, Any]) -> dict[str, Any]:
     Args:
         changes: of QAT's settings; `network`: of the function that makes the network.
     """
-    settings = {name: value for name, value in changes.items() if name != "network"}
-    network = changes.get("network", toy)
+    settings = dict(changes)
+    network = settings.pop("network", toy)
     student, _ = calibrated([3, 3], network)
     tuner = Finetuner(student, copy.deepcopy(network()), Finetune(grad_clip=1e6, **settings), device=CPU)
     steps: list[list[Tensor]] = []
-    optimizer_step = tuner.optimizer.step
-
-    def step(*arguments: Any) -> Any:
-        steps.append([torch.zeros(()) if p.grad is None else p.grad.clone() for p in tuner._parameters])
-        return optimizer_step(*arguments)
-
-    tuner.optimizer.step = step  # type: ignore[method-assign]
-    batches = parts(whole_batches(sizes))
+    tuner.optimizer.register_step_pre_hook(
+        lambda *_: steps.append([torch.zeros(()) if p.grad is None else p.grad.clone() for p in tuner._parameters])
+    )
+    batches = parts(sizes)
     found = tuner.run_epoch(batches, lambda _: 1e-3)
     held_out = held_out_loss(student, tuner.teacher, batches, CPU).value
     parameters = [p.detach().clone() for p in tuner._parameters]
@@ -105,8 +89,12 @@ def trained(sizes: list[int], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def everything(sizes: list[int]) -> dict[str, Any]:
-    """All of the above, so that processes are started once."""
-    return {"ranges": ranges(sizes), **{name: trained(sizes, changes) for name, changes in FORMS.items()}}
+    """Counts and ranges of a calibration, and trainings, so that processes are started once."""
+    _, statistics = calibrated(sizes)
+    amax = {text: statistics.amax(text) for text in ("max", "percentile", "mse")}
+    counts = {name: one.counts for name, one in statistics.histograms.items()}
+    trainings = {name: trained(sizes, changes) for name, changes in FORMS.items()}
+    return {"ranges": {"counts": counts, "amax": amax}, **trainings}
 
 
 def evaluated(folder: Path, samples: list[Any], cases: list[dict[str, Any]], out: Path) -> list[dict[str, Any]]:
