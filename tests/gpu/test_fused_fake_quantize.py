@@ -9,6 +9,7 @@ import importlib.util
 import os
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -40,14 +41,9 @@ def why_not() -> str:
     return "" if INTERPRETED or torch.cuda.is_available() else "torch sees no NVIDIA GPU"
 
 
-def rounded(x, scale):
+def rounded(x, scale, silu=False):
     assert fused_cuda.usable(x)
-    return fused_cuda.fused_fake_quantize(x, scale, x.dtype)
-
-
-def silu_rounded(x, scale):
-    assert fused_cuda.usable(x)
-    return fused_cuda.silu_fake_quantize(x, scale, x.dtype)
+    return (fused_cuda.silu_fake_quantize if silu else fused_cuda.fused_fake_quantize)(x, scale, x.dtype)
 
 
 @pytest.mark.parametrize("silu", [False, True])
@@ -55,7 +51,7 @@ def silu_rounded(x, scale):
 @pytest.mark.parametrize(("shape", "per_channel"), SHAPES)
 def test_gradients(shape, per_channel, dtype, silu):
     given = case(shape, per_channel=per_channel, silu=silu).to(DEVICE, dtype)
-    compare(silu_rounded if silu else rounded, given)
+    compare(partial(rounded, silu=silu), given)
 
 
 def layouts(x):
@@ -75,7 +71,7 @@ def layouts(x):
 @pytest.mark.parametrize("silu", [False, True])
 def test_layouts_of_the_tensor_and_of_the_gradient(layout, per_channel, silu):
     given = case((4, 6, 5, 3), per_channel=per_channel, silu=silu).to(DEVICE)
-    operation = silu_rounded if silu else rounded
+    operation = partial(rounded, silu=silu)
     x = layouts(given.x)[layout]
     compare(operation, replace(given, x=x))
     compare(operation, replace(given, gradient=layouts(given.gradient)[layout]))

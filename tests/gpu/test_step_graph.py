@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -67,24 +68,20 @@ def test_the_graph_is_used_and_a_failure_to_record_is_none_of_training(monkeypat
 
 def test_another_thread_may_pin_memory_while_a_step_is_recorded(caplog):
     """As a loader's does: a whole run once ended there."""
-    over, errors = threading.Event(), []
+    over = threading.Event()
 
     def pin():
-        size = 1 << 20
         while not over.is_set():
-            try:
-                torch.empty(size).pin_memory()  # of another size each time, so that the driver is asked
-            except RuntimeError as error:
-                errors.append(error)
-                return
-            size = size + 4096 if size < 1 << 24 else 1 << 20
+            for size in range(1 << 20, 1 << 24, 4096):  # of another size each time, so that the driver is asked
+                torch.empty(size).pin_memory()
+                if over.is_set():
+                    return
 
-    thread = threading.Thread(target=pin)
-    thread.start()
-    try:
-        trained(True)
-    finally:
-        over.set()
-        thread.join()
-    assert not errors
+    with ThreadPoolExecutor() as pool:
+        pinning = pool.submit(pin)
+        try:
+            trained(True)
+        finally:
+            over.set()
+        pinning.result()
     assert "without a CUDA graph" not in caplog.text

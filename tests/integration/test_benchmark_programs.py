@@ -76,11 +76,9 @@ def test_three_placements_of_one_network_are_timed(benchmark, tmp_path):
     producers = {output: node for node in graph.node for output in node.output}
     quantized = [node for node in graph.node if node.op_type == "Conv" and node.input[1] in producers]
     inputs = [producers[producers[node.input[0]].input[0]] for node in quantized]
-    scales = {one.name: float(onnx.numpy_helper.to_array(one)) for one in graph.initializer if one.name in
-              {node.input[1] for node in inputs}}  # fmt: skip
     assert len(quantized) == counts["fp16"]["Conv"] - 1  # DFL's is in float
     assert all(node.op_type == "QuantizeLinear" for node in inputs)
-    assert len(set(scales.values())) == len(quantized)  # each its own
+    assert len({node.input[1] for node in inputs}) == len(quantized)  # each has a scale of its own
     assert counts["int8-convs"]["QuantizeLinear"] == 2 * len(quantized)  # no Add, Concat or pool
     image = np.random.default_rng(0).random((1, 3, 64, 64), dtype=np.float32)
     outputs = {}

@@ -133,7 +133,7 @@ class BenchmarkRow:
     @property
     def file(self) -> str:
         """The file's name, without the number of the build."""
-        return self.model.removesuffix(f"-build{self.build}" if self.build > 1 else "")
+        return self.model.removesuffix(f"-build{self.build}")
 
     @property
     def kind(self) -> tuple[bool, bool]:

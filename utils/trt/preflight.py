@@ -154,8 +154,7 @@ class OnnxFile:
         """The description of a loaded ModelProto; `path` is the file it came from."""
         graph = model.graph
         stored = {tensor.name: tensor.data_type for tensor in graph.initializer}
-        stored |= {node.output[0]: item.t.data_type for node in graph.node for item in node.attribute
-                   if node.op_type == "Constant"}  # fmt: skip
+        stored |= {node.output[0]: item.t.data_type for node in graph.node for item in node.attribute}  # of a Constant
         quantizers = [node for node in graph.node if node.op_type in ("QuantizeLinear", "DequantizeLinear")]
         scales = {stored.get(node.input[1]) for node in quantizers}
         weights = {stored.get(node.input[1]) for node in graph.node if node.op_type == "Conv"}

@@ -208,17 +208,12 @@ def test_plugins_are_known_where_a_note_names_them_or_there_is_none(tmp_path, mo
             Execution(path, api, CPU)
 
 
-@pytest.mark.parametrize(
-    ("message", "expected"),
-    [
-        ("onnx2trt_utils.cpp:374: a warning about\n this network", "a warning about this network"),
-        ("4: [network.cpp::validate::3036] Error Code 4: Internal Error (no shape)", "Internal Error (no shape)"),
-        ("ModelImporter.cpp:776: --- End node --- a.cu:1: text", "--- End node --- a.cu:1: text"),
-        ("3: plain 4: text", "plain 4: text"),
-    ],
-)
-def test_messages_without_where_in_tensorrt_they_were_made(message, expected):
-    assert tensorrt_api.readable(message) == expected
+def test_messages_without_where_in_tensorrt_they_were_made():
+    for place, text in (
+        ("onnx2trt_utils.cpp:374: ", "a warning about this network"), ("ModelImporter.cpp:776: ", "--- a.cu:1: text"),
+        ("4: [network.cpp::validate::3036] Error Code 4: ", "Internal Error (no shape)"), ("3: ", "plain 4: text"),
+    ):  # fmt: skip
+        assert tensorrt_api.readable(place + text.replace(" ", "\n ")) == text
 
 
 @pytest.mark.parametrize("content", [{"typing": 3}, {"seconds": "1"}, {"warnings": "a"}, [], {"plugins": 1}])
