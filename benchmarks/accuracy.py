@@ -200,7 +200,8 @@ def ap_table(output: Path) -> list[str]:
 def scores(row: Row, base: Row | None) -> list[str]:
     """AP, its difference to the float network, agreement, and the difference of recall at that network's threshold."""
     agreement = "" if row.agreement is None else f"{row.agreement:.4f}"
-    recall = str(row.at.difference(base.at, "recall")) if row.at and base and base.at else ""
+    at, base_at = row.at_threshold, base and base.at_threshold
+    recall = str(at.difference(base_at, "recall")) if at and base_at else ""
     return [f"{row.ap or 0:.4f}", str(row.difference(base) or "") if base else "", agreement, recall]
 
 

@@ -108,9 +108,9 @@ def at_threshold(found: int, *recall: float) -> AtThreshold:
 
 def test_the_table_of_accuracy(tmp_path):
     states = {
-        "float": example_row(ap=0.55, ap_resampled=resampled(0.5, 0.6), at=at_threshold(90, 0.89, 0.91)),
+        "float": example_row(ap=0.55, ap_resampled=resampled(0.5, 0.6), at_threshold=at_threshold(90, 0.89, 0.91)),
         "QAT-seed-57": example_row(
-            "QAT", ap=0.57, ap_resampled=resampled(0.51, 0.63), agreement=0.96, at=at_threshold(80, 0.8, 0.8)
+            "QAT", ap=0.57, ap_resampled=resampled(0.51, 0.63), agreement=0.96, at_threshold=at_threshold(80, 0.8, 0.8)
         ),
         "QAT-seed-58": example_row("QAT", ap=0.54, ap_resampled=resampled(0.49, 0.59)),
         "float-engine": example_row("engine", ap=0.54), "QAT-engine": example_row("engine", ap=0.56),

@@ -175,8 +175,8 @@ def test_a_reference_is_evaluated_first_and_at_the_same_size(known, tmp_path, ca
     assert (base.stage, row.stage, base.input_size) == ("float", "ONNX", row.input_size)
     assert row.agreement > 0.99
     assert (base.agreement, base.resampled_over) == (None, "2 groups")
-    assert row.at == base.at
-    assert row.at.threshold == base.best_threshold
+    assert row.at_threshold == base.at_threshold
+    assert row.at_threshold.threshold == base.best_threshold
     swapped = options(known, tmp_path, reference=files["engine_file"])
     with pytest.raises(InputError, match=r"--reference .*int8\.onnx is quantized .*; expected the float network"):
         evaluate_file.run(swapped, "command", tmp_path)

@@ -48,9 +48,7 @@ def device_name(device: torch.device) -> str:
     """The device in words, such as 'NVIDIA H200' or 'CPU'."""
     import torch
 
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return device.type.upper()
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type.upper()
 
 
 def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

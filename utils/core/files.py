@@ -1,7 +1,7 @@
 """Files: read where a regular one is named, written whole or not at all, and never over what is read.
 
 Of several processes (`distributed.py`) all call the functions that write a whole content (`write_bytes`, `write_text`,
-`save_torch`, `copy_file`); the main one writes, and the others go on when the file is there.
+`save_torch`); the main one writes, and the others go on when the file is there.
 
 A pipe is refused before it is opened, which would wait for ever.
 """
@@ -171,11 +171,6 @@ def save_torch(content: Any, path: str | Path) -> None:
         write_bytes(path, buffer.getbuffer())
 
     distributed.from_main(write)
-
-
-def copy_file(source: Path, target: Path) -> None:
-    """Copy a file."""
-    distributed.from_main(lambda: write_bytes(target, source.read_bytes()))
 
 
 def file_hash(path: str | Path) -> str:

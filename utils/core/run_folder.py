@@ -27,10 +27,6 @@ LOCK_FILE = ".lock"
 TEMPORARY = ".*-" + "[a-f0-9]" * 8 + ".part.*"  # as `files.atomic_path` names a file until it is whole
 
 
-class InUseError(InputError):
-    """Another program writes to the run folder; programs exit with 2."""
-
-
 @contextlib.contextmanager
 def new_run(project: str | Path, name: str, exist_ok: bool = False, written: Sequence[str] = ()) -> Iterator[Path]:
     """Make the folder of a run, see `make_run_dir`, and lock it; an error removes it if it is still empty.
@@ -39,8 +35,7 @@ def new_run(project: str | Path, name: str, exist_ok: bool = False, written: Seq
     Under torch.distributed the main process does this, and the others receive the path.
 
     Raises:
-        InUseError: `exist_ok`, and another program writes to `project/name`.
-        InputError: the folder cannot be made or written to.
+        InputError: the folder cannot be made or written to, or another program writes to it.
     """
 
     @contextlib.contextmanager
@@ -69,8 +64,7 @@ def held(folder: Path, load: Callable[[Path], Any] = lambda _: None) -> Iterator
     """Lock an existing run folder, and give what `load` reads in it; the main process does both.
 
     Raises:
-        InUseError: another program writes to it.
-        InputError: it does not exist, or cannot be written to.
+        InputError: it does not exist, cannot be written to, or another program writes to it.
     """
     with contextlib.ExitStack() as stack:
         distributed.from_main(lambda: stack.enter_context(_locked(folder)))
@@ -107,7 +101,7 @@ def _locked(folder: Path) -> Iterator[None]:
         lock.acquire()
     except Timeout as error:
         advice = "wait for it to end, or choose another --name"
-        raise InUseError(f"{folder} is in use by another program; {advice}") from error
+        raise InputError(f"{folder} is in use by another program; {advice}") from error
     except OSError as error:
         raise InputError(f"cannot write {folder / LOCK_FILE}: {error.strerror}") from error
     try:

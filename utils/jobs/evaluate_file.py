@@ -126,20 +126,20 @@ def stage(file: Path) -> str:
 
 
 def make_row(
-    where: Runner | torch.device, config: EvalConfig, result: EvalResult | None, file: str | Path, stage: str,
+    runner_or_device: Runner | torch.device, config: EvalConfig, result: EvalResult | None, file: str | Path, stage: str,
     seconds: float,
 ) -> Row:  # fmt: skip
     """A report row; without a result its scores are unknown.
 
     Args:
-        where: the runner that was evaluated, or the device of a network in PyTorch.
+        runner_or_device: the runner that was evaluated, or the device of a network in PyTorch.
         file: what was evaluated, as the user would type it; it exists.
         seconds: wall time of the stage.
     """
-    runner = where if isinstance(where, Runner) else None
+    runner = runner_or_device if isinstance(runner_or_device, Runner) else None
     row = Row(
         stage=stage, file=str(file), ap=None, ap50=None, precision=None, recall=None, seconds=seconds,
-        device=device_name(where.device if isinstance(where, Runner) else where),
+        device=device_name(runner_or_device.device if isinstance(runner_or_device, Runner) else runner_or_device),
         size_bytes=Path(file).stat().st_size, ms_per_image=None, measured_on="not evaluated",
     )  # fmt: skip
     if result is None:
@@ -149,7 +149,8 @@ def make_row(
     marks = ap_with(config, result, runner)
 
     scores: dict[str, Any] = {
-        **{name: getattr(result, name) for name in ("ap", "ap50", "precision", "recall", "input_size", "at")},
+        **{name: getattr(result, name) for name in ("ap", "ap50", "precision", "recall", "input_size")},
+        "at_threshold": result.at,
         "ms_per_image": result.ms["inference"],
         "measured_on": "; ".join(filter(None, (result.measured_on, marks))),
         "ap_with": marks,

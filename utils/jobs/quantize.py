@@ -35,7 +35,7 @@ from models.quantize.finetune import (
 )
 from models.quantize.recipe import AUTO, Finetune
 from utils import upstream
-from utils.core.files import copy_file, write_text
+from utils.core.files import write_bytes, write_text
 from utils.core.score import Score
 from utils.core.text import plural
 from utils.jobs.calibrate import choose_by_loss
@@ -212,7 +212,7 @@ class Session:
         model = checkpoint.load_quantized(self.weights / state.best_file).model.to(self.inputs.device)
         if self.options.qat == "never":
             return model
-        copy_file(self.weights / state.best_file, final)
+        write_bytes(final, (self.weights / state.best_file).read_bytes())
         ended = state.history[: len(state.files) - 1]  # not one that collapsed
         if ended and state.trainer:
             entry = min(ended, key=lambda one: (one["epoch"] != best, one["held_out"]))

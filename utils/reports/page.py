@@ -92,7 +92,7 @@ def page(report: Report) -> str:
         remarks=tables.remarks(report),
         against=tables.against_float(report),
         against_headers=tables.FLOAT_HEADERS,
-        missed=_missed([(name, row.at) for name, row in named if row.at]),
+        missed=_missed([(name, row.at_threshold) for name, row in named if row.at_threshold]),
         by_class=([*by_class], [(label, [tables.fraction(scores.get(label)) for scores in by_class.values()])
                                 for label in classes]),
         charts=charts,

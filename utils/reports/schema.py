@@ -103,7 +103,7 @@ class Row(StrictModel):
         agreement: AP with the float network's detections in place of labels; and on resamplings of the images.
         best_threshold: the confidence of best F1, which `precision` and `recall` belong to.
         f1: mean over classes at confidences 0, 0.01, ..., 1.
-        at: what is found and missed at the float network's `best_threshold`.
+        at_threshold: what is found and missed at the float network's `best_threshold`.
         ap_resampled: AP on resamplings of the images, a text in JSON (`Resampled.to_text`); None where not known.
         mask_ap, ...: the same of masks, of a segmentation network.
         ap_by_class: AP of boxes of each class that has labels, in the dataset's order.
@@ -138,14 +138,16 @@ class Row(StrictModel):
     agreement_resampled: StoredResampled = None
     best_threshold: Fraction | None = None
     f1: Annotated[tuple[Fraction, ...], Field(strict=False)] = ()
-    at: AtThreshold | None = None
+    at_threshold: AtThreshold | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _of_files(cls, content: Any) -> Any:
-        """Without versions of libraries, of schema 1 and 2, and what `Report.to_dict` adds."""
-        added = ("versions", *(f"{ap}_difference_error" for ap in AP))
-        return {key: content[key] for key in content if key not in added} if isinstance(content, dict) else content
+        """Of earlier schemas without versions of libraries, and with `at`; and without what `Report.to_dict` adds."""
+        if not isinstance(content, dict):
+            return content
+        names = {"at": "at_threshold", "versions": "", **{f"{ap}_difference_error": "" for ap in AP}}
+        return {names.get(key, key): content[key] for key in content if names.get(key, key)}
 
     @property
     def finds_nothing(self) -> bool:
@@ -232,7 +234,8 @@ class Report(StrictModel, frozen=False):
         place = next((index for index, other in enumerate(self.rows) if other is row), len(self.rows))
         floats = [other for other in self.rows if other.stage.lower() == "float"]
         before = [other for other in self.rows[: place + 1] if other.stage.lower() == "float"] or floats[:1]
-        alike = [other for other in before if row.at and other.at and other.at.threshold == row.at.threshold]
+        at = row.at_threshold and row.at_threshold.threshold
+        alike = [other for other in before if at and other.at_threshold and other.at_threshold.threshold == at]
         return next(reversed(alike or before), None)
 
     def difference(self, row: Row, ap: AnyAp = "ap") -> Difference | None:

@@ -100,7 +100,7 @@ def against_float(report: Report) -> tuple[str, list[tuple[str, ...]]] | None:
     compared = []
     for name, row in zip(labels(report), report.rows, strict=True):
         float_row = report.baseline(row)  # NMS inside a file leaves out what is below a threshold of its own
-        at, base = row.at, float_row and float_row.at
+        at, base = row.at_threshold, float_row and float_row.at_threshold
         if float_row and base and at and at.threshold == base.threshold and not row.incomparable(float_row):
             compared.append((name, row, at, base))
     if all(at is base for _, _, at, base in compared):

@@ -18,7 +18,7 @@ import torch
 from tqdm import tqdm
 
 from utils.core.errors import InputError, QatError
-from utils.core.files import copy_file
+from utils.core.files import write_bytes
 from utils.core.logging import log_level
 from utils.core.text import aligned
 from utils.trt import tensorrt_api
@@ -164,5 +164,5 @@ def _keep(engine: Path, best: _Candidate, candidates: list[_Candidate], config: 
     rows = [{"options": tried.config.options, "seconds": tried.seconds, "ms": list(tried.rounds), "error": tried.error}
             for tried in candidates]  # fmt: skip
     tuning = {"minutes": config.tune, "complete": complete, "given": config.options, "candidates": rows}
-    copy_file(best.engine, engine)
+    write_bytes(engine, best.engine.read_bytes())
     replace(EngineNote.load(best.engine), tuning=tuning).save(engine)

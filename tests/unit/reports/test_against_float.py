@@ -25,8 +25,8 @@ def at(recall: float, replicates: tuple[float, ...], threshold: float = 0.312, *
 @pytest.fixture
 def compared():
     curve = (*(round(math.sin(math.pi * x / 100), 4) for x in range(100)), 0.0)
-    base = example_row(at=at(0.8, (0.80, 0.82, 0.78)), best_threshold=0.312, f1=curve)
-    int8 = example_row("INT8", ap=0.74, at=at(0.7, (0.70, 0.73, 0.67)), best_threshold=0.281, f1=curve,
+    base = example_row(at_threshold=at(0.8, (0.80, 0.82, 0.78)), best_threshold=0.312, f1=curve)
+    int8 = example_row("INT8", ap=0.74, at_threshold=at(0.7, (0.70, 0.73, 0.67)), best_threshold=0.281, f1=curve,
                     agreement=0.9669, agreement_resampled=resampled(0.96, 0.97, 0.98))  # fmt: skip
     return Report(command="x", rows=[base, int8])
 
@@ -44,7 +44,7 @@ def test_a_row_says_what_a_product_notices(compared):
 
 
 def test_the_difference_is_that_of_paired_resamplings(compared):
-    base, int8 = (row.at for row in compared.rows)
+    base, int8 = (row.at_threshold for row in compared.rows)
     assert int8.difference(base, "recall") == Difference(
         pytest.approx(-0.1), pytest.approx(0.01)
     )  # of -.10, -.09, -.11
@@ -53,7 +53,7 @@ def test_the_difference_is_that_of_paired_resamplings(compared):
 
 
 def test_rows_keep_the_float_row_that_they_were_counted_with(compared):
-    others = [example_row(file="b.pt"), example_row(file="c.pt", at=at(0.8, (0.8, 0.8, 0.8), threshold=0.2))]
+    others = [example_row(file="b.pt"), example_row(file="c.pt", at_threshold=at(0.8, (0.8, 0.8, 0.8), threshold=0.2))]
     report = Report(command="x", rows=[compared.rows[0], *others, compared.rows[1]])
     assert report.baseline(report.rows[-1]) is report.rows[0]
     assert [report.baseline(row) for row in report.rows[:3]] == report.rows[:3]
@@ -62,7 +62,7 @@ def test_rows_keep_the_float_row_that_they_were_counted_with(compared):
 
 def test_no_table_where_thresholds_differ_or_nms_is_inside(compared):
     base, int8 = compared.rows
-    other = int8.model_copy(update={"at": at(0.7, (0.70, 0.73, 0.67), threshold=0.4)})
+    other = int8.model_copy(update={"at_threshold": at(0.7, (0.70, 0.73, 0.67), threshold=0.4)})
     inside = int8.model_copy(update={"ap_with": "confidence 0.25 and IoU 0.45 in the file"})
     for rows in ([base, other], [base, inside], [base], [example_row(), example_row("PTQ")]):
         assert against_float(Report(command="x", rows=rows)) is None

@@ -15,7 +15,9 @@ OLD = Path(__file__).resolve().parents[2] / "golden/written-by-1.0/runs/qat/fini
 
 def test_what_is_saved_is_loaded(report, segmented, tmp_path):
     at = AtThreshold(threshold=0.3, objects=9, found=8, precision=0.9, recall=8 / 9, by_class={"cat": (6, 5)})
-    report.rows.append(example_row("QAT", ap_by_size={"small": 0.25, "large": 0.5}, file="odd-\udcff.pt", at=at))
+    report.rows.append(
+        example_row("QAT", ap_by_size={"small": 0.25, "large": 0.5}, file="odd-\udcff.pt", at_threshold=at)
+    )
     report.notes.append("of odd-\udcff.png")
     path = report.save(tmp_path / "new" / "report.json")
     report.notes[-1] = "of odd-?.png"
@@ -55,7 +57,7 @@ def test_reports_of_schema_1_are_read(compared, tmp_path):
     del content["hardware"]
     (tmp_path / "r.json").write_text(json.dumps({**content, "schema_version": 1}))
     report = Report.load(tmp_path / "r.json")
-    assert report.rows[1] == example_row("PTQ", ap=0.7361)  # of which `at` is None
+    assert report.rows[1] == example_row("PTQ", ap=0.7361)  # of which `at_threshold` is None
     assert report.hardware == {}, "the reader's machine is not the run's"
 
 
