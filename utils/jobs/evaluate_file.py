@@ -126,8 +126,8 @@ def stage(file: Path) -> str:
 
 
 def make_row(
-    runner_or_device: Runner | torch.device, config: EvalConfig, result: EvalResult | None, file: str | Path, stage: str,
-    seconds: float,
+    runner_or_device: Runner | torch.device, config: EvalConfig, result: EvalResult | None, file: str | Path,
+    stage: str, seconds: float,
 ) -> Row:  # fmt: skip
     """A report row; without a result its scores are unknown.
 
