@@ -21,12 +21,9 @@ def cpu_cores() -> int:
 
 
 def select_device(text: str) -> torch.device:
-    """The device that `--device` names: '', 'cpu', a CUDA index such as '0', or 'cuda:0'.
+    """The device that `--device` names: '', 'cpu', '0', 'cuda:0'; `InputError` for one that is not here, or several.
 
     Of several processes each takes the GPU of its own number on its machine, or the CPU.
-
-    Raises:
-        InputError: the device does not exist here, or several were named.
     """
     import torch
 

@@ -39,11 +39,7 @@ class World:
     local_rank: int = 0
 
     def share(self, count: int) -> slice:
-        """This process's part of `count` things: runs of neighbours, the first ones longer by one where it must be.
-
-        >>> [World(rank, 3).share(7) for rank in range(3)]
-        [slice(0, 3, None), slice(3, 5, None), slice(5, 7, None)]
-        """
+        """This process's part of `count` things: neighbours; the first processes have one more where they must."""
         each, more = divmod(count, self.size)
         start = self.rank * each + min(self.rank, more)
         return slice(start, start + each + (self.rank < more))
@@ -72,11 +68,7 @@ def is_main() -> bool:
 
 @contextmanager
 def joined() -> Iterator[World]:
-    """Work together with the other processes that torchrun has started, if there are any.
-
-    Raises:
-        QatError: another process has ended, or does not answer.
-    """
+    """Work with the processes that torchrun has started, if any; `QatError` if one has ended or does not answer."""
     world = launched()
     if world.size == 1 or _State.world.size > 1:
         yield _State.world

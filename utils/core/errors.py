@@ -99,10 +99,6 @@ REMOVED: dict[str, str] = {
 
 
 def removed(name: str, program: str = "") -> str:
-    """What to say of an option or a key that was removed; '' for any other name.
-
-    >>> REMOVED["--old"] = "use --new"; removed("--old")
-    'was removed in 2.0: use --new'
-    """
+    """What to say of an option or a key that was removed, such as 'was removed in 2.0: use --new'; '' for others."""
     instead = REMOVED.get(f"{program} {name}") or REMOVED.get(name)
     return f"was removed in 2.0: {instead}" if instead else ""

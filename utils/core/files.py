@@ -80,11 +80,9 @@ def read_json(path: str | Path, expected: str, error: type[InputError] = InputEr
 
 
 def read_onnx(path: str | Path, *, check: bool = False) -> ModelProto:
-    """Read an ONNX file; `check` also runs ONNX's checker, which does not know operators of TensorRT's own.
+    """Read an ONNX file; `InputError` for a missing or broken one, `DependencyError` without onnx.
 
-    Raises:
-        InputError: the file is missing, or it is not a whole ONNX file.
-        DependencyError: onnx is not installed.
+    `check` also runs ONNX's checker, which does not know operators of TensorRT's own.
     """
     try:
         import onnx
@@ -113,8 +111,7 @@ def wanted_typing(version: str) -> Literal["weak", "strong"]:
 def atomic_path(path: str | Path) -> Iterator[Path]:
     """Give a temporary path beside `path`; on success it is renamed to `path`, on any error it is removed.
 
-    Raises:
-        InputError: nothing can be written there; `QatError`: the disk is full.
+    Raises `InputError` where nothing can be written there, `QatError` for a full disk.
     """
     path = Path(path)
     temporary = path.absolute().with_name(f".{path.stem}-{os.urandom(4).hex()}.part{path.suffix}")

@@ -40,8 +40,7 @@ class InputSpec:
     def of_file(cls, entries: Mapping[str, str], dtype: str, shape: Sequence[int | None] = ()) -> InputSpec:
         """The form of a file, by its metadata, or else its input's dtype (torch's name) and shape (None: dynamic).
 
-        Raises:
-            InputError: the file takes INT8 images, as 1.0 exported them.
+        `InputError` for a file that takes INT8 images, as 1.0 exported them.
         """
         if "int8" in (entries.get(KIND_KEY), dtype):
             raise InputError(f"the file takes INT8 images, which {removed('--input int8')}, and export it again")

@@ -59,7 +59,6 @@ def option(
 
     Args:
         default: `...` for an option that must be given.
-        text: for `-h`.
         flags: its name, then its aliases; none for `--name-of-the-field`.
         group: the title of its group, perhaps with a description behind a colon.
         recipe: the recipe's entry that it stands for, such as `finetune.epochs`.

@@ -32,10 +32,8 @@ def new_run(project: str | Path, name: str, exist_ok: bool = False, written: Seq
     """Make the folder of a run, see `make_run_dir`, and lock it; an error removes it if it is still empty.
 
     Files of an earlier run there, named like one of `written` (globs), are removed, in a run folder only.
-    Under torch.distributed the main process does this, and the others receive the path.
-
-    Raises:
-        InputError: the folder cannot be made or written to, or another program writes to it.
+    Under torch.distributed the main process does this, and the others receive the path. `InputError` if the folder
+    cannot be made or written to, or another program writes to it.
     """
 
     @contextlib.contextmanager
@@ -63,8 +61,7 @@ def new_run(project: str | Path, name: str, exist_ok: bool = False, written: Seq
 def held(folder: Path, load: Callable[[Path], Any] = lambda _: None) -> Iterator[Any]:
     """Lock an existing run folder, and give what `load` reads in it; the main process does both.
 
-    Raises:
-        InputError: it does not exist, cannot be written to, or another program writes to it.
+    `InputError` if it does not exist, cannot be written to, or another program writes to it.
     """
     with contextlib.ExitStack() as stack:
         distributed.from_main(lambda: stack.enter_context(_locked(folder)))
@@ -72,11 +69,7 @@ def held(folder: Path, load: Callable[[Path], Any] = lambda _: None) -> Iterator
 
 
 def make_run_dir(project: str | Path, name: str, exist_ok: bool = False) -> Path:
-    """Create and return `project/name`; where it exists and `exist_ok` is false, `name2`, ...; of `x2` it is `x2-2`.
-
-    Raises:
-        InputError: the folder cannot be created, or `name` is not the name of a folder.
-    """
+    """Make `project/name`; where it exists and `exist_ok` is false, `name2`, ...; of `x2` it is `x2-2`."""
     folder, number = Path(project) / check_folder_name(name), 1
     while folder.is_dir() and not exist_ok:
         number += 1

@@ -35,11 +35,7 @@ class StrictModel(BaseModel):
 
 
 def validate(model: type[Model], content: Any, source: str | Path, error: type[InputError] = InputError) -> Model:
-    """Make a model of the content of `source`, a file or an option.
-
-    Raises:
-        InputError: or the given `error`, in one line: the first key that does not fit, its value, what is expected.
-    """
+    """Make a model of the content of `source`; `error` says the first wrong key, its value, and what is expected."""
     try:
         return model.model_validate(content)
     except ValidationError as problem:

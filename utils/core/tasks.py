@@ -65,11 +65,9 @@ def task_of_head(head: Any) -> Task:
 
 
 def task_of_outputs(metadata: Mapping[str, str], outputs: Mapping[str, int]) -> Task:
-    """The task of a file, as its metadata say it, or else its outputs.
+    """The task of a file, as its metadata say it, or else its outputs (name → number of dimensions).
 
-    Args:
-        outputs: name → number of dimensions. Two of them, of three dimensions and of four, are a prediction and
-            prototypes, in any order; `det_masks` are masks.
+    Two of three and of four dimensions are a prediction and prototypes, in any order; `det_masks` are masks.
     """
     masks = SEGMENT.masks in outputs or sorted(outputs.values()) == [3, 4]
     return {"detect": DETECT, "segment": SEGMENT}.get(metadata.get("task", ""), SEGMENT if masks else DETECT)
@@ -147,11 +145,9 @@ def predicted(result: Any) -> tuple[Tensor, ...]:
 
 
 def trained(result: Any) -> tuple[Sequence[Tensor], tuple[Tensor, ...]]:
-    """What the head returns while training.
+    """What the head returns while training: for each level the raw map `[B, 4 * bins + classes, H, W]`, and of masks.
 
-    Returns:
-        For each level the raw map `[B, 4 * bins + classes, H, W]`; and of a segmentation network the coefficients
-        `[B, coefficients, anchors]` and the prototypes `[B, coefficients, h, w]`, of a detector nothing.
+    Of masks these are the coefficients `[B, nm, anchors]` and the prototypes `[B, nm, h, w]`; a detector has none.
     """
     if isinstance(result, tuple) and not hasattr(result[0], "shape"):
         maps, *masks = result

@@ -14,21 +14,13 @@ def printable(text: str) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """A count and its noun: '1 image', '2 images', '0 classes'.
-
-    >>> plural(1, "batch"), plural(2, "batch"), plural(2, "copy"), plural(1500, "step")
-    ('1 batch', '2 batches', '2 copies', '1500 steps')
-    """
+    """A count and its noun: '1 image', '0 classes', '2 batches', '2 copies', '1500 steps'."""
     ending = "es" if re.search("(s|x|[^o]ch|sh)$", noun) else "s"  # epochs, but batches
     return f"{count} {noun if count == 1 else re.sub('(?<=[^aeiou])y$', 'ie', noun) + ending}"
 
 
 def short_repr(value: Any) -> str:
-    """A value in a few words on one line, whatever it is: very long, nested, or holding itself.
-
-    >>> short_repr([1, "a", {"b": None}])
-    "[1, 'a', {'b': None}]"
-    """
+    """A value in a few words on one line, whatever it is: very long, nested, or holding itself."""
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return f"{type(value).__name__} {str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
     return " ".join(_SHORT.repr(value).split())
@@ -68,8 +60,3 @@ def markdown_table(titles: Sequence[str], rows: Iterable[Sequence[str]], left: C
     lines = [[*titles], ["---" if title in left else "---:" for title in titles]]
     lines += [[escaped(text) for text in row] for row in rows]
     return [f"| {' | '.join(line)} |" for line in lines]
-
-
-def code(text: str) -> str:
-    """A text as Markdown shows code."""
-    return "`" + text.replace("`", "'") + "`"

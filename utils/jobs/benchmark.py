@@ -20,7 +20,7 @@ from utils.core.errors import InputError
 from utils.core.files import write_text
 from utils.core.input_spec import COLOURS, KIND_KEY, InputSpec
 from utils.core.tasks import DETECT
-from utils.core.text import code, markdown_table, plural
+from utils.core.text import markdown_table, plural
 from utils.reports.figures import BLUE, GREEN, GREY, ORANGE, VERMILLION, new_figure, save_figure
 from utils.runners import onnxrt
 from utils.runners.base import imgsz_of
@@ -227,7 +227,7 @@ def plot(rows: Sequence[BenchmarkRow], title: str) -> Figure:
 def save_benchmark(rows: Sequence[BenchmarkRow], about: Mapping[str, Any], command: str, folder: Path) -> list[Path]:
     """Write `benchmark.md` (a table, what it was measured on, what the layers say), `.json` and `.png`."""
     words = f"{about['device']['Selected Device']}, {about['software']}, {about['date']}; {about['method']}"
-    lines = [*markdown_table(*benchmark_table(rows)), "", words, "", code(command)]
+    lines = [*markdown_table(*benchmark_table(rows)), "", words, "", f"`{command}`"]
     notes = (note for row in rows for note in row.notes)
     lines += [f"\n{note}" for note in (*fastest_lines(rows), *notes, *benchmark.verdicts(rows))]
     content = {"command": command, **about, "rows": [row.to_dict() for row in rows]}

@@ -26,16 +26,10 @@ LONGEST_SIDE = 1400  # pixels of what is drawn: more than a panel has
 
 
 def outline_of(inside: np.ndarray, left: int = 0, top: int = 0) -> tuple[str, ...]:
-    """A mask as polygons through the middles of its outermost pixels: of its outer edges, and of its holes.
+    """A mask (bool or uint8 `[h, w]`) as polygons through the middles of its outermost pixels: outer edges, and holes.
 
-    Filled together by the even-odd rule, their own pixels included, as `cv2.fillPoly` does, they are the mask.
-
-    Args:
-        inside: bool or uint8 `[h, w]`.
-        left, top: its first pixel in the image.
-
-    Returns:
-        In the form of SVG's attribute `points`: "12,30 14,30 14,33".
+    Filled together by the even-odd rule, their own pixels included, as `cv2.fillPoly` does, they are the mask. Their
+    form is that of SVG's attribute `points`: "12,30 14,30 14,33"; `left` and `top` are the mask's place in the image.
     """
     import cv2
     import numpy as np
@@ -97,12 +91,9 @@ def _iou(box: Box, other: Box) -> float:
 
 
 def read_image(path: str | Path) -> tuple[Any, tuple[int, int]]:
-    """The image as uint8 RGB `[h, w, 3]`, turned as its EXIF data says, and its height and width.
+    """The image as uint8 RGB `[h, w, 3]`, turned as its EXIF data says, and its height and width, or `InputError`.
 
     One with a side above `LONGEST_SIDE` is made smaller, since drawing takes 24 bytes for each pixel.
-
-    Raises:
-        InputError: it cannot be read.
     """
     import numpy as np
     from PIL import Image, ImageOps

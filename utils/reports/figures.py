@@ -63,8 +63,7 @@ def render(figure: Figure, kind: str, dpi: int = 150) -> bytes:
 def per_epoch(report: Report) -> tuple[str, Figure]:
     """AP of boxes over QAT epochs, and that of float and PTQ; the loss on training images where AP was not measured.
 
-    The name says which. The chosen state is marked: an epoch by a ring, PTQ by its label. There must be an epoch with
-    an AP or a loss.
+    The name says which. The chosen state is marked. There must be an epoch with an AP or a loss.
     """
     from matplotlib.ticker import MaxNLocator
 

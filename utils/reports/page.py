@@ -29,11 +29,7 @@ PLOTS = ("ap_per_epoch.png", "loss_per_epoch.png", "detections.png")
 
 
 def write_all(report: Report, folder: str | Path, json_name: str = JSON_NAME) -> list[Path]:
-    """Write the JSON, a plot of each part that has something to draw, and the page; each file whole or not at all.
-
-    Raises:
-        InputError: a sample's image cannot be read.
-    """
+    """Write the JSON, a plot of each part that has something to draw, and the page; each file whole or not at all."""
     folder = Path(folder)
     written = [report.save(folder / json_name)]
     drawings = [figures.per_epoch(report)] if report.scored_epochs else []
@@ -130,9 +126,7 @@ def merged(reports: Mapping[Path, Report]) -> Report:
 
     Epochs of QAT are kept where one run alone has some; else a note names the runs, whose own pages draw them.
     Of two rows of one stage and file, measured on the same, the one that knows more is kept, or else the first one.
-
-    Raises:
-        InputError: AP of some runs is that with labels, and of others that with the float network's detections.
+    `InputError` where some runs have labels, and others the float network's detections.
     """
     kinds: dict[bool, Path] = {}
     for path, report in reports.items():

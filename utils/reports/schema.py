@@ -271,11 +271,7 @@ class Report(StrictModel, frozen=False):
 
     @classmethod
     def load(cls, path: str | Path) -> Report:
-        """Read what `save` wrote.
-
-        Raises:
-            InputError: the file is missing, no JSON, no report, or a newer version made it.
-        """
+        """Read what `save` wrote; `InputError` for what is missing, no JSON, no report, or one of a newer version."""
         content = read_json(path, "give the path of a report.json")
         version = content.pop("schema_version", None) if isinstance(content, dict) else None
         if not isinstance(version, int) or version > SCHEMA_VERSION:

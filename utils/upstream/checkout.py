@@ -32,11 +32,7 @@ NO_CACHES = "label caches are switched off"  # upstream says of it that the fold
 
 @lru_cache(maxsize=1)
 def import_upstream() -> None:
-    """Import upstream with what it needs on a current stack.
-
-    Raises:
-        InputError: this file does not lie in a patched YOLOv9 checkout, or a library of upstream's is missing.
-    """
+    """Import upstream; `InputError` outside of a patched YOLOv9 checkout, or if a library of upstream's is missing."""
     if not (CHECKOUT / "models" / "yolo.py").is_file():
         raise InputError(
             f"{CHECKOUT} is not a patched YOLOv9 checkout; run ./patch_yolov9.sh CHECKOUT and start the program there"
@@ -163,14 +159,11 @@ def make_dataset(
     """Upstream's `LoadImagesAndLabels` of images whose labels are known: it reads no labels, label caches and arrays.
 
     An item is (image uint8 `[3, H, W]` RGB, labels float `[n, 6]` of 0, class, normalised xywh, path, shapes).
-    `dataset.collate_fn` makes batches of them.
+    `dataset.collate_fn` makes batches of them. `DataError` where augmentation needs labels, and there are none.
 
     Args:
         images: path → labels float32 `[n, 5]` of class, normalised xywh; (width, height); and the labels' polygons, or
             nothing where they are boxes. Mosaics draw from all of them.
-
-    Raises:
-        DataError: no image has labels, and augmentation needs some.
     """
     import_upstream()
     from utils.dataloaders import LoadImagesAndLabels

@@ -36,11 +36,7 @@ LARGEST = 10_000  # of any number: classes, channels, the size of an anchor
 
 
 def check_description(description: Any) -> dict[str, Any]:
-    """The part of a description that upstream reads, as it stands, where upstream can evaluate it.
-
-    Raises:
-        InputError: the first value that is neither a number nor a listed text.
-    """
+    """The part of a description that upstream reads; `InputError` for the first value that is not allowed."""
     if not isinstance(description, Mapping):
         raise InputError(f"the model description is a {type(description).__name__}; expected keys such as nc and head")
     if missing := [key for key in REQUIRED if key not in description]:
@@ -90,11 +86,7 @@ HEADS = ("Detect", "DDetect", "Segment", "DSegment")
 
 
 def check_head(model: Any, where: str | Path, heads: Collection[str] = HEADS) -> None:
-    """Refuse networks that end in another head than those in `heads`, saying what to do.
-
-    Raises:
-        CheckpointError: an auxiliary branch, or a task other than detection and instance segmentation.
-    """
+    """Raise `CheckpointError` for a network that ends in another head than those in `heads`, saying what to do."""
     head = type(model.model[-1]).__name__
     if head in heads:
         return

@@ -58,14 +58,8 @@ class FloatCheckpoint:
 def load_float(path: str | Path, heads: Collection[str] = HEADS) -> FloatCheckpoint:
     """Load a checkpoint that upstream's `train.py` or our `reparameterization.py` wrote, the EMA where there is one.
 
-    No code of the file is run (`utils/core/checkpoints.py`).
-
-    Args:
-        heads: the last layers that the network may have.
-
-    Raises:
-        CheckpointError: missing, truncated, foreign, quantized, with another head, or of a network that does not
-            compute.
+    No code of the file is run (`utils/core/checkpoints.py`). `CheckpointError` for one that is missing, truncated,
+    foreign, quantized, of a network that does not compute, or that ends in another layer than those in `heads`.
     """
     import torch
     from torch import nn
@@ -133,11 +127,7 @@ def network_stride(model: Any) -> int:
 
 
 def build_model(config: Mapping[str, Any] | str | Path, nc: int | None = None) -> nn.Module:
-    """Build upstream's network with random weights from its YAML (a file or its content), which is checked first.
-
-    Raises:
-        InputError: the file cannot be read, or holds something that utils/upstream/description.py does not let through.
-    """
+    """Upstream's network with random weights, of its YAML (a file or its content); `InputError` where it is refused."""
     import_upstream()
     from models.common import Conv, RepConvN
     from models.yolo import DetectionModel, SegmentationModel
