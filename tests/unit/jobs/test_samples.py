@@ -1,14 +1,15 @@
-"""Samples of a segmentation network; those of detectors are in tests/unit/reports/test_files.py."""
+"""Samples of a report: boxes and masks where they are in the image."""
 
 import cv2
 import numpy as np
 import pytest
-from known_images import SQUARE, KnowingModel
+import torch
+from known_images import MIXED, SQUARE, KnowingModel, write_set
 from known_masks import KnowingMasks, masks_by_torch, write_outlined_set
 
 from utils.core.errors import DataError
 from utils.evaluation.data_yaml import load_data
-from utils.jobs.visualize import collect_samples
+from utils.jobs.visualize import best_class, collect_samples
 from utils.reports.detections import points_of
 from utils.runners.pytorch import TorchRunner
 
@@ -23,6 +24,29 @@ def known(tmp_path):
 
 def filled(polygons):
     return cv2.fillPoly(np.zeros((64, 64), np.uint8), polygons, 1).astype(bool)
+
+
+def test_boxes_are_in_pixels_of_the_image_and_images_spread_over_the_split(tmp_path):
+    known = {str(sample.path): sample for sample in write_set(tmp_path, 9, MIXED)}
+    runner = TorchRunner(KnowingModel([*known.values()], NAMES, 64), "cpu")
+    samples = collect_samples({"float": runner}, load_data(tmp_path / "data.yaml"), imgsz=64, count=3, confidence=0.3)
+    assert [list(known).index(sample.image) for sample in samples] == [0, 4, 8]
+    assert sum(len(sample.predictions["float"]) for sample in samples) > 3
+    for sample in samples:
+        labels, answers = known[sample.image].labels, known[sample.image].answers
+        assert len(sample.truth) == len(labels)
+        for box in sample.truth:
+            row = labels[np.abs(labels[:, 1:] - box.xyxy).max(1).argmin()]
+            assert (box.name, box.xyxy) == (NAMES[int(row[0])], pytest.approx(row[1:], abs=1e-3))
+        for box in sample.predictions["float"]:
+            assert box.score >= 0.3
+            boxes = answers[:, 1:5].clip(0, np.tile(known[sample.image].size, 2))
+            assert np.abs(boxes - box.xyxy).max(1).min() < 0.1
+
+
+def test_of_two_classes_in_one_place_the_better_is_shown():
+    rows = torch.tensor([[0.0, 0, 9, 9, 0.5, 0], [0, 0, 9, 9, 0.6, 1], [20, 20, 30, 30, 0.4, 0]])
+    assert rows[best_class(rows)][:, 5].tolist() == [1, 0]
 
 
 def test_masks_of_labels_and_of_detections_have_outlines(known):
