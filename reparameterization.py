@@ -63,10 +63,9 @@ def convert_checkpoint(options: ReparameterizationOptions) -> None:
         raise InputError(
             f"--classes_num {options.classes_num} was given, and {weights} has {plural(training.nc, 'class')}"
         )
-    if options.cfg:
-        expected = reparam.deploy_description(training.yaml, training.nc)
-        reparam.check_same_network(upstream.read_description(options.cfg), expected, options.cfg)
     deployed = reparam.convert(training)
+    if options.cfg:
+        reparam.check_same_network(upstream.read_description(options.cfg), deployed, options.cfg)
     difference = reparam.largest_difference(training.model, deployed.model, device)
     before, after = (sum(p.numel() for p in one.model.parameters()) / 1e6 for one in (training, deployed))
     replaces = "replaces a file of that name: " if target.exists() else ""

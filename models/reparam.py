@@ -1,8 +1,8 @@
 """From a YOLOv9 network as it is trained, with an auxiliary branch, to the GELAN network that is deployed.
 
 Training networks end in a head of two halves: the first reads the auxiliary branch, the second the main branch. The
-deployed network is the main branch, renumbered: nothing is trained or rounded, tensors move. Which layers these are is
-read off the network's own description, from the second half of its head to the image.
+deployed network is the main branch, renumbered: tensors move. Which layers these are is read off the network's own
+description, from the second half of its head to the image.
 """
 
 from __future__ import annotations
@@ -28,17 +28,11 @@ TOLERANCE = 1e-3  # pixels, and score: float arithmetic in another order
 
 @dataclass(frozen=True)
 class Head:
-    """A training network's head.
+    """A training network's head."""
 
-    Attributes:
-        deployed: class of the head that is its second half.
-        main: part of that head → the same part of the training network's head.
-        prototypes: how many of its last inputs are for the prototypes of masks: one for each half, or none.
-    """
-
-    deployed: str
-    main: Mapping[str, str]
-    prototypes: int = 0
+    deployed: str  # class of the head that is its second half
+    main: Mapping[str, str]  # part of that head → the same part of the training network's head
+    prototypes: int = 0  # how many of its last inputs are for the prototypes of masks: one for each half, or none
 
     def inputs(self, sources: Sequence[int]) -> list[int]:
         """Those of the head's inputs that its second half reads."""
@@ -95,26 +89,6 @@ def deploy_description(training: Mapping[str, Any], nc: int) -> dict[str, Any]:
     return {**copy.deepcopy(dict(training)), "nc": nc, "backbone": rows[:backbone], "head": rows[backbone:]}
 
 
-def check_same_network(found: Mapping[str, Any], expected: Mapping[str, Any], where: str | Path) -> None:
-    """Raises `InputError` at the first entry in which a deployed model's YAML differs from the checkpoint's branch."""
-    theirs, ours = map(_entries, (found, expected))
-    for name in ours | theirs:
-        if ours.get(name) != theirs.get(name):
-            raise InputError(
-                f"--cfg {where} is not what this checkpoint becomes: its {name} is {theirs.get(name)}, that of the "
-                f"checkpoint's main branch {ours.get(name)}; the checkpoint knows its layers, so leave --cfg out"
-            )
-
-
-def _entries(description: Mapping[str, Any]) -> dict[str, str]:
-    """What a description says, layer by layer, with absolute numbers of the layers that each reads."""
-    entries = {key: str(description.get(key)) for key in ("depth_multiple", "width_multiple", "activation")}
-    for index, (source, count, kind, arguments) in enumerate([*description["backbone"], *description["head"]]):
-        sources = [index - 1 if one == -1 else one for one in ([source] if isinstance(source, int) else source)]
-        entries[f"layer {index}"] = f"{kind} {arguments} x {count} reading {sources}"
-    return entries
-
-
 def convert(training: upstream.FloatCheckpoint) -> upstream.FloatCheckpoint:
     """The deployed network of a training checkpoint, float32, not fused.
 
@@ -142,10 +116,20 @@ def convert(training: upstream.FloatCheckpoint) -> upstream.FloatCheckpoint:
     return replace(training, model=model, names=dict(training.names), yaml=dict(model.yaml))
 
 
-def largest_difference(training: nn.Module, deployed: nn.Module, device: torch.device) -> float:
-    """How far the deployed network's outputs are from the training network's main branch, on one random image.
+def check_same_network(description: Mapping[str, Any], deployed: upstream.FloatCheckpoint, where: str | Path) -> None:
+    """Raises `InputError` if a model's YAML gives other tensors than the deployed network has."""
+    models = (upstream.build_model(description, deployed.nc), deployed.model)
+    theirs, ours = ({name: list(one.shape) for name, one in model.state_dict().items()} for model in models)
+    for name in ours | theirs:
+        if ours.get(name) != theirs.get(name):
+            raise InputError(
+                f"--cfg {where} is not what this checkpoint becomes: its {name} is {theirs.get(name)}, that of the "
+                f"checkpoint's main branch {ours.get(name)}; the checkpoint knows its layers, so leave --cfg out"
+            )
 
-    Both the predictions and, of a segmentation network, the prototypes are compared.
+
+def largest_difference(training: nn.Module, deployed: nn.Module, device: torch.device) -> float:
+    """How far the deployed network's outputs, with prototypes, are from the main branch's, on one random image.
 
     Raises:
         QatError: by more than float arithmetic explains.

@@ -43,19 +43,12 @@ SMALLEST_FRACTION = 1 / 32
 
 @dataclass
 class Histogram:
-    """Magnitudes of the tensors that share one scale, each counted by itself.
+    """Magnitudes of the tensors that share one scale, each counted by itself."""
 
-    Attributes:
-        counts: float64 `[tensors, BINS]` over 0..top.
-        top: upper edge of the last bin; it doubles when a larger value comes, and pairs of bins merge.
-        largest: the exact maximum over all tensors.
-        of_images: the exact maximum of each image.
-    """
-
-    counts: Tensor
-    top: float
-    largest: float
-    of_images: list[float] = field(default_factory=list)
+    counts: Tensor  # float64 [tensors, BINS] over 0..top
+    top: float  # upper edge of the last bin; it doubles when a larger value comes, and pairs of bins merge
+    largest: float  # the exact maximum over all tensors
+    of_images: list[float] = field(default_factory=list)  # the exact maximum of each image
 
     @classmethod
     def empty(cls, top: float, device: torch.device) -> Histogram:
@@ -156,9 +149,8 @@ def collect(model: nn.Module, batches: Iterable[Tensor]) -> Statistics:
         each = distributed.gather(largest)
         largest = max(each) if all(map(math.isfinite, each)) else math.nan
         if not math.isfinite(largest):
-            raise InputError(
-                f"the float network computes NaN or infinity at {name.replace('/', '.')}; check the weights"
-            )
+            place = name.replace("/", ".")
+            raise InputError(f"the float network computes NaN or infinity at {place}; check the weights")
         if name not in statistics.histograms:
             statistics.histograms[name] = Histogram.empty(largest, magnitude.device)
         statistics.histograms[name].add(magnitude, largest, calls[name])

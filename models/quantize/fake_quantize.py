@@ -10,7 +10,6 @@ where it is not clipped) and to the scale (Esser et al., "Learned Step Size Quan
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -104,7 +103,8 @@ class _TrainedFakeQuantize(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, scale, rounded = ctx.saved_tensors
         values, gradient = x.float(), gradient.float()
-        passed = _inside(gradient, values, scale)
+        # borders are inside; NaN where zero times the gradient is NaN
+        passed = gradient * ((values >= scale * INT8.min) & (values <= scale * INT8.max))
         of_scale = None
         if ctx.needs_input_grad[1]:
             rounded = _rounded(values, scale) if rounded is None else rounded
@@ -112,16 +112,6 @@ class _TrainedFakeQuantize(torch.autograd.Function):
             total = each.sum() if scale.dim() == 0 else each.sum((1, 2, 3), keepdim=True)
             of_scale = total / scale
         return passed.to(x.dtype), of_scale, None
-
-
-def _inside(gradient: Tensor, values: Tensor, scale: Tensor) -> Tensor:
-    """The gradient where nothing is clipped, borders included, and zero elsewhere: NaN where zero times it is NaN."""
-    least, most = scale * INT8.min, scale * INT8.max
-    if scale.dim() or values.device.type != "cpu":
-        return gradient * ((values >= least) & (values <= most))
-    # two passes instead of four; the first leaves borders out, so these are the next numbers beyond
-    below, above = (torch.nextafter(one, one * math.inf).item() for one in (least, most))
-    return torch.ops.aten.hardtanh_backward(gradient, values, below, above).add_(gradient, alpha=0)
 
 
 class TensorQuantizer(nn.Module):

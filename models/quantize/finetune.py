@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -51,13 +51,9 @@ class DivergedError(ArithmeticError):
 
 @dataclass(frozen=True)
 class HeldOutLoss:
-    """The task loss of a network on images that decide and do not train.
+    """The task loss of a network on images that decide and do not train."""
 
-    Attributes:
-        terms: distance from the teacher and weight of each image, float64 `[images, 2]`, on the CPU.
-    """
-
-    terms: Tensor
+    terms: Tensor  # distance from the teacher and weight of each image, float64 [images, 2], on the CPU
 
     @property
     def value(self) -> float:
@@ -103,13 +99,12 @@ def _ratio(terms: Tensor) -> Tensor:
     return terms[0] / terms[1].clamp(min=SMALLEST_WEIGHT)
 
 
-@dataclass(frozen=True)
-class EpochResult:
-    """What one epoch of finetuning did. `loss` is the mean over iterations, `seconds` is wall time."""
+class EpochResult(NamedTuple):
+    """What one epoch of finetuning did."""
 
-    loss: float
+    loss: float  # the mean over iterations
     iterations: int
-    seconds: float
+    seconds: float  # of wall time
 
 
 def highest_rate(lr: float | str, steps: int) -> float:
@@ -161,8 +156,6 @@ class Finetuner:
     Adam trains weights, biases and ranges, each at a rate of its own. On CUDA both models run under FP16 autocast with
     loss scaling, and not under BF16, because BF16's 8 bits of significand are as coarse as the INT8 steps that training
     has to tell apart.
-
-    Several processes (`utils/core/distributed.py`) train one network, each on its part of every batch.
 
     Args:
         student: calibrated; between epochs its quantizers have the trained ranges as amax.

@@ -186,45 +186,14 @@ class Graph:
         known = (one for one in self.convolutions.values() if one.outputs)
         return frozenset(one.path for one in known if not any(self.reads[value] for value in one.outputs))
 
-
-def read(model: Any) -> Graph:
-    """Read a fused network of upstream's (a module whose `model` is a list of layers with `f`) with symbols."""
-    graph = Graph()
-    reader = _Reader(graph)
-    results: list[Any] = []  # of each top-level layer: its value, None for a head
-    value: Any = Value(IMAGES, "")
-    for index, layer in enumerate(model.model):
-        sources = layer.f
-        if sources != -1:
-            pick = [
-                value if source == -1 else results[source]
-                for source in ([sources] if isinstance(sources, int) else sources)
-            ]
-            value = pick[0] if isinstance(sources, int) else pick
-        value = reader.module(layer, f"model.{index}", value)
-        results.append(value)
-    used = {len(model.model) - 1}
-    for index in reversed(range(len(model.model))):
-        if index in used:
-            sources = model.model[index].f
-            used |= {one if one >= 0 else index + one for one in ([sources] if isinstance(sources, int) else sources)}
-    graph.unused = frozenset(f"model.{index}" for index in range(len(model.model)) if index not in used)
-    return graph
-
-
-class _Reader:
-    """Interprets modules with symbols and appends their operations to a graph."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-
-    def module(self, module: nn.Module, path: str, x: Any) -> Any:
+    def add(self, module: nn.Module, path: str, x: Any) -> Any:
+        """Append what a module computes, interpreted with symbols; returns its result, None of a head."""
         rule = rules.find(module)
         if rule is None:
-            self.graph.unknown[path] = type(module).__name__
+            self.unknown[path] = type(module).__name__
             for name, inner in module.named_modules(prefix=path):
                 if isinstance(inner, nn.Conv2d):
-                    self.graph.operations.append(Operation("conv", name, [Value(name, name, opaque=True)], []))
+                    self.operations.append(Operation("conv", name, [Value(name, name, opaque=True)], []))
             return self._operation("float", path, _flat(x), Value(path, path, opaque=True))
         if rule.kind == "flow" or rule.kind == "head":
             return self._flow(module, path, x, rule)
@@ -237,14 +206,14 @@ class _Reader:
         statements = rule.statements(module)
         steps = parse(statements)
         if any(step.is_operation for step in steps):
-            self.graph.flows[path] = statements
+            self.flows[path] = statements
         values: dict[str, Any] = {"x": x}
         for step in steps:
             arguments = step.arguments(values, module)
             if step.is_operation:
                 result = self._statement(step, path, module, arguments)
             else:
-                result = self.module(module.get_submodule(step.call), f"{path}.{step.call}", arguments[0])
+                result = self.add(module.get_submodule(step.call), f"{path}.{step.call}", arguments[0])
             if len(step.targets) == 1:
                 result = [result]
             values.update(zip(step.targets, result, strict=True))
@@ -260,12 +229,35 @@ class _Reader:
         if listed:
             names = [f"{names[0]}[{index}]" for index in range(len(arguments[1]))]
         outputs = [Value(f"{path}.{name}", path, name) for name in names]
-        self.graph.operations.append(Operation(kind, path, inputs, outputs, same=step.call == "identity"))
+        self.operations.append(Operation(kind, path, inputs, outputs, same=step.call == "identity"))
         return outputs if listed or len(outputs) > 1 else outputs[0]
 
     def _operation(self, kind: rules.Kind, path: str, inputs: list[Value], output: Value) -> Value:
-        self.graph.operations.append(Operation(kind, path, inputs, [output]))
+        self.operations.append(Operation(kind, path, inputs, [output]))
         return output
+
+
+def read(model: Any) -> Graph:
+    """Read a fused network of upstream's (a module whose `model` is a list of layers with `f`) with symbols."""
+    graph = Graph()
+    results: list[Any] = []  # of each top-level layer: its value, None for a head
+    value: Any = Value(IMAGES, "")
+    for index, layer in enumerate(model.model):
+        if layer.f != -1:
+            pick = [value if source == -1 else results[source] for source in _sources(layer)]
+            value = pick[0] if isinstance(layer.f, int) else pick
+        value = graph.add(layer, f"model.{index}", value)
+        results.append(value)
+    used = {len(model.model) - 1}
+    for index in reversed(range(len(model.model))):
+        if index in used:
+            used |= {one if one >= 0 else index + one for one in _sources(model.model[index])}
+    graph.unused = frozenset(f"model.{index}" for index in range(len(model.model)) if index not in used)
+    return graph
+
+
+def _sources(layer: Any) -> list[int]:
+    return [layer.f] if isinstance(layer.f, int) else layer.f
 
 
 def _flat(x: Any) -> list[Value]:

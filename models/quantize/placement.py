@@ -50,23 +50,14 @@ class QuantizedTensor:
 
 @dataclass(frozen=True)
 class Plan:
-    """Which tensors and weights are quantized, and which share a scale.
+    """Which tensors and weights are quantized, and which share a scale."""
 
-    Attributes:
-        tensors: quantized tensors, in order of computation.
-        convolutions: path of each nn.Conv2d → 'int8', or the reason why it stays in float.
-        image_consumers: modules that quantize the image, which no module computes: convolutions, pools, flows.
-        fallback: convolutions inside modules without a rule, each with an input scale of its own.
-        flows: modules that run as flows → their statements.
-        unknown: modules without a rule → their class.
-    """
-
-    tensors: tuple[QuantizedTensor, ...]
-    convolutions: dict[str, str]
-    image_consumers: tuple[str, ...]
-    fallback: tuple[str, ...]
-    flows: dict[str, rules.Flow]
-    unknown: dict[str, str]
+    tensors: tuple[QuantizedTensor, ...]  # in order of computation
+    convolutions: dict[str, str]  # path of each nn.Conv2d → 'int8', or the reason why it stays in float
+    image_consumers: tuple[str, ...]  # modules that quantize the image, which no module computes
+    fallback: tuple[str, ...]  # convolutions whose input no rule describes, each with an input scale of its own
+    flows: dict[str, rules.Flow]  # modules that run as flows → their statements
+    unknown: dict[str, str]  # modules without a rule → their class
 
     @property
     def scales(self) -> dict[str, tuple[str, ...]]:

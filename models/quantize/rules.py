@@ -51,18 +51,14 @@ OPS: dict[str, Kind] = {
 class Rule:
     """How one upstream class is handled.
 
-    Attributes:
-        name: class name in upstream's models.common or models.yolo, or in torch.nn.
-        kind: `conv`, `move`, `average`, `float` for a leaf; `flow` for a class described by statements; `head` for a
-            class whose convolutions are described by statements while upstream's own forward (decoding) keeps running.
-        why: one sentence.
-        flow: statements, or a function of the module that gives them where its shape depends on the instance.
+    A leaf is `conv`, `move`, `average` or `float`; a `flow` is described by statements, and a `head`'s convolutions are
+    while upstream's own forward (decoding) keeps running.
     """
 
-    name: str
+    name: str  # of the class in upstream's models.common or models.yolo, or in torch.nn
     kind: Literal["conv", "move", "average", "float", "flow", "head"]
     why: str
-    flow: Flow | Callable[[Any], Flow] = ""
+    flow: Flow | Callable[[Any], Flow] = ""  # or a function of the module, where its shape depends on the instance
 
     def statements(self, module: nn.Module) -> Flow:
         """The statements that hold for this instance."""

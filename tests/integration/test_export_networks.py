@@ -4,22 +4,28 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import onnx
 import pytest
 import torch
 from exported_files import SIDE, assert_close, export_onnx, predict, program, random_images, run
 from random_networks import TINY, random_network, save_float, save_quantized
 
-from models.quantize import checkpoint, placement
+from models.quantize import checkpoint
 from models.quantize.flow import export_mode
 from models.quantize.recipe import Recipe
 from utils.jobs.compare_tensors import STEPS, compare_tensors
-from utils.jobs.open import load_network
+from utils.jobs.open import Network, load_network
 from utils.onnx_graph.export import ExportConfig
 from utils.onnx_graph.verify import verify
 
 CPU = torch.device("cpu")
+
+
+def quantized(folder: Path, recipe: Recipe | None = None, **changes: object) -> Network:
+    """The tiny network with changes to its description, placed and calibrated."""
+    floating = save_float(folder / "float.pt", random_network({**TINY, **changes}))
+    return load_network(save_quantized(folder / "int8.pt", floating, recipe), CPU)
+
 
 # upstream's `activation` → what there is of it in a file at most opsets: below 20 torch writes GELU in pieces, at 13
 # Hardswish too, and Mish always
@@ -34,11 +40,9 @@ ACTIVATIONS = {"ReLU()": "Relu", "Mish()": "Softplus", "GELU()": "Erf", "Hardswi
 )  # fmt: skip
 def test_a_network_with_another_activation(activation: str, options: dict, tmp_path: Path):
     """Placed, calibrated, exported, verified, and run beside PyTorch, as with SiLU."""
-    floating = save_float(tmp_path / "float.pt", random_network({**TINY, "activation": f"nn.{activation}"}))
-    network = load_network(save_quantized(tmp_path / "int8.pt", floating), CPU)
+    network = quantized(tmp_path, activation=f"nn.{activation}")
     config = ExportConfig((SIDE, SIDE), 2, **options)
     result = export_onnx(network.model, config, tmp_path / "network.onnx", network.metadata())
-    assert result.report is not None
     assert result.report.ok, result.report.findings
     model = onnx.load(result.path)
     kinds = [node.op_type for node in model.graph.node]
@@ -51,10 +55,7 @@ def test_a_network_with_another_activation(activation: str, options: dict, tmp_p
     assert_close(run(result.path, random_images()), predict(network, random_images()), pixels, score)
 
 
-@pytest.mark.parametrize(
-    ("strides", "channels"),
-    [((8, 16), 3), ((8, 16, 32), 1), ((4, 8, 16, 32), 3), ((8, 16, 32, 64), 1), ((4, 8, 16, 32, 64), 3)],
-)
+@pytest.mark.parametrize(("strides", "channels"), [((8, 16), 3), ((8, 16, 32), 1), ((4, 8, 16, 32, 64), 3)])
 def test_other_levels_and_one_channel(strides: tuple, channels: int, tmp_path: Path, capsys: pytest.CaptureFixture):
     """Of coarse levels without a head the layers are still there, and nothing reads them; checked beside PyTorch."""
     levels = [{4: 1, 8: 3, 16: 4, 32: 6, 64: 7}[stride] for stride in strides]
@@ -72,41 +73,18 @@ def test_other_levels_and_one_channel(strides: tuple, channels: int, tmp_path: P
         assert [size.dim_value for size in shape] == [1, channels, 128, 128]
 
 
-# The sums of gelan-e in a few layers: the first is of five tensors, others of fewer; coarse ones are enlarged before.
-SUMS = {
-    **TINY,
-    "backbone": [
-        [-1, 1, "Conv", [8, 3, 2]],
-        *([-1, 1, "Conv", [16, 3, 2]] for _ in range(3)),  # 3: stride 16
-        *([source, 1, "CBLinear", [[8, *[16] * source]]] for source in range(4)),
-        [0, 1, "Conv", [8, 3, 1]],
-        [[4, 5, 6, 7, -1], 1, "CBFuse", [[0, 0, 0, 0]]],
-        [-1, 1, "Conv", [16, 3, 2]],  # 10
-        [[5, 6, 7, -1], 1, "CBFuse", [[1, 1, 1]]],
-        [-1, 1, "RepNCSPELAN4", [16, 16, 8, 1]],
-        [-1, 1, "Conv", [16, 3, 2]],
-        [[6, 7, -1], 1, "CBFuse", [[2, 2]]],  # 14: stride 8
-        [-1, 1, "ADown", [16]],
-        [[7, -1], 1, "CBFuse", [[3]]],  # 16: stride 16
-    ],
-    "head": [[-1, 1, "ADown", [16]], [[14, 16, 17], 1, "DDetect", ["nc"]]],
-}
-
-
-@pytest.mark.parametrize("recipe", [Recipe(add="residual"), Recipe(float=("model.10",))], ids=["residual", "float"])
-def test_sums_of_several_layers_hold_with_an_input_or_a_reader_in_float(recipe: Recipe, tmp_path: Path):
-    weights = save_float(tmp_path / "sums.pt", random_network(SUMS))
-    network = load_network(save_quantized(tmp_path / "some.pt", weights, recipe), CPU)
+@pytest.mark.parametrize("recipe", [Recipe(add="residual"), Recipe(float=("model.2",))], ids=["residual", "float"])
+def test_a_network_with_an_input_of_a_sum_or_a_block_in_float(recipe: Recipe, tmp_path: Path):
+    network = quantized(tmp_path, recipe)
     config = ExportConfig((SIDE, SIDE), 1, typing="weak")
     report = export_onnx(network.model, config, tmp_path / "some.onnx", network.metadata()).report
     assert report.ok, report.findings
-    assert report.counts["float_convolutions"] == len(recipe.float)
+    assert report.counts["float_convolutions"] == 2 * len(recipe.float)
 
 
 WIDE = "64 channels"
 FIRST = {  # layers that read the image and pool, enlarge or read it twice → the stride of the convolution behind them
     "max pool": ([-1, 1, "nn.MaxPool2d", [2, 2]], 1),
-    "max pool in a module": ([-1, 1, "MP", [2]], 1),
     "AConv": ([-1, 1, "AConv", [8]], 1),
     "upsample": ([-1, 1, "nn.Upsample", [None, 2, "nearest"]], 4),
     "SPPCSPC": ([-1, 1, "SPPCSPC", [16]], 2),
@@ -118,43 +96,29 @@ FIRST = {  # layers that read the image and pool, enlarge or read it twice → t
 def test_a_network_that_does_not_begin_with_one_narrow_convolution(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    """The image is quantized in front of it, the file has all properties, and the check finds nothing.
-
-    A convolution of 64 channels becomes two.
-    """
+    """The image is quantized in front of it, and the check finds nothing; a convolution of 64 channels becomes two."""
     first, stride = FIRST[name]
     backbone = [first, [-1, 1, "Conv", [8, 3, stride]], *TINY["backbone"][1:]]
-    head = [[one_later(row[0]), *row[1:]] for row in TINY["head"]]
+    head = [[one_later(sources), *row] for sources, *row in TINY["head"]]
     floating = save_float(tmp_path / "first.pt", random_network({**TINY, "backbone": backbone, "head": head}))
     weights = save_quantized(tmp_path / "int8.pt", floating)
-    network, original = load_network(weights, CPU), load_network(floating, CPU)
-    with placement.quantizers_off(network.model):
-        assert np.array_equal(predict(network, random_images()), predict(original, random_images()))
     arguments = ("--weights", weights, "--imgsz", SIDE, SIDE, "--typing", "weak", "--device", "cpu")
     path = tmp_path / "a.onnx"
     code, out, err = program(capsys, *arguments, "--output", path)
-    assert (code, err) == (0, [])
-    assert out[-1] == "matches PyTorch (rounding only)"  # INT8 values are one step apart at most, a thousandth of them
+    assert (code, err, out[-1]) == (0, [], "matches PyTorch (rounding only)")
     assert verify(onnx.load(path)).ok
     in_parts = "/model.0/conv/Conv.1" in {node.name for node in onnx.load(path).graph.node}
     assert in_parts == (name == WIDE)
 
 
-def one_later(sources: int | list[int]) -> int | list[int]:
+def one_later(source: int | list[int]) -> int | list[int]:
     """Where a layer reads, when another layer is put in front of all."""
-    if isinstance(sources, list):
-        return [one_later(source) for source in sources]
-    return sources if sources < 0 else sources + 1
+    return [one_later(one) for one in source] if isinstance(source, list) else source + (source >= 0)
 
 
 LEVELS = TINY["head"][:2]  # up to layer 6
 TWINS = {  # layers from 7 on → kinds of nodes that compute the same twice, and how many are left
     "two upsamples": ([*[[6, 1, "nn.Upsample", [None, 2, "nearest"]]] * 2, [[7, 8, 4], 1, "Concat", [1]]], "Resize", 1),
-    "two Concats": (
-        [TINY["head"][2], *[[[7, 4], 1, "Concat", [1]]] * 2, [[8, 9], 1, "Concat", [1]]],
-        "Concat",
-        11,  # one less than there are
-    ),
     "two ADowns": (
         [*[[4, 1, "ADown", [16]]] * 2, [[7, 8], 1, "Concat", [1]], TINY["head"][2], [[10, 4], 1, "Concat", [1]]],
         "AveragePool",
@@ -163,18 +127,14 @@ TWINS = {  # layers from 7 on → kinds of nodes that compute the same twice, an
 }
 
 
-@pytest.mark.parametrize("simplify", [False, True])
-@pytest.mark.parametrize("name", TWINS)
+@pytest.mark.parametrize(("name", "simplify"), [*((name, False) for name in TWINS), ("two ADowns", True)])
 def test_layers_that_compute_the_same(name: str, simplify: bool, tmp_path: Path):
     """In the file there is one of them, and its quantizer is still compared with the right one in PyTorch."""
     layers, kind, left = TWINS[name]
     head = [*LEVELS, *layers, [[3, 6 + len(layers), 6], 1, "DDetect", ["nc"]]]
-    floating = save_float(tmp_path / "twins.pt", random_network({**TINY, "head": head}))
-    network = load_network(save_quantized(tmp_path / "int8.pt", floating), CPU)
-    merge = torch._C._jit_pass_cse
+    network = quantized(tmp_path, head=head)
     config = ExportConfig((SIDE, SIDE), 2, simplify=simplify, for_int8_kernels=False)
     result = export_onnx(network.model, config, tmp_path / "network.onnx", network.metadata())
-    assert torch._C._jit_pass_cse is merge
     assert result.report.ok, result.report.findings
     model = onnx.load(result.path)
     assert [node.op_type for node in model.graph.node].count(kind) == left

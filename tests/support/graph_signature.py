@@ -1,4 +1,4 @@
-"""What an exported graph computes, whatever its tensors are called and in whichever order its nodes lie.
+"""What an exported graph computes, whatever its tensors are called.
 
 The signature of a tensor is a hash of the operator that gives it, its attributes and the signatures of what it reads;
 that of a constant is its type, shape and bytes. So the outputs' signatures stand for the whole graph, and nodes that
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable
 from typing import Any
 
 import onnx
@@ -24,7 +23,7 @@ def signature(model: onnx.ModelProto) -> dict[str, Any]:
         known[value.name] = _hash("input", value.name, value.type.SerializeToString(deterministic=True))
     for tensor in graph.initializer:
         known[tensor.name] = _of_constant(tensor)
-    for node in _ordered(graph.node, set(known)):
+    for node in graph.node:  # a valid graph's nodes come behind what they read
         attributes = sorted(_of_attribute(one) for one in node.attribute)
         whole = _hash(node.domain, node.op_type, *attributes, *(known[name] for name in node.input))
         if node.op_type == "Constant":  # the same as an initializer
@@ -44,27 +43,12 @@ def _live(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     """The nodes that an output depends on, but for constants."""
     wanted = {value.name for value in graph.output}
     found = []
-    for node in reversed(list(_ordered(graph.node, {value.name for value in [*graph.input, *graph.initializer]}))):
+    for node in reversed(graph.node):
         if wanted & set(node.output):
             wanted |= set(node.input)
             if node.op_type != "Constant":
                 found.append(node)
     return found
-
-
-def _ordered(nodes: Iterable[onnx.NodeProto], known: set[str]) -> Iterable[onnx.NodeProto]:
-    """The nodes so that each comes behind what it reads."""
-    known, waiting = {"", *known}, list(nodes)
-    while waiting:
-        later = []
-        for node in waiting:
-            if all(name in known for name in node.input):
-                known |= set(node.output)
-                yield node
-            else:
-                later.append(node)
-        assert len(later) < len(waiting), "the graph has a circle, or reads what nothing gives"
-        waiting = later
 
 
 def _of_attribute(attribute: onnx.AttributeProto) -> str:

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 from qdq_graph import SIZE, Builder, results
 
-from utils.onnx_graph.view import attribute
+from utils.onnx_graph.verify import verify
+from utils.onnx_graph.view import GraphView, attribute, overwrite
 
 
 def run(model: ModelProto, batch: int = 2) -> np.ndarray:
     images = np.random.default_rng(1).random((batch, 3, SIZE, SIZE), dtype=np.float32)
     return results(model, check=False, images=images)["output0"]
+
+
+def assert_same(result: ModelProto, model: ModelProto, batch: int = 2) -> None:
+    """A pass's result is valid, and has the same results and properties as before."""
+    onnx.checker.check_model(result, full_check=True)
+    np.testing.assert_array_equal(run(result, batch), run(model, batch))
+    assert verify(result).ok == verify(model).ok
 
 
 class Network(Builder):
@@ -27,13 +36,14 @@ class Network(Builder):
         x = self.conv(x, "last", (channels, 5), silu=False)
         self.nodes.append(helper.make_node("Flatten", [x], ["output0"], name="/Flatten"))
         model = self.model("output0", [None], batch=batch)
-        for tensor in model.graph.initializer:  # sums of few multiples of powers of two: exact in any order
+        exact = {}  # sums of few multiples of powers of two: the same in any order
+        for tensor in model.graph.initializer:
             value = numpy_helper.to_array(tensor)
             if tensor.name.endswith("/scale"):
-                exact = np.full_like(value, 2.0 ** (-7 if value.ndim else -5))
-                tensor.CopyFrom(numpy_helper.from_array(exact, tensor.name))
+                exact[tensor.name] = np.full_like(value, 2.0 ** (-7 if value.ndim else -5))
             elif tensor.name.endswith("bias"):
-                tensor.CopyFrom(numpy_helper.from_array(np.round(value * 1024) / np.float32(1024), tensor.name))
+                exact[tensor.name] = np.round(value * 1024) / np.float32(1024)
+        overwrite(model, exact)
         return model
 
 
@@ -58,6 +68,5 @@ def nodes(model: ModelProto, kind: str) -> list[NodeProto]:
 
 def one_scale_for_all_weights(model: ModelProto) -> None:
     names = {name for node in nodes(model, "QuantizeLinear") if attribute(node, "axis") == 0 for name in node.input[1:]}
-    for tensor in model.graph.initializer:
-        if tensor.name in names:
-            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).flat[0].reshape(()), tensor.name))
+    view = GraphView(model)
+    overwrite(model, {name: view.constant(name).flat[0].reshape(()) for name in names})

@@ -174,10 +174,9 @@ class Editor:
         for node in (quantizer, dequantizer):
             self.model.graph.node.remove(node)
 
-    def replace_readers(self, old: str, new: str, but: tuple[str, ...] = ()) -> None:
+    def replace_readers(self, old: str, new: str) -> None:
         for node in self.model.graph.node:
-            if node.name not in but:
-                node.input[:] = [new if name == old else name for name in node.input]
+            node.input[:] = [new if name == old else name for name in node.input]
 
     def insert_pair(self, tensor: str, scale: float, name: str) -> None:
         """Put a pair between a tensor and all its readers."""
@@ -186,19 +185,11 @@ class Editor:
         self.replace_readers(tensor, result)
         self._insert(tensor, b)
 
-    def insert_node(self, kind: str, tensor: str) -> None:
-        """Put a node between a tensor and all its readers."""
+    def insert_node(self, kind: str, tensor: str, *more: str) -> None:
+        """Put a node between a tensor and all its readers, which may read more tensors."""
         b = Builder()
-        self.replace_readers(tensor, b.node(kind, f"/inserted/{kind}", tensor))
+        self.replace_readers(tensor, b.node(kind, f"/inserted/{kind}", tensor, *more))
         self._insert(tensor, b)
-
-    def add_to(self, node: str) -> None:
-        """Add to a sum its own quantized first input once more: Add(Add(x, y), x)."""
-        total, first = self.find(node).output[0], self.find(node).input[0]
-        b = Builder()
-        result = b.node("Add", "/inserted/Add", total, first)
-        self.replace_readers(total, result)
-        self._insert(total, b)
 
     def _insert(self, tensor: str, b: Builder) -> None:
         producers = [i for i, node in enumerate(self.model.graph.node) if tensor in node.output]

@@ -19,8 +19,6 @@ from utils import upstream
 from utils.core.input_spec import channels_of
 from utils.onnx_graph.qdq_view import QdqGraph
 
-__all__ = ["TINY", "convolutions_in", "narrow", "random_network", "save_float", "save_quantized", "tiny_with"]
-
 # Every construct of the demo network, in a few layers: 10 classes, strides 8, 16 and 32.
 TINY: dict[str, Any] = {
     "nc": 10,
@@ -60,7 +58,6 @@ def tiny_with(head: str) -> dict[str, Any]:
 
 def narrow(file: Path, by: int = 4) -> dict[str, Any]:
     """An upstream network with a fraction of its channels: every layer and every connection, in less time."""
-    content = yaml.safe_load(file.read_text())
 
     def less(argument: Any) -> Any:
         if isinstance(argument, list):
@@ -68,8 +65,8 @@ def narrow(file: Path, by: int = 4) -> dict[str, Any]:
         channels = type(argument) is int and argument >= 32  # upstream rounds some of them to multiples of 8
         return max(argument // by // 8, 1) * 8 if channels else argument
 
-    layers = [*content["backbone"], *content["head"]]
-    for layer in layers[:-1]:  # the last one is the head, whose numbers are of masks and classes
+    content = yaml.safe_load(file.read_text())
+    for layer in [*content["backbone"], *content["head"]][:-1]:  # the last one's numbers are of masks and classes
         layer[3] = less(layer[3])
     return content
 

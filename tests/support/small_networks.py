@@ -6,8 +6,6 @@ what its row says, and stands for a fused module.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import nn
 
@@ -157,17 +155,18 @@ class Proto(nn.Module):
         return self.cv3(self.cv2(self.upsample(self.cv1(x))))
 
 
-class WithMasks(DDetect):
+@_named_like_upstream
+class Segment(DDetect):
     """Maps, coefficients and prototypes while training, `(rows, these three)` otherwise, as upstream's heads."""
 
-    def __init__(self, nc: int, inputs: tuple[int, ...], proto: nn.Module, masks: int) -> None:
+    def __init__(self, nc: int, inputs: tuple[int, ...], masks: int = 5, proto: nn.Module | None = None) -> None:
         super().__init__(nc, inputs)
-        self.nm, self.proto = masks, proto
+        self.nm, self.proto = masks, proto or Proto(inputs[0], 6, masks)
         self.cv4 = nn.ModuleList(nn.Sequential(Conv(c, 8, 3), nn.Conv2d(8, masks, 1)) for c in inputs)
 
-    def masks(self, x, source):
+    def forward(self, x, source=None):
         coefficients = torch.cat([self.cv4[i](one).flatten(2) for i, one in enumerate(x)], 2)
-        prototypes = self.proto(source)
+        prototypes = self.proto(x[0] if source is None else source)
         maps = [torch.cat((self.cv2[i](one), self.cv3[i](one)), 1) for i, one in enumerate(x)]
         if self.training:
             return maps, coefficients, prototypes
@@ -176,49 +175,35 @@ class WithMasks(DDetect):
 
 
 @_named_like_upstream
-class Segment(WithMasks):
-    """Prototypes from the finest level."""
-
-    def __init__(self, nc: int, inputs: tuple[int, ...], masks: int = 5) -> None:
-        super().__init__(nc, inputs, Proto(inputs[0], 6, masks), masks)
-
-    def forward(self, x):
-        return self.masks(x, x[0])
-
-
-@_named_like_upstream
-class DSegment(WithMasks):
+class DSegment(Segment):
     """Prototypes from an input of their own, the last."""
 
     def __init__(self, nc: int, inputs: tuple[int, ...], masks: int = 5) -> None:
-        super().__init__(nc, inputs[:-1], Conv(inputs[-1], masks), masks)
+        super().__init__(nc, inputs[:-1], masks, Conv(inputs[-1], masks))
 
     def forward(self, x):
-        return self.masks(x[:-1], x[-1])
+        return super().forward(x[:-1], x[-1])
 
 
 def detector() -> Network:
     """`chain` with a head of two levels and three classes, and weights that make maps differ from place to place."""
-    return _with_head([5, 2], lambda: DDetect(3, (8, 8)))
+    return _with_head(DDetect, [5, 2])
 
 
 def segmenter() -> Network:
     """`detector` with five masks, whose prototypes come from the finest level."""
-    return _with_head([5, 2], lambda: Segment(3, (8, 8)))
+    return _with_head(Segment, [5, 2])
 
 
 def segmenter_with_own_input() -> Network:
     """`detector` with five masks, whose prototypes come from an enlarged layer of their own."""
-    return _with_head(
-        [5, 2, 7], lambda: DSegment(3, (8, 8, 8)), lambda: (nn.Upsample(None, 2, "nearest"), Conv(8, 8, 3))
-    )
+    return _with_head(DSegment, [5, 2, 7])
 
 
-def _with_head(
-    inputs: list[int], make: Callable[[], DDetect], before: Callable[[], tuple[nn.Module, ...]] = tuple
-) -> Network:
+def _with_head(kind: type[DDetect], inputs: list[int]) -> Network:
     layers = chain().model  # it seeds what is made behind it
-    head, more = make(), before()
+    head = kind(3, (8,) * len(inputs))
+    more = [nn.Upsample(None, 2, "nearest"), Conv(8, 8, 3)] if kind is DSegment else []
     rows = [*((layer.f, layer) for layer in layers[:6]), *((-1, layer) for layer in more), (inputs, head)]
     network = Network(rows).eval()
     with torch.no_grad():

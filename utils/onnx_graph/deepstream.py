@@ -21,7 +21,6 @@ from utils.core.errors import InputError
 from utils.core.files import write_text
 from utils.core.input_spec import DEFAULT_BATCH
 from utils.core.tasks import DISPLAY_CONF, DISPLAY_IOU, IMAGES
-from utils.core.text import plural
 from utils.onnx_graph.output_formats import NmsSettings
 
 logger = logging.getLogger(__name__)
@@ -152,12 +151,9 @@ def configs(
     Args:
         onnx: the file; the configurations are to lie beside it.
         size: height and width of the input, pixels.
-        batch: images a batch.
         typing: weak or strong, of a quantized network; '' for a float one.
-        dynamic: whether the file takes any batch.
         engine: built by trtexec, which the configuration names; '': nvinfer builds one, of a float network.
         nms: in the file; None where nvinfer does it.
-        masks: whether the file has masks.
         model: of an end-to-end file its name in a Triton model repository; '' for another file.
         channels: 3, or 1 of a network that takes grey images.
     """
@@ -175,8 +171,8 @@ def configs(
     if nms is not None:
         kinds = {"efficient": "NMS (TensorRT's plugin)", "onnx": "NMS (ONNX's operator)", "none": "Top-k, no NMS,"}
         overlap = "" if nms.kind == "none" else f", overlap {nms.iou_thres:g}"
-        nms_note = f"#   {kinds[nms.kind]} is in the ONNX file: confidence {nms.conf_thres:g}{overlap}, "
-        nms_note += f"{plural(nms.topk, 'detection')}\n"
+        numbers = f"confidence {nms.conf_thres:g}{overlap}, at most {nms.topk} detections"
+        nms_note = f"#   {kinds[nms.kind]} is in the ONNX file: {numbers}\n"
     parser, function, library = PARSERS[bool(model), masks]
     any_batch = f"# {DEFAULT_BATCH[0]} to {DEFAULT_BATCH[-1]}: the number of streams is a good one"
     values = {

@@ -37,7 +37,7 @@ from utils.onnx_graph.passes import run_passes
 from utils.onnx_graph.passes.take_bytes import take_bytes
 from utils.onnx_graph.qdq_view import FLOAT_MODULES, Provenance, provenance_of, without_provenance
 from utils.onnx_graph.verify import GraphReport, verify
-from utils.onnx_graph.view import opset_of, set_metadata
+from utils.onnx_graph.view import set_metadata
 
 OPSETS = range(13, 21)  # quantization per output channel came with 13; torch's exporter ends at 20
 Typing = Literal["auto", "weak", "strong"]
@@ -61,38 +61,20 @@ AXES: dict[Dynamic, dict[str, dict[int, str]]] = {
 class ExportConfig:
     """How a network becomes a file.
 
-    Attributes:
-        imgsz: height and width of the input, pixels.
-        batch_size: images a batch; with a dynamic batch only the one that is traced.
-        dynamic: dynamic axes: none, the batch, or batch, height and width.
-        simplify: run onnxslim.
-        typing: 'weak': FP32, TensorRT chooses; 'strong': the float part in FP16 up to DFL, inputs and
-            outputs FP32; 'auto': what the opset says, else what `resolved` finds.
-        opset: version of the ONNX operators; None: the last that suits a weakly typed file, the first that suits a
-            strongly typed quantized one.
-        inplace: upstream's switch of the same name on the head.
-        int8_weights: store quantized weights as INT8, see `passes/quantizers.py`.
-        for_int8_kernels: give a quantized network the layers that INT8 kernels are fastest with, with the same results:
-            see `passes/__init__.py`.
-        input: the form in which the file takes images.
+    Its typing is 'weak' (FP32, TensorRT chooses), 'strong' (the float part in FP16 up to DFL, inputs and outputs FP32)
+    or 'auto': what the opset says, else what `resolved` finds.
     """
 
-    imgsz: tuple[int, int] = (640, 640)
-    batch_size: int = 1
-    dynamic: Dynamic = "none"
-    simplify: bool = False
+    imgsz: tuple[int, int] = (640, 640)  # height and width of the input, pixels
+    batch_size: int = 1  # with a dynamic batch only the one that is traced
+    dynamic: Dynamic = "none"  # axes: none, the batch, or batch, height and width
+    simplify: bool = False  # run onnxslim
     typing: Typing = "weak"
-    opset: int | None = None
-    inplace: bool = False
-    int8_weights: bool = False
-    for_int8_kernels: bool = True
-    input: InputSpec = FLOATS
-
-    def __post_init__(self) -> None:
-        if self.opset is not None and self.opset not in OPSETS:
-            raise InputError(
-                f"--opset {self.opset} is outside {OPSETS[0]} to {OPSETS[-1]}; 17 suits TensorRT 8.6 and later"
-            )
+    opset: int | None = None  # None: the last that suits a weakly typed file, the first for a strong quantized one
+    inplace: bool = False  # upstream's switch of the same name on the head
+    int8_weights: bool = False  # store quantized weights as INT8, see `passes/quantizers.py`
+    for_int8_kernels: bool = True  # the layers that INT8 kernels are fastest with, see `passes/__init__.py`
+    input: InputSpec = FLOATS  # the form in which the file takes images
 
     @property
     def half(self) -> bool:
@@ -106,7 +88,7 @@ class ExportConfig:
         for a float one it is 'weak', which is FP32.
 
         Raises:
-            InputError: the typing does not go with the opset.
+            InputError: the opset is none of those that suit the typing.
         """
         typing: Typing = self.typing
         if typing == "auto" and self.opset is not None:
@@ -116,8 +98,10 @@ class ExportConfig:
         suits = TYPINGS[typing] if quantized else OPSETS
         opset = self.opset if self.opset is not None else (suits[0] if typing == "strong" and quantized else 17)
         if opset not in suits:
-            why = "FP16 scales came with 19" if typing == "strong" else "TensorRT 8.6 reads nothing newer"
-            raise InputError(f"--typing {typing} takes --opset {suits[0]} to {suits[-1]}, not {opset}: {why}")
+            raise InputError(
+                f"--typing {typing} takes --opset {suits[0]} to {suits[-1]}, not {opset}; 17 suits TensorRT 8.6 and "
+                "later, and FP16 scales came with 19"
+            )
         return replace(self, typing=typing, opset=opset)
 
 
@@ -131,21 +115,15 @@ def default_typing() -> Typing:
 
 @dataclass(frozen=True)
 class ExportResult:
-    """What was written.
-
-    Attributes:
-        inputs, outputs: name → shape; a dynamic axis is its name.
-        report: the verifier's, None for a float network.
-        quantizers: the activation quantizers by name, and where they come from.
-    """
+    """What was written."""
 
     path: Path
     size_bytes: int
     opset: int
-    inputs: dict[str, tuple[int | str, ...]]
+    inputs: dict[str, tuple[int | str, ...]]  # name → shape; a dynamic axis is its name
     outputs: dict[str, tuple[int | str, ...]]
-    report: GraphReport | None
-    quantizers: Mapping[str, Provenance]
+    report: GraphReport | None  # the verifier's, None for a float network
+    quantizers: Mapping[str, Provenance]  # the activation quantizers by name, and where they come from
 
 
 def export_forms(
@@ -195,8 +173,12 @@ def export_forms(
         report = verify(written) if quantized else None
         with atomic_path(path) as temporary:
             onnx.save(written, temporary)
-        inputs, outputs = (_shapes(values) for values in (written.graph.input, written.graph.output))
-        results.append(ExportResult(path, path.stat().st_size, opset_of(written), inputs, outputs, report, quantizers))
+        inputs, outputs = (
+            {v.name: tuple(dim.dim_param or dim.dim_value for dim in v.type.tensor_type.shape.dim) for v in values}
+            for values in (written.graph.input, written.graph.output)
+        )
+        opset = written.opset_import[0].version
+        results.append(ExportResult(path, path.stat().st_size, opset, inputs, outputs, report, quantizers))
     return results
 
 
@@ -223,19 +205,12 @@ def trace(model: Any, config: ExportConfig) -> ModelProto:
         axes = {name: axes for name, axes in AXES[config.dynamic].items() if name in names}
         try:
             torch.onnx.export(
-                model,
-                (images,),
-                buffer,
-                dynamo=False,
-                opset_version=config.opset,
-                input_names=names[:1],
-                output_names=names[1:],
-                dynamic_axes=axes or None,
-            )
+                model, (images,), buffer, dynamo=False, opset_version=config.opset,
+                input_names=names[:1], output_names=names[1:], dynamic_axes=axes or None,
+            )  # fmt: skip
         except (torch.onnx.errors.OnnxExporterError, RuntimeError) as error:
-            raise QatError(
-                f"torch {torch.__version__} cannot export this network: {str(error).splitlines()[0]}"
-            ) from error
+            reason = str(error).splitlines()[0]
+            raise QatError(f"torch {torch.__version__} cannot export this network: {reason}") from error
     graph = onnx.load_from_string(buffer.getvalue())
     for output, result in zip(graph.graph.output, results, strict=True):
         # torch does not see it where shapes are dynamic
@@ -251,10 +226,3 @@ def _quiet() -> Iterator[None]:
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.filterwarnings("ignore", module=r"torch\.onnx")
         yield
-
-
-def _shapes(values: Any) -> dict[str, tuple[int | str, ...]]:
-    return {
-        value.name: tuple(dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim)
-        for value in values
-    }

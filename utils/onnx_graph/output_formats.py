@@ -30,7 +30,7 @@ from functools import partial
 from typing import Any, Literal
 
 import numpy as np
-from onnx import ModelProto, TensorProto, ValueInfoProto, helper
+from onnx import ModelProto, TensorProto, helper
 
 from utils.core.errors import InputError
 from utils.core.tasks import BOX, DETECT, DISPLAY_CONF, DISPLAY_IOU, SEGMENT
@@ -46,50 +46,33 @@ RESOLUTION = 160  # rows and columns of a mask in its box's frame, unless someth
 class NmsSettings:
     """NMS in the file.
 
-    Attributes:
-        kind: `efficient`: TensorRT's plugin; `onnx`: the standard operator; `none`: no suppression, for networks that
-            give one box an object.
-        topk: detections an image, at most; the outputs always have so many rows, zeros behind the last one.
-        iou_thres: of two boxes of a class that overlap by more, the one with the lower score goes.
-        conf_thres: a score must be above it.
-        agnostic: boxes suppress each other across classes, and count for their best class only.
+    Its kinds are `efficient`, TensorRT's plugin, `onnx`, the standard operator, and `none`, no suppression, for
+    networks that give one box an object.
     """
 
     kind: Nms = "efficient"
-    topk: int = 100
-    iou_thres: float = DISPLAY_IOU
-    conf_thres: float = DISPLAY_CONF
-    agnostic: bool = False
+    topk: int = 100  # detections an image, at most; the outputs have so many rows, zeros behind the last one
+    iou_thres: float = DISPLAY_IOU  # of two boxes of a class that overlap by more, the one with the lower score goes
+    conf_thres: float = DISPLAY_CONF  # a score must be above it
+    agnostic: bool = False  # boxes suppress each other across classes, and count for their best class only
 
 
 @dataclass(frozen=True)
 class Kept:
-    """Names of what NMS in the file keeps.
+    """Names of what NMS in the file keeps."""
 
-    Attributes:
-        boxes: corners in pixels of the input, float32 `[B, K, 4]`; zero behind the last detection.
-        anchor: which of the network's boxes each is, int64 `[B, K, 1]`.
-        valid: which rows hold a detection, bool `[B, K]`.
-    """
-
-    boxes: str
-    anchor: str
-    valid: str
+    boxes: str  # corners in pixels of the input, float32 [B, K, 4]; zero behind the last detection
+    anchor: str  # which of the network's boxes each is, int64 [B, K, 1]
+    valid: str  # which rows hold a detection, bool [B, K]
 
 
 @dataclass(frozen=True)
 class OutputFormat:
-    """A form of output and the pass that attaches it.
+    """A form of output and the pass that attaches it."""
 
-    Attributes:
-        name: in the file's metadata and in the summary.
-        suffix: of the file's name, before `.onnx`.
-        attach: the pass that adds the form to a plain graph, and to its metadata what is needed to read it.
-    """
-
-    name: str
-    suffix: str
-    attach: Callable[[ModelProto], ModelProto]
+    name: str  # in the file's metadata and in the summary
+    suffix: str  # of the file's name, before `.onnx`
+    attach: Callable[[ModelProto], ModelProto]  # adds the form to a plain graph, and to its metadata how to read it
 
 
 def plain() -> OutputFormat:
@@ -115,14 +98,16 @@ def attach_nms(model: ModelProto, settings: NmsSettings, mask_resolution: int = 
     tail, raw = GraphAppender(model, "end2end"), _Raw.of(model)
     kept, sums = _suppress(model, tail, raw, settings)
     floats, integers, k, side = TensorProto.FLOAT, TensorProto.INT32, settings.topk, mask_resolution
-    types_and_shapes = ((integers, 1), (floats, k, 4), (floats, k), (integers, k))
-    outputs = [_output(n, t, raw.batch, *s) for n, (t, *s) in zip(DETECT.detections, types_and_shapes, strict=True)]
+    number, boxes, scores, labels = DETECT.detections
+    kinds: dict[str, tuple[int, list[int | str]]] = {
+        number: (integers, [1]), boxes: (floats, [k, 4]), scores: (floats, [k]), labels: (integers, [k]),
+    }  # fmt: skip
     if kept is not None:
         masks = framed(tail, sums, raw, kept, k, side, side) if side else cropped(tail, sums, raw, kept)
         tail.add("Identity", masks, output=SEGMENT.masks)
-        outputs.append(_output(SEGMENT.masks, floats, raw.batch, k, *((side * side,) if side else raw.grid)))
+        kinds[SEGMENT.masks] = (floats, [k, side * side] if side else [k, *raw.grid])
         model.metadata_props.add(key="mask_resolution", value=str(side))
-    tail.outputs(outputs)
+    tail.outputs({name: (kind, [raw.batch, *shape]) for name, (kind, shape) in kinds.items()})
 
 
 @pure
@@ -140,15 +125,15 @@ def attach_deepstream(model: ModelProto, settings: NmsSettings) -> None:
         labels = tail.add("Cast", labels, to=TensorProto.FLOAT)
         columns = [tail.add("Unsqueeze", name, [2]) for name in (scores, labels)]
         tail.add("Concat", boxes, *columns, masks, output="output", axis=2)
-        shape: tuple[int | str, ...] = (settings.topk, 6 + height * width)
+        shape: list[int | str] = [settings.topk, 6 + height * width]
     else:
         boxes, scores, _ = _parts(tail, raw)
         best, label = tail.several("TopK", scores, [1], outputs=2, axis=1)  # [B, 1, anchors]
         label = tail.add("Cast", label, to=TensorProto.FLOAT)
         columns = [tail.add("Transpose", name, perm=[0, 2, 1]) for name in (best, label)]
         tail.add("Concat", boxes, *columns, output="output", axis=2)
-        shape = (raw.anchors, 6)
-    tail.outputs([_output("output", TensorProto.FLOAT, raw.batch, *shape)])
+        shape = [raw.anchors, 6]
+    tail.outputs({"output": (TensorProto.FLOAT, [raw.batch, *shape])})
 
 
 def _suppress(
@@ -206,10 +191,6 @@ class _Raw:
             return cls(batch, int(rows) - BOX, 0, anchors)
         _, nm, height, width = shapes[SEGMENT.prototypes]
         return cls(batch, int(rows) - BOX - int(nm), int(nm), anchors, (height, width))
-
-
-def _output(name: str, kind: int, *shape: int | str) -> ValueInfoProto:
-    return helper.make_tensor_value_info(name, kind, shape)
 
 
 def _parts(tail: GraphAppender, plain: _Raw) -> tuple[str, str, str]:

@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto
 
-from utils.onnx_graph.view import BRIGHTEST, DEQUANTIZE, QUANTIZE, GraphView, attribute, by_value, module_path, pure
+from utils.onnx_graph.view import DEQUANTIZE, QUANTIZE, GraphView, attribute, by_value, module_path, pure
 
 WEIGHTED = {"Conv": 0, "ConvTranspose": 1}  # operator → axis of the output channels in its weight
 POOLS = ("AveragePool", "GlobalAveragePool")
@@ -43,12 +43,6 @@ class QdqGraph(GraphView):
             tensor = node.input[0]
         kinds = {value.name: value.type.tensor_type.elem_type for value in self.model.graph.input}
         return kinds.get(tensor) == TensorProto.UINT8
-
-    def factors(self, quantizer: NodeProto) -> tuple[int, ...]:
-        """By how many times a QuantizeLinear's scale may be that of its DequantizeLinear."""
-        if not self.is_of_bytes(quantizer.input[0]):
-            return (1,)
-        return (BRIGHTEST,) if self.typing else (1, BRIGHTEST)
 
     @cached_property
     def activations(self) -> list[NodeProto]:
@@ -116,11 +110,6 @@ class QdqGraph(GraphView):
         scores = all(node.op_type == "Sigmoid" for node in self.consumers(tensor))
         return tensor if scores or len(ends) != 1 else ends[0]
 
-    def from_weighted(self, tensor: str) -> bool:
-        """Whether a tensor is a convolution's result, with or without activation."""
-        node = self.producer(self.before_activation(tensor))
-        return node is not None and node.op_type in WEIGHTED
-
     def weight_name(self, node: NodeProto) -> str:
         """The initializer that holds a convolution's weight, behind its quantizer."""
         name = node.input[1]
@@ -157,8 +146,6 @@ class QdqGraph(GraphView):
             found[0] = by_value(scale * scale.dtype.type(factor))
         return (*found, None if scale is not None and scale.ndim == 0 else attribute(node, "axis", 1))
 
-    # --- what may stay in float ---------------------------------------------------------------------------------------
-
     @cached_property
     def decoders(self) -> frozenset[str]:
         """Names of the convolutions of DFL: they read a Softmax, through operators that only move values."""
@@ -191,15 +178,10 @@ class QdqGraph(GraphView):
         A convolution that it names; another operator where all convolutions of the nearest module that has any are.
         """
         if node.op_type in WEIGHTED:
-            return node.output[0] in self._float_results
+            return self.path(node) in self.floats
         parts = self.path(node).split(".")
         paths = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
         return next((self._float_modules[path] for path in paths if path in self._float_modules), False)
-
-    @cached_property
-    def _float_results(self) -> frozenset[str]:
-        """Results of the convolutions that stay in float."""
-        return frozenset(node.output[0] for node in self.convolutions if self.path(node) in self.floats)
 
     @cached_property
     def _float_modules(self) -> dict[str, bool]:
@@ -208,7 +190,7 @@ class QdqGraph(GraphView):
         for node in self.convolutions:
             parts = self.path(node).split(".")
             for path in (".".join(parts[:end]) for end in range(1, len(parts) + 1)):
-                found[path] = found.get(path, True) and node.output[0] in self._float_results
+                found[path] = found.get(path, True) and self.is_float(node)
         return found
 
     def reads_float(self, tensor: str) -> bool:
@@ -232,17 +214,11 @@ def along_axis(node: NodeProto, weight: np.ndarray, scale: np.ndarray) -> np.nda
 
 @dataclass(frozen=True)
 class ChannelLayout:
-    """Where the channels of a tensor lie after widening.
+    """Where the channels of a tensor lie after widening."""
 
-    Attributes:
-        places: int64 `[C]`, of the channels that were there before.
-        count: of channels now.
-        cuts: channel at which a part begins (and C, the end) → where that is now.
-    """
-
-    places: np.ndarray
-    count: int
-    cuts: Mapping[int, int]
+    places: np.ndarray  # int64 [C], of the channels that were there before
+    count: int  # of channels now
+    cuts: Mapping[int, int]  # channel at which a part begins (and C, the end) → where that is now
 
     def spread(self, array: np.ndarray, axis: int, filling: float = 0) -> np.ndarray:
         """An array with its entries along an axis at their new places, and `filling` between them."""
@@ -257,17 +233,11 @@ class ChannelLayout:
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where a graph's activation quantizer comes from.
+    """Where a graph's activation quantizer comes from."""
 
-    Attributes:
-        call: which of torch's calls of activation quantizers it is, from 0.
-        channels: which of torch's channels the graph's tensor holds; None: all.
-        layout: where these lie if the graph's tensor is wider.
-    """
-
-    call: int
-    channels: slice | None = None
-    layout: ChannelLayout | None = None
+    call: int  # which of torch's calls of activation quantizers it is, from 0
+    channels: slice | None = None  # which of torch's channels the graph's tensor holds; None: all
+    layout: ChannelLayout | None = None  # where these lie if the graph's tensor is wider
 
 
 def annotate(quantizer: NodeProto, **entries: object) -> None:

@@ -25,7 +25,7 @@ from onnx import ModelProto, NodeProto
 from utils.core.errors import InputError
 from utils.core.text import aligned
 from utils.onnx_graph.qdq_view import FLOAT_MODULES, POOLS, WEIGHTED, QdqGraph
-from utils.onnx_graph.view import DEQUANTIZE, QUANTIZE, attribute, input_spec, metadata_of
+from utils.onnx_graph.view import BRIGHTEST, DEQUANTIZE, QUANTIZE, attribute, input_spec, metadata_of
 
 SHOWN = 20  # findings that a table lists; more are counted
 
@@ -40,17 +40,11 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class GraphReport:
-    """What the verifier saw.
+    """What the verifier saw."""
 
-    Attributes:
-        findings: the breaches, in the order of the rules.
-        checked: rule → number of things that it looked at.
-        counts: quantizers, convolutions, float_convolutions (left so by the recipe).
-    """
-
-    findings: tuple[Finding, ...]
-    checked: dict[str, int]
-    counts: dict[str, int]
+    findings: tuple[Finding, ...]  # the breaches, in the order of the properties
+    checked: dict[str, int]  # property → number of things that it looked at
+    counts: dict[str, int]  # quantizers, convolutions, float_convolutions (left so by the recipe)
 
     @property
     def ok(self) -> bool:
@@ -69,16 +63,11 @@ def verify(model: ModelProto) -> GraphReport:
     """Check a graph.
 
     Raises:
-        InputError: it has no quantizers, or its metadata cannot be read.
+        InputError: it has no quantizers.
     """
     properties = metadata_of(model)
-    try:
-        floats = frozenset(json.loads(properties.get(FLOAT_MODULES, "[]")))
-    except (ValueError, TypeError, RecursionError) as error:
-        raise InputError(
-            f"{FLOAT_MODULES} in the file's metadata is not what export_qat.py writes, a JSON list of module paths"
-        ) from error
     input_spec(model)  # refuses the INT8 images of 1.0
+    floats = frozenset(json.loads(properties.get(FLOAT_MODULES, "[]")))
     graph = QdqGraph(model, floats, properties.get("typing", ""))
     if not graph.of_type(DEQUANTIZE):
         raise InputError("there is nothing to verify: the network is float, without QuantizeLinear or DequantizeLinear")
@@ -168,7 +157,8 @@ def pairs(graph: QdqGraph) -> Check:
     for node in graph.of_type(QUANTIZE):
         consumers = graph.consumers(node.output[0])
         strangers = [consumer for consumer in consumers if consumer.op_type != DEQUANTIZE]
-        factors, own = graph.factors(node), graph.quantizer_parameters(node)
+        factors = (1,) if not graph.is_of_bytes(node.input[0]) else (BRIGHTEST,) if graph.typing else (1, BRIGHTEST)
+        own = graph.quantizer_parameters(node)
         if strangers:
             yield node.name, f"{strangers[0].op_type} {strangers[0].name} reads its integers"
         elif any(own not in [graph.quantizer_parameters(one, by) for by in factors] for one in consumers):
@@ -205,7 +195,7 @@ def convolutions(graph: QdqGraph) -> Check:
             continue
         sides = zip(("input", "weight"), node.input, strict=False)
         missing = [kind for kind, name in sides if not graph.dequantizer(name)]
-        yield node.name, f"not quantized: its {' and its '.join(missing)}" if missing else None
+        yield node.name, f"its {' and '.join(missing)}: not quantized" if missing else None
 
 
 def activation(graph: QdqGraph) -> Check:
@@ -280,7 +270,7 @@ def residual(graph: QdqGraph) -> Check:
         fused = [  # a convolution's own result, or the sum before it in a chain of Adds
             name for name in inputs
             if name not in quantized and len(graph.consumers(name)) == 1
-            and (_is_sum(graph, name) or graph.from_weighted(name))
+            and (_is_sum(graph, name) or _computes(graph, name, *WEIGHTED))
         ]  # fmt: skip
         if not quantized and not any(_is_sum(graph, name) for name in fused):
             yield node.name, "neither input is quantized"
@@ -331,17 +321,17 @@ def float_island(graph: QdqGraph) -> Check:
         between = node.output[0] in needed and any(name in quantized for name in node.input)
         if not between or node.op_type in known or graph.is_moving(node) or graph.is_float(node):
             continue
-        fuses = graph.is_activation(node) and _behind_computation(graph, node)
+        before = graph.before_activation(node.output[0])
+        if (dequantizer := graph.dequantizer(before)) and (quantizer := graph.producer(dequantizer.input[0])):
+            before = quantizer.input[0]  # between the two, which breaks another rule
+        fuses = graph.is_activation(node) and _computes(graph, before, *WEIGHTED, "Add")
         yield node.name, None if fuses else f"{node.op_type} runs in float between two quantized tensors"
 
 
-def _behind_computation(graph: QdqGraph, node: NodeProto) -> bool:
-    """Whether an activation fuses into what it follows; a quantizer between the two breaks another rule."""
-    tensor = graph.before_activation(node.output[0])
-    if (dequantizer := graph.dequantizer(tensor)) and (quantizer := graph.producer(dequantizer.input[0])):
-        tensor = quantizer.input[0]
-    source = graph.producer(tensor)
-    return source is not None and source.op_type in (*WEIGHTED, "Add")
+def _computes(graph: QdqGraph, tensor: str, *types: str) -> bool:
+    """Whether a tensor is the result of a node of these types, with or without activation."""
+    source = graph.producer(graph.before_activation(tensor))
+    return source is not None and source.op_type in types
 
 
 PROPERTIES: dict[str, Callable[[QdqGraph], Check]] = {

@@ -69,6 +69,14 @@ class GraphView:
         assert value is not None, f"{name} is constant"
         return value
 
+    def channel_bounds(self, node: NodeProto) -> tuple[int, int] | None:
+        """First channel and end of a Slice that takes neighbouring channels and nothing else."""
+        arrays = [self.array(name) for name in node.input[1:]]
+        if node.op_type != "Slice" or len(arrays) < 3 or any(value is None or value.size != 1 for value in arrays):
+            return None
+        start, end, axis, step = (int(value.item()) for value in [*arrays, np.array(1)][:4] if value is not None)
+        return (start, end) if axis == 1 and step == 1 and 0 <= start < end else None
+
     def comparable(self, name: str) -> object:
         """A tensor by its value where that is constant, else by its name."""
         value = self.array(name)
@@ -118,15 +126,6 @@ def attribute(node: NodeProto, name: str, default: Any = None) -> Any:
     return default
 
 
-def channel_bounds(node: NodeProto, view: GraphView) -> tuple[int, int] | None:
-    """First channel and end of a Slice that takes neighbouring channels and nothing else."""
-    arrays = [view.array(name) for name in node.input[1:]]
-    if len(arrays) < 3 or any(value is None or value.size != 1 for value in arrays):
-        return None
-    start, end, axis, step = (int(value.item()) for value in [*arrays, np.array(1)][:4] if value is not None)
-    return (start, end) if axis == 1 and step == 1 and 0 <= start < end else None
-
-
 def channel_counts(model: ModelProto) -> dict[str, int]:
     """Channels of the tensors `[B, C, H, W]` whose shapes are known or can be inferred, by name."""
     shapes = {value.name: value.type.tensor_type.shape.dim for value in with_shapes(model)}
@@ -137,11 +136,6 @@ def with_shapes(model: ModelProto, *, data_prop: bool = False) -> list[ValueInfo
     """The tensors whose types or shapes are known, or found by inference, with these; initializers are none."""
     graph = onnx.shape_inference.infer_shapes(model, data_prop=data_prop).graph
     return [*graph.value_info, *graph.input, *graph.output]
-
-
-def opset_of(model: ModelProto) -> int:
-    """The version of ONNX's own operators that the graph uses."""
-    return next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
 
 
 def metadata_of(model: ModelProto) -> dict[str, str]:
@@ -178,9 +172,7 @@ def pure(edit: Callable[..., None]) -> Callable[..., ModelProto]:
 @pure
 def set_metadata(model: ModelProto, entries: Mapping[str, str]) -> None:
     """Write key/value properties into the file, in place of those with the same key."""
-    kept = {entry.key: entry.value for entry in model.metadata_props} | dict(entries)
-    del model.metadata_props[:]
-    helper.set_model_props(model, kept)
+    helper.set_model_props(model, {**metadata_of(model), **entries})
 
 
 def input_spec(model: ModelProto) -> InputSpec:
@@ -252,10 +244,10 @@ class GraphAppender:
         self._model.graph.node.append(helper.make_node(kind, names, results, name=name, **attributes))
         return results
 
-    def outputs(self, values: Sequence[ValueInfoProto]) -> None:
-        """Make these the graph's outputs, in place of those before."""
+    def outputs(self, values: Mapping[str, tuple[int, Sequence[int | str]]]) -> None:
+        """Make tensors of these names, types and shapes the graph's outputs, in place of those before."""
         del self._model.graph.output[:]
-        self._model.graph.output.extend(values)
+        self._model.graph.output.extend(helper.make_tensor_value_info(name, *value) for name, value in values.items())
 
     def _constant(self, value: Any) -> str:
         array = np.asarray(value)

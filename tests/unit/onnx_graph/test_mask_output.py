@@ -106,10 +106,11 @@ def test_masks_behind_a_plugin_that_rounds_boxes_to_fp16(side: int):
     raw.raw[:, :2] += 600  # where FP16 has steps of half a pixel; the prototypes lie there too
     raw = Prediction(raw.raw, torch.nn.functional.pad(raw.prototypes, (150, 0, 150, 0)))
     expected = detections(raw, settings)
-    given = {"num_dets": np.array([[len(rows)] for rows in expected], np.int32)}
-    for name, shape, kind in (("det_boxes", (3, 60, 4), np.float32), ("det_scores", (3, 60), np.float32),
-                              ("det_classes", (3, 60), np.int32)):  # fmt: skip
-        given[name] = np.full(shape, 7, kind)  # behind the last detection anything may lie
+    given = {
+        "num_dets": np.array([[len(rows)] for rows in expected], np.int32),
+        "det_boxes": np.full((3, 60, 4), 7, np.float32),  # behind the last detection anything may lie
+        "det_scores": np.zeros((3, 60), np.float32), "det_classes": np.zeros((3, 60), np.int32),
+    }  # fmt: skip
     for image, rows in enumerate(expected):
         rows[:, :4] = rows[:, :4].half().float()
         given["det_boxes"][image, : len(rows)] = rows[:, :4]

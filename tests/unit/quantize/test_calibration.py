@@ -26,16 +26,19 @@ def placed() -> Network:
     return network
 
 
-def histogram(values: torch.Tensor, pieces: int = 1) -> Histogram:
+def statistics(values: torch.Tensor, pieces: int = 1) -> Statistics:
     parts = [part.abs() for part in values.chunk(pieces)]
     result = Histogram.empty(float(parts[0].max()), values.device)
     for part in parts:
         result.add(part)
-    return result
+    return Statistics({"t": result})
 
 
-def statistics(values: torch.Tensor, pieces: int = 1) -> Statistics:
-    return Statistics({"t": histogram(values, pieces)})
+def of_tensors(*tensors: torch.Tensor) -> Statistics:
+    one = Histogram.empty(1.0, NORMAL.device)
+    for number, values in enumerate(tensors):
+        one.add(values.abs(), tensor=number)
+    return Statistics({"t": one})
 
 
 def squared_error(values: np.ndarray, amax: float) -> float:
@@ -46,11 +49,10 @@ def squared_error(values: np.ndarray, amax: float) -> float:
 @pytest.mark.parametrize("name", SAMPLES)
 @pytest.mark.parametrize("percentile", [99.0, 99.9, 99.99])
 def test_percentile_is_numpys_to_a_bin(name, percentile):
-    values = SAMPLES[name]
-    histogram = statistics(values, 5)
-    expected = np.percentile(values.abs().numpy(), percentile)
-    bin_width = histogram.histograms["t"].top / calibration.BINS
-    assert abs(float(histogram.amax("percentile", percentile)["t"]) - expected) <= 2 * bin_width
+    found = statistics(SAMPLES[name], 5)
+    expected = np.percentile(SAMPLES[name].abs().numpy(), percentile)
+    bin_width = found.histograms["t"].top / calibration.BINS
+    assert abs(float(found.amax("percentile", percentile)["t"]) - expected) <= 2 * bin_width
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -73,20 +75,15 @@ def test_batches_and_a_growing_range_give_the_same_statistics():
 
 def test_a_small_tensor_is_not_clipped_more_often_than_a_large_one_that_shares_its_scale():
     small, large = NORMAL[:5000] * 4, NORMAL
-    together = Histogram.empty(1.0, NORMAL.device)
-    together.add(large.abs(), tensor=0)
-    together.add(small.abs(), tensor=1)
-    found = Statistics({"t": together})
+    found = of_tensors(large, small)
     alone = [float(statistics(values).amax("percentile", 99.0)["t"]) for values in (small, large)]
     shared = float(found.amax("percentile", 99.0)["t"])
     assert shared == pytest.approx(max(alone), rel=0.01)
     assert float((small.abs() > shared).float().mean()) <= 0.0101
     pooled = statistics(torch.cat([large, small]))  # what counting both together gives
     assert float((small.abs() > pooled.amax("percentile", 99.0)["t"]).float().mean()) > 0.2
-    repeated = Histogram.empty(1.0, NORMAL.device)  # the same shape in a tensor forty times as large
-    repeated.add(large.abs(), tensor=0)
-    repeated.add(small.abs().repeat(40), tensor=1)
-    assert float(found.amax("mse")["t"]) == pytest.approx(float(Statistics({"t": repeated}).amax("mse")["t"]), rel=1e-6)
+    repeated = of_tensors(large, small.repeat(40))  # the same shape in a tensor forty times as large
+    assert float(found.amax("mse")["t"]) == pytest.approx(float(repeated.amax("mse")["t"]), rel=1e-6)
 
 
 def test_a_bin_counts_beyond_float32s_whole_numbers():
@@ -107,12 +104,11 @@ def test_tensors_of_a_scale_are_told_apart_in_every_batch():
 
 
 def test_statistics_are_of_the_float_network_and_each_scale_sees_all_its_tensors():
-    network, original = placed(), chain()
+    network, original, seen = placed(), chain(), []
     batches = [torch.rand(2, 3, 32, 32, generator=GENERATOR) for _ in range(2)]
     calibration.calibrate(network, batches, Calibration(method="max"))
-    seen = []
-    original.model[0].register_forward_hook(lambda _m, _i, out: seen.append(out.abs().max()))
-    original.model[2].register_forward_hook(lambda _m, _i, out: seen.append(out.abs().max()))
+    for layer in (0, 2):
+        original.model[layer].register_forward_hook(lambda _m, _i, out: seen.append(out.abs().max()))
     with torch.no_grad():
         for images in batches:
             original(images)
@@ -122,9 +118,9 @@ def test_statistics_are_of_the_float_network_and_each_scale_sees_all_its_tensors
 def of_images(*maxima: float) -> Statistics:
     """A scale of one tensor whose images have these largest magnitudes, and normal values otherwise."""
     images = [NORMAL[:20_000] / NORMAL[:20_000].abs().max() * largest for largest in maxima]
-    result = histogram(torch.cat(images))
-    result.add_images(list(maxima))
-    return Statistics({"t": result})
+    result = statistics(torch.cat(images))
+    result.histograms["t"].add_images(list(maxima))
+    return result
 
 
 @pytest.mark.parametrize("method", ["percentile", "mse"])
@@ -153,15 +149,13 @@ def test_a_scale_looks_at_the_largest_of_its_tensors_in_each_image():
 
 def test_the_limit_is_the_recipes():
     usual, unusual = torch.rand(1, 3, 32, 32, generator=GENERATOR), torch.rand(1, 3, 32, 32, generator=GENERATOR) * 50
-    amax = {}
+    network, amax = placed(), {}
+    found = calibration.calibrate(network, [usual, usual, usual, unusual], Calibration(median_limit=0))
     for limit in (0.0, 4.0):
-        network = placed()
-        images = [usual, usual, usual, unusual]
-        calibration.calibrate(network, images, Calibration(median_limit=limit))
+        calibration.apply_calibration(network, found, Calibration(median_limit=limit))
         amax[limit] = {name: float(one.amax) for name, one in network.activation_quantizers.items()}
     assert amax[4.0]["images"] == float(representable(4 * usual.max()))
     assert all(amax[4.0][name] < amax[0.0][name] for name in amax[0.0])
-    assert Recipe().calibration.median_limit == 4
 
 
 def test_no_images_and_values_that_are_not_finite_are_refused():

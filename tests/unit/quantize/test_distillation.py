@@ -14,9 +14,6 @@ from models.quantize.distillation import mask_distance, raw_head, task_terms
 CLASSES, BINS = 3, 4
 
 
-# the task loss
-
-
 def maps(seed: int, *, certainty: float = 0.0, sizes: tuple[int, ...] = (6, 3)) -> list[Tensor]:
     """Raw maps of some levels; `certainty` is added to the logits of classes."""
     generator = torch.Generator().manual_seed(seed)

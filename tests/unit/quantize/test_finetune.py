@@ -8,11 +8,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from small_finetuners import CPU, constant, held_out, images, make, moved, parts, quantized, task_loss
+from small_finetuners import CPU, constant, held_out, images, make, moved, parts, task_loss
 from small_networks import Network, detector, segmenter, segmenter_with_own_input
 
 from models.quantize import finetune
-from models.quantize.distillation import raw_head, task_terms
+from models.quantize.distillation import raw_head
 from models.quantize.fake_quantize import INT8, quantizers, representable
 from models.quantize.finetune import DivergedError, HeldOutLoss, highest_rate, learning_rate
 from models.quantize.modules import QuantConv2d
@@ -21,15 +21,6 @@ from models.quantize.modules import QuantConv2d
 @pytest.fixture
 def teacher() -> Network:
     return detector()
-
-
-def test_all_weights_train_except_constants(teacher):
-    teacher.requires_grad_(False)
-    student = quantized(teacher)
-    parameters = finetune.trainable_parameters(student)
-    trained = {name for name, p in student.named_parameters() if p.requires_grad}
-    assert trained == {name for name, _ in student.named_parameters()} - {"model.6.dfl.conv.weight"}
-    assert len(parameters) == len(trained)
 
 
 @pytest.mark.parametrize(
@@ -96,26 +87,14 @@ def test_a_segmentation_network_trains_its_masks_too(make_network):
     teacher = make_network()
     tuner = make(teacher, factor=3.0)
     old, ranges, _ = parts(tuner)
-    start = mask_error(tuner.student, teacher)
     losses = [tuner.run_epoch(images(8), constant(3e-4)).loss for _ in range(5)]
     assert losses[-1] < 0.7 * losses[0]
-    assert mask_error(tuner.student, teacher) < 0.7 * start
     new, new_ranges, _ = parts(tuner)
     head = f"model.{len(teacher.model) - 1}"
     branch = {name for name in old if name.startswith((f"{head}.cv4", f"{head}.proto"))}
     assert len(branch) >= 10
     assert branch <= moved(old, new)
-    own = {f"activation_quantizers.{head.replace('.', '/')}/cv4/0/0._amax"}
-    assert own <= moved(ranges, new_ranges)
-
-
-def mask_error(student: Network, teacher: Network) -> float:
-    """What masks add to the distance on images that are not trained on."""
-    x = finetune.as_input(torch.cat(images(3, seed=9)), CPU)
-    with raw_head(student), raw_head(teacher), torch.no_grad():
-        ours, theirs = student(x), teacher(x)
-    whole, without = task_terms(ours, theirs, 3)[0], task_terms(ours[0], theirs[0], 3)[0]
-    return float(whole - without)
+    assert f"activation_quantizers.{head.replace('.', '/')}/cv4/0/0._amax" in moved(ranges, new_ranges)
 
 
 def test_ranges_alone_mend_wrong_ranges(teacher):
@@ -132,8 +111,7 @@ def test_ranges_alone_mend_wrong_ranges(teacher):
 
 def test_a_loss_that_is_not_finite_is_named(teacher):
     tuner = make(teacher)
-    with torch.no_grad():
-        tuner.student.model[2].cv1.conv.bias[0] = float("nan")
+    tuner.student.model[2].cv1.conv.bias.data[0] = float("nan")
     with pytest.raises(DivergedError, match="nan"):
         tuner.run_epoch(images(1), constant(1e-3))
     with pytest.raises(DivergedError, match="the loss on held-out images is nan"):
@@ -142,12 +120,11 @@ def test_a_loss_that_is_not_finite_is_named(teacher):
     assert not any(one.trained_scale is not None for one in quantizers(tuner.student).values())
 
 
-def test_a_training_that_diverges_says_so_whatever_became_of_the_ranges(teacher):
-    """Ranges that are not finite are not put in: the caller restores the best state."""
+def test_ranges_that_are_not_finite_are_not_put_in(teacher):
+    """The caller restores the best state."""
     tuner = make(teacher)
     before = {name: one.amax.clone() for name, one in quantizers(tuner.student).items()}
-    with torch.no_grad():
-        tuner.ranges.log_amax.fill_(float("nan"))
+    tuner.ranges.log_amax.data.fill_(float("nan"))
     with pytest.raises(DivergedError):
         tuner.run_epoch(images(1), constant(1e-3))
     assert all(torch.equal(one.amax, before[name]) for name, one in quantizers(tuner.student).items())

@@ -17,6 +17,13 @@ def write(tmp_path: Path, text: str) -> Path:
     return path
 
 
+def refusal(path: Path) -> str:
+    with pytest.raises(RecipeError) as caught:
+        Recipe.from_file(path)
+    assert str(caught.value).isprintable(), "one line"
+    return str(caught.value)
+
+
 ENTRIES: dict[str, tuple[str, ...]] = {  # entry → what it may not hold
     "calibration": ("3", "max", ""),
     "calibration.method": ("other", "true", ""),
@@ -44,12 +51,9 @@ ENTRIES: dict[str, tuple[str, ...]] = {  # entry → what it may not hold
 def test_an_entry_of_another_type_or_beyond_its_bounds_is_named(tmp_path: Path, key: str, value: str) -> None:
     section, _, name = key.rpartition(".")
     path = write(tmp_path, f"{section}:\n  {name}: {value}\n" if section else f"{name}: {value}\n")
-    with pytest.raises(RecipeError) as caught:
-        Recipe.from_file(path)
-    text = str(caught.value)
+    text = refusal(path)
     assert text.startswith((f"--recipe {path}: {key} is ", f"--recipe {path}: {key}["))
     assert "; expected " in text
-    assert text.isprintable(), "one line"
 
 
 @pytest.mark.parametrize(
@@ -64,11 +68,9 @@ def test_an_entry_of_another_type_or_beyond_its_bounds_is_named(tmp_path: Path, 
 )
 def test_mistakes_are_named_with_the_file(tmp_path: Path, content: str, named: str) -> None:
     path = write(tmp_path, content)
-    with pytest.raises(RecipeError) as caught:
-        Recipe.from_file(path)
-    assert named in str(caught.value)
-    assert str(path) in str(caught.value)
-    assert str(caught.value).isprintable()
+    text = refusal(path)
+    assert named in text
+    assert str(path) in text
 
 
 def test_numbers_as_people_write_them(tmp_path: Path) -> None:
@@ -96,9 +98,7 @@ def test_replace_reaches_into_sections_and_checks() -> None:
         Recipe().replace(calibration_images=0)
 
 
-# what 1.0 wrote
-
-OF_1_0 = [
+OF_1_0 = [  # what 1.0 wrote
     ("calibration", "scales", {}, {"model.1": "mse"}),
     ("calibration", "method", "percentile", "entropy"),
     ("finetune", "weight_ranges", "fixed", "learned"),

@@ -15,7 +15,7 @@ from onnx import ModelProto
 
 from utils.onnx_graph.passes.align_channels import align_channels
 from utils.onnx_graph.passes.decode_boxes import decode_boxes, separate_predictions
-from utils.onnx_graph.passes.fold_constants import fold_constants, remove_identities
+from utils.onnx_graph.passes.fold_constants import fold_constants, remove_identities, simplify
 from utils.onnx_graph.passes.int8_kernels import convolve_pools, dense_groups, separate_first
 from utils.onnx_graph.passes.quantizers import (
     merge_quantizers,
@@ -25,7 +25,6 @@ from utils.onnx_graph.passes.quantizers import (
     store_int8_weights,
 )
 from utils.onnx_graph.passes.separate_parts import separate_parts
-from utils.onnx_graph.passes.simplify import simplify
 from utils.onnx_graph.passes.to_half import to_half
 from utils.onnx_graph.qdq_view import number_quantizers
 from utils.onnx_graph.view import drop_unused, pure

@@ -8,6 +8,7 @@ that read them have zero weights there: the results are the same.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
@@ -18,19 +19,10 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from utils.onnx_graph.qdq_view import INT8_VECTOR, PIECES, ChannelLayout, QdqGraph, annotate
-from utils.onnx_graph.view import (
-    DEQUANTIZE,
-    QUANTIZE,
-    attribute,
-    channel_bounds,
-    channel_counts,
-    drop_unused,
-    overwrite,
-    store,
-)
+from utils.onnx_graph.view import QDQ, QUANTIZE, attribute, channel_counts, drop_unused, overwrite, store
 
 # Each result channel comes from the same channel of the input, whatever the others hold.
-CHANNELWISE = PIECES | {QUANTIZE, DEQUANTIZE, "AveragePool", "Identity", "MaxPool", "Resize"}
+CHANNELWISE = PIECES | {*QDQ, "AveragePool", "Identity", "MaxPool", "Resize"}
 GROWTH = 2  # a part becomes so many times as wide, at most; wider ones were not measured
 
 
@@ -63,8 +55,7 @@ class _Graph:
 
     def __init__(self, model: ModelProto) -> None:
         self.view = QdqGraph(model)
-        self.channels = channel_counts(model)
-        self.initializers = {tensor.name for tensor in model.graph.initializer}
+        self.channels = Counter(channel_counts(model))  # 0 where they are not known
         self.links: list[_Link] = []
         self.fixed = self.view.inputs | self.view.outputs
         for node in self.view.nodes:
@@ -79,7 +70,7 @@ class _Graph:
         parts = self._parts()
         of_part = {name: [same for _, same in found] for name, found in parts.items()}
         fixed = {same for name in self.fixed for same in of_part.get(name, ())}
-        int8 = {node.output[0] for node in self.view.nodes if node.op_type == QUANTIZE}
+        int8 = {node.output[0] for node in self.view.of_type(QUANTIZE)}
         quantized = {same for name in int8 for same in of_part.get(name, ())}
         wider = {
             same
@@ -98,10 +89,10 @@ class _Graph:
         """Say which channels a node only hands on; None if its channels must stay as they are."""
         output = node.output[0]
         if node.op_type in CHANNELWISE:
-            count = self._count(output)
+            count = self.channels[output]
             inputs = [name for name in node.input if name and not self.view.is_constant(name)]
             constants = [value for name in node.input if (value := self.view.array(name)) is not None]
-            same = count > 0 and all(self._count(name) == count for name in inputs)
+            same = count > 0 and all(self.channels[name] == count for name in inputs)
             if not same or (node.op_type != "Resize" and any(value.size != 1 for value in constants)):
                 return None
             if node.op_type == "Div" and not self.view.is_constant(node.input[1]):
@@ -111,32 +102,27 @@ class _Graph:
             return self._side_by_side(output, node.input)
         if node.op_type == "Split" and attribute(node, "axis", 0) == 1:
             return self._side_by_side(node.input[0], node.output)
-        if node.op_type == "Slice" and (bounds := channel_bounds(node, self.view)) is not None:
-            start, end = bounds
-            end = min(end, self._count(node.input[0]))
-            return [_Link(node.input[0], start, output, 0, end - start)] if self._count(output) == end - start else None
+        if (bounds := self.view.channel_bounds(node)) is not None:
+            start, count = bounds[0], min(bounds[1], self.channels[node.input[0]]) - bounds[0]
+            return [_Link(node.input[0], start, output, 0, count)] if self.channels[output] == count else None
         return [] if node.op_type == "Conv" and self._can_be_rewritten(node) else None
 
     def _side_by_side(self, whole: str, parts: Iterable[str]) -> list[_Link] | None:
         links, start = [], 0
         for name in parts:
-            if not self._count(name):
+            if not self.channels[name]:
                 return None
-            links.append(_Link(name, 0, whole, start, self._count(name)))
-            start += self._count(name)
-        return links if start == self._count(whole) else None
+            links.append(_Link(name, 0, whole, start, self.channels[name]))
+            start += self.channels[name]
+        return links if start == self.channels[whole] else None
 
     def _can_be_rewritten(self, node: NodeProto) -> bool:
         """A convolution between all channels, whose quantized weights, scales and bias can be written anew."""
         quantizers = self.view.own_quantizers(node)
         if attribute(node, "group", 1) != 1 or quantizers is None:
             return False
-        weight, scale = quantizers[0].input[:2]
-        bias = self.view.array(node.input[2]) if len(node.input) > 2 else np.zeros(0)
-        return weight in self.initializers and np.ndim(self.view.array(scale)) == 1 and bias is not None
-
-    def _count(self, name: str) -> int:
-        return self.channels.get(name, 0)
+        known = len(node.input) < 3 or self.view.is_constant(node.input[2])
+        return known and np.ndim(self.view.constant(quantizers[0].input[1])) == 1
 
     def _parts(self) -> dict[str, list[tuple[int, int]]]:
         """The parts of each tensor that a link names, in order: channels, and a number that parts of the same share.
@@ -146,7 +132,7 @@ class _Graph:
         if not self.links:
             return {}
         names = list(dict.fromkeys(name for link in self.links for name in (link.one, link.other)))
-        ends = np.cumsum([0, *map(self._count, names)])
+        ends = np.cumsum([0, *map(self.channels.__getitem__, names)])
         starts, total = dict(zip(names, ends.tolist(), strict=False)), int(ends[-1])
         first: np.ndarray = np.zeros(total + 1, bool)  # channels that a part begins with
         first[ends], pairs = True, []
@@ -161,8 +147,8 @@ class _Graph:
         first = np.isin(same, same[first[:-1]])  # also where a part begins that is linked to another
         found = {}
         for name, start in starts.items():
-            places = np.flatnonzero(first[start : start + self._count(name)])
-            counts = np.diff([*places, self._count(name)])
+            places = np.flatnonzero(first[start : start + self.channels[name]])
+            counts = np.diff([*places, self.channels[name]])
             found[name] = list(zip(counts.tolist(), same[start + places].tolist(), strict=True))
         return found
 

@@ -1,4 +1,4 @@
-"""What depends on constants and known sizes only is an initializer: torch traces `chunk` to arithmetic on Shape."""
+"""Fewer nodes: what depends on constants and known sizes only is an initializer; on demand what onnxslim finds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from onnx import ModelProto, NodeProto, OperatorSetIdProto, helper, numpy_helper
 
-from utils.onnx_graph.view import GraphView, attribute, pure, rename_inputs, set_nodes, store, with_shapes
+from utils.core.errors import DependencyError, QatError
+from utils.onnx_graph.qdq_view import without_provenance
+from utils.onnx_graph.view import QUANTIZE, GraphView, attribute, pure, rename_inputs, set_nodes, store, with_shapes
 
 # Cheap operators without state; quantizers are not among them, so that weights keep theirs.
 FOLDABLE = frozenset({
@@ -87,3 +89,24 @@ def remove_identities(model: ModelProto) -> None:
         else:
             kept.append(node)
     set_nodes(model, kept)
+
+
+def simplify(model: ModelProto) -> ModelProto:
+    """Simplify a cleaned up graph with onnxslim; its result must have as many quantizers.
+
+    Raises:
+        DependencyError: onnxslim is not installed.
+        QatError: onnxslim folded quantizers away.
+    """
+    try:
+        import onnxslim
+    except ModuleNotFoundError as error:
+        raise DependencyError("--simplify needs onnxslim; pip install onnxslim, or export without it") from error
+    result = onnxslim.slim(without_provenance(model))
+    before, after = (sum(node.op_type == QUANTIZE for node in m.graph.node) for m in (model, result))
+    if before != after:
+        raise QatError(f"onnxslim {onnxslim.__version__} left {after} of {before} quantizers; drop --simplify")
+    notes = {node.output[0]: node.doc_string for node in model.graph.node if node.doc_string}
+    for node in result.graph.node:
+        node.doc_string = notes.get(node.output[0], "")
+    return result

@@ -19,17 +19,7 @@ from onnx import ModelProto, NodeProto, helper
 
 from utils.onnx_graph.passes.separate_parts import Cut, compute_parts, numbered, quantized_convolution, replace_nodes
 from utils.onnx_graph.qdq_view import INT8_VECTOR, QdqGraph, annotate
-from utils.onnx_graph.view import (
-    DEQUANTIZE,
-    QDQ,
-    QUANTIZE,
-    attribute,
-    channel_counts,
-    overwrite,
-    pure,
-    set_nodes,
-    store,
-)
+from utils.onnx_graph.view import QDQ, QUANTIZE, attribute, channel_counts, overwrite, pure, set_nodes, store
 
 FEW_GROUPS = 8  # a dense convolution multiplies so many times as much, at most
 ONE = np.array([[0, 0, 0], [0, 1, 0], [0, 0, 0]], np.float32)
@@ -100,8 +90,8 @@ def _is_int8_mean(node: NodeProto, view: QdqGraph) -> bool:
     """
     if any(attribute(node, *item) != item[1] for item in MEAN_OF_FOUR.items()) or node.output[0] in view.outputs:
         return False
-    source, quantizers = view.producer(node.input[0]), view.consumers(node.output[0])
-    if source is None or source.op_type != DEQUANTIZE or {item.op_type for item in quantizers} != {QUANTIZE}:
+    readers = view.consumers(node.output[0])
+    if view.dequantizer(node.input[0]) is None or not readers or readers != view.quantizers(node.output[0]):
         return False
     consumers = view.consumers_through(node.output[0], frozenset(QDQ))
     return not any(map(view.is_activation, consumers))

@@ -18,32 +18,17 @@ from onnx import ModelProto, NodeProto
 
 from utils.onnx_graph.passes.quantizers import merge_quantizers
 from utils.onnx_graph.qdq_view import QdqGraph, annotate
-from utils.onnx_graph.view import (
-    QDQ,
-    attribute,
-    channel_bounds,
-    drop_unused,
-    rename_inputs,
-    set_nodes,
-    store,
-)
+from utils.onnx_graph.view import QDQ, attribute, drop_unused, rename_inputs, set_nodes, store
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A convolution whose quantized result is computed in parts.
+    """A convolution whose quantized result is computed in parts."""
 
-    Attributes:
-        nodes: the convolution, its activation, QuantizeLinear and DequantizeLinear, in graph order.
-        weights: QuantizeLinear and DequantizeLinear of its weights.
-        bounds: first channels of the parts, and the end.
-        taken: names of parts that a Split or Slice makes → which part.
-    """
-
-    nodes: list[NodeProto]
-    weights: tuple[NodeProto, NodeProto]
-    bounds: list[int]
-    taken: dict[str, int]
+    nodes: list[NodeProto]  # the convolution, its activation, QuantizeLinear and DequantizeLinear, in graph order
+    weights: tuple[NodeProto, NodeProto]  # QuantizeLinear and DequantizeLinear of its weights
+    bounds: list[int]  # first channels of the parts, and the end
+    taken: dict[str, int]  # names of parts that a Split or Slice makes → which part
 
     @property
     def result(self) -> str:
@@ -145,7 +130,7 @@ def _taken(tensor: str, count: int, view: QdqGraph) -> dict[str, tuple[int, int]
         axis = attribute(node, "axis", 0)
         if node.op_type == "Concat" and axis == 1:
             joined = True
-        elif node.op_type == "Slice" and (bounds := channel_bounds(node, view)) is not None:
+        elif (bounds := view.channel_bounds(node)) is not None:
             taken[node.output[0]] = (bounds[0], min(bounds[1], count))
         elif node.op_type == "Split" and axis == 1:
             equal = [count // len(node.output)] * len(node.output)  # where the file says no sizes
