@@ -119,9 +119,14 @@ def main(options: BenchmarkOptions) -> int:
     refuse_overwrite_in(options.project, options.name, options.exist_ok, ["benchmark.*"], read)
     common = None if size else benchmark.common_size(entries)
     job = benchmark.Benchmark(entries, size, timing, building, device, size or common, api)
-    if not job.on_gpu and options.given(*OF_GPUS):  # benchmark_trt.sh gives them, wherever it runs
+    how = f"{options.duration:g} s in {options.rounds} rounds, interleaved; latency: median"
+    if job.on_gpu:
+        words = ["CUDA graph"] * options.useCudaGraph + ["spin wait"] * options.useSpinWait
+        words += [f"{'without' if options.noDataTransfers else 'with'} data transfers"]
+        how = f"{', '.join(words)}, {how}"
+    elif options.given(*OF_GPUS):  # benchmark_trt.sh gives them, wherever it runs
         logger.warning("on a CPU these do nothing: %s", ", ".join(options.given(*OF_GPUS)))
-    about = job.about(_method(options, job.on_gpu))
+    about = job.about(how)
     logger.info("=== Device Information ===\n%s\n", "\n".join(f"{k}: {v}" for k, v in about["device"].items()))
     rows: list[BenchmarkRow] = []
     with new_run(options.project, options.name, options.exist_ok) as folder:
@@ -138,12 +143,6 @@ def main(options: BenchmarkOptions) -> int:
         logger.info("%s\n", note)
     logger.info("%s", " ".join(map(str, written)))
     return int(any(row.error for row in rows))
-
-
-def _method(options: BenchmarkOptions, on_gpu: bool) -> str:
-    words = ["CUDA graph"] * (on_gpu and options.useCudaGraph) + ["spin wait"] * (on_gpu and options.useSpinWait)
-    words += [f"{'without' if options.noDataTransfers else 'with'} data transfers"] * on_gpu
-    return f"{', '.join(words)}, {options.duration:g} s in {options.rounds} rounds, interleaved; latency: median"
 
 
 run = partial(run_program, "benchmark_trt.py", (BenchmarkOptions, main), about=__doc__)

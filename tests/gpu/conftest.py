@@ -27,10 +27,7 @@ def why_not() -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark these tests as `gpu`, and say why they are skipped if they are.
-
-    A module of tests that needs less, or more, has a `why_not` of its own.
-    """
+    """Mark these tests as `gpu`, and skip them where `why_not` of their module, or of this file, says why."""
     for item in (item for item in items if HERE in item.path.parents):
         item.add_marker(pytest.mark.gpu)
         if reason := getattr(item.module, "why_not", why_not)():

@@ -43,6 +43,9 @@ PLAIN = {
         "set_timing_cache": lambda self, cache, ignore_mismatch: setattr(self, "cache", cache) or not ignore_mismatch,
         "get_timing_cache": lambda self: self.cache,
     },
+    "IOptimizationProfile": {
+        "set_shape": lambda self, name, low, best, high: self.shapes.update({name: list(map(list, (low, best, high)))})
+    },
     "ITimingCache": {"serialize": lambda self: self.content},
     "INetworkDefinition": {"get_layer": lambda self, index: self.layers[index]},
     "ILayer": {
@@ -58,6 +61,8 @@ PLAIN = {
         "get_tensor_format": lambda self, name: self.trt.TensorFormat[self.formats.get(name, "LINEAR")],
         "create_engine_inspector": lambda self: self.trt.EngineInspector(engine=self),
     },
+    "IExecutionContext": {"set_tensor_address": lambda self, name, address: not self.addresses.update({name: address})},
+    "OnnxParserRefitter": {"refit_from_file": lambda self, path: not setattr(self.refitter, "model", onnx.load(path))},
     "Refitter": {"refit_cuda_engine": lambda self: self.engine._compute_with(self.model)},
 }
 
@@ -136,12 +141,6 @@ class IBuilderConfig(_Object):
         vars(self)[name] = value
 
 
-class IOptimizationProfile(_Object):
-    def set_shape(self, name, smallest, best, largest):
-        assert all(a <= b <= c for a, b, c in zip(smallest, best, largest, strict=True))
-        self.shapes[name] = [list(smallest), list(best), list(largest)]
-
-
 class OnnxParser(_Object):
     def parse_from_file(self, path):
         """Make a layer of each node; layers keep in `told` the types that their outputs were told to have."""
@@ -210,12 +209,6 @@ class ICudaEngine(_Object):
         return context
 
 
-class OnnxParserRefitter(_Object):
-    def refit_from_file(self, path):
-        self.refitter.model = onnx.load(path)
-        return True
-
-
 class EngineInspector(_Object):
     def get_engine_information(self, form):
         assert form is self.trt.LayerInformationFormat.JSON
@@ -254,11 +247,6 @@ class IExecutionContext(_Object):
             return self.shapes[name]
         feeds = {key: np.zeros(shape, self.engine.dtypes[key]) for key, shape in self.shapes.items()}
         return self.engine.session.run([name], feeds)[0].shape
-
-    def set_tensor_address(self, name, address):
-        assert address
-        self.addresses[name] = address
-        return True
 
     def execute_async_v3(self, stream):
         assert isinstance(stream, int)

@@ -23,10 +23,6 @@ BINDINGS = {
     "10.12": "tensorrt-cu12-bindings==10.12.0.36", "10.16": "tensorrt-cu12-bindings==10.16.1.11",
     "11.0": "tensorrt-cu12-bindings==11.0.0.114", "11.4": "tensorrt-cu12-bindings==11.4.0.106",
 }  # fmt: skip
-LEAN = {
-    version: wheel.replace("bindings==", "lean-bindings==").replace("cu12-lean", "lean-cu12")
-    for version, wheel in BINDINGS.items()
-}
 DUMP = """
 import importlib.machinery, importlib.util, json, pathlib, sys
 name = pathlib.Path(sys.argv[1]).stem
@@ -46,12 +42,14 @@ def surface(version: str, name: str = "tensorrt") -> dict[str, dict[str, Any]]:
     Raises:
         OSError: the wheel cannot be had, the stubs cannot be compiled, or the extension is for another Python.
     """
-    prefix, wheels = ("", BINDINGS) if name == "tensorrt" else ("lean-", LEAN)
+    prefix, requirement = "" if name == "tensorrt" else "lean-", BINDINGS[version]
+    if prefix:
+        requirement = requirement.replace("bindings==", "lean-bindings==").replace("cu12-lean", "lean-cu12")
     known = FOLDER / f"{prefix}{version}-py{sys.version_info[0]}{sys.version_info[1]}.json"
     if not known.exists():
         folder = FOLDER / known.stem
         folder.mkdir(parents=True, exist_ok=True)
-        ran("pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest", str(folder), wheels[version])
+        ran("pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest", str(folder), requirement)
         (wheel,) = folder.glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:
             extension = Path(archive.extract(f"{name}_bindings/{name}.so", folder))

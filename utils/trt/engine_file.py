@@ -48,25 +48,21 @@ class EngineNote:
     tuning: Mapping[str, Any] = field(default_factory=dict)  # what `--tune` measured and decided; empty without it
 
     def save(self, engine: Path) -> None:
-        """Write the note beside an engine."""
-        write_text(note_path(engine), json.dumps(asdict(self), indent=2) + "\n")
+        """Write the note beside an engine, as `X.engine.json`."""
+        write_text(engine.with_name(f"{engine.name}.json"), json.dumps(asdict(self), indent=2) + "\n")
 
     @classmethod
     def load(cls, engine: Path) -> EngineNote:
         """The note beside an engine; an empty one where there is none; `InputError` if it is damaged."""
-        path = note_path(engine)
+        path = engine.with_name(f"{engine.name}.json")
         if not path.is_file():
             return cls()
         try:
             return TypeAdapter(cls).validate_json(path.read_bytes())
         except ValidationError as error:
-            reason = " ".join(str(error.errors()[0][key]) for key in ("loc", "msg"))
+            first = error.errors()[0]
+            reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
             raise InputError(f"{path} is damaged: {reason}; delete it, or build the engine again") from error
-
-
-def note_path(engine: Path) -> Path:
-    """Where the note of an engine lies: `X.engine.json` beside `X.engine`."""
-    return engine.with_name(f"{engine.name}.json")
 
 
 def is_current(engine: Path, onnx: Path, api: Api, gpu: Gpu | None, config: BuildConfig) -> bool:

@@ -46,9 +46,6 @@ def as_version_11(text):
             kind = next(kind for kind in ("Int8", "FP16", "FP32") if kind in words)
             tensor["Datatype"] = {"FP16": "Half", "FP32": "Float"}.get(kind, kind)
             tensor["Format"] = words.replace(f"{kind} ", "").replace(f" {kind}", "")
-    names = content.pop("Bindings")
-    content["I/O Tensors"] = [{"Name": name, "IOMode": "Input", "DataType": "Float"} for name in names]
-    content["Engine Metadata"] = {"Multi-Device": "Disabled"}
     return json.dumps(content)
 
 
