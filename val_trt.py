@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from functools import partial
 
-from utils.cli import command_line, run_program
+from utils.cli import run_program
 from utils.core.errors import InputError
 from utils.core.files import check_file, check_files, refuse_overwrite_in
 from utils.core.run_folder import new_run
@@ -49,9 +49,9 @@ def evaluate_or_draw(options: ValOptions) -> None:
     read = [options.network, options.data, options.reference]
     refuse_overwrite_in(options.project, options.name, options.exist_ok, options.WRITTEN, read)
     with new_run(options.project, options.name, options.exist_ok, options.WRITTEN) as folder:
-        from utils.jobs import evaluate_file
+        from utils.jobs.evaluate import evaluate_file
 
-        evaluate_file.run(options, command_line(), folder)
+        evaluate_file(options, folder)
 
 
 main = partial(run_program, "val_trt.py", (ValOptions, evaluate_or_draw))

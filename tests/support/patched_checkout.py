@@ -79,7 +79,7 @@ upstream.load_float("data/demo/gelan-digits.pt")
 from models.quantize.fake_quantize import TensorQuantizer
 TensorQuantizer()
 import utils.jobs.sensitivity.run
-from utils.jobs import benchmark, calibrate, evaluate, evaluate_file, export, quantize
+from utils.jobs import benchmark, calibrate, evaluate, export, quantize
 from utils.reports import figures
 figures.render(figures.new_figure(1.0, 1.0, 1)[0], "png")
 import torch.onnx._internal.torchscript_exporter.utils, onnxruntime

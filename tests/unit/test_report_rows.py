@@ -17,9 +17,9 @@ from utils.core.score import AGREEMENT, Difference
 from utils.core.tasks import DETECT
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.loop import EvalConfig, evaluate
-from utils.jobs import evaluate_file, visualize
-from utils.jobs.evaluate import Measurer
-from utils.jobs.evaluate_file import lost_by_qat, make_row
+from utils.jobs import evaluate as job
+from utils.jobs import visualize
+from utils.jobs.evaluate import Measurer, evaluate_file, lost_by_qat, make_row
 from utils.jobs.options import ValOptions
 from utils.jobs.visualize import collect_samples
 from utils.reports.page import merged
@@ -65,7 +65,7 @@ def test_a_network_and_its_export_are_marked_alike(known, tmp_path, changes, mar
     assert row.ap_with == mark
     assert row.measured_on.endswith(f"; {mark}") == bool(mark)
     words = {{"split": "task"}.get(name, name): value for name, value in changes.items()}
-    (other,) = evaluate_file.run(options(known, tmp_path, **words), "command", tmp_path).rows
+    (other,) = evaluate_file(options(known, tmp_path, **words), tmp_path).rows
     assert (other.stage, other.ap_with) == ("float", mark)
     assert list(other.ap_by_class) == list(row.ap_by_class) != []
     assert other.ap == pytest.approx(row.ap, abs=1e-6)
@@ -79,7 +79,7 @@ def test_a_network_and_its_export_have_a_standard_error_between_them(known, tmp_
     measurer = Measurer(data, torch.device("cpu"), CONFIG)
     row = measurer.row("float", folder / "a.onnx", measurer.measure(model, "a"), 1.0)
     assert row.ap_resampled.error > 0
-    evaluate_file.run(options(known, tmp_path, batch_size=3), "command", tmp_path)
+    evaluate_file(options(known, tmp_path, batch_size=3), tmp_path)
     file = tmp_path / "report.json"
     both = merged({folder / "report.json": Report(command="eval", rows=[row]), file: Report.load(file)})
     both.rows[1] = both.rows[1].model_copy(update={"stage": "ONNX"})  # as if it had quantizers
@@ -122,8 +122,8 @@ def test_compared_files_stand_under_their_names_at_the_size_they_know(
 def test_a_file_is_called_what_it_is(int8, tmp_path, extra, expected):
     content = {"epoch": 3} if extra is None else {"format": "yolov9-quantized", "format_version": 1, "extra": extra}
     torch.save(content, tmp_path / "a.pt")
-    assert evaluate_file.stage(tmp_path / "a.pt") == expected
-    assert (evaluate_file.stage(int8), evaluate_file.stage(int8.with_name("a.onnx"))) == ("ONNX", "float")
+    assert job.stage(tmp_path / "a.pt") == expected
+    assert (job.stage(int8), job.stage(int8.with_name("a.onnx"))) == ("ONNX", "float")
 
 
 def test_nms_in_the_file_and_what_is_not_evaluated(known):
@@ -133,8 +133,8 @@ def test_nms_in_the_file_and_what_is_not_evaluated(known):
         runner.outputs = tuple(TensorSpec(name, (None,), "float32") for name in DETECT.detections)
         for kind, words in {"onnx": "NMS in the file", "none": "top-k without NMS in the file"}.items():
             runner.metadata["nms"] = json.dumps({"kind": kind, "iou_thres": 0.7, "conf_thres": 0.001})
-            assert make_row(runner, CONFIG, result, folder / "a.onnx", "ONNX", 1.0).ap_with == words
-    row = make_row(torch.device("cpu"), replace(CONFIG, limit=3), None, folder / "a.onnx", "PTQ", 1.0)
+            assert make_row("ONNX", folder / "a.onnx", result, CONFIG, runner.device, 1.0, runner).ap_with == words
+    row = make_row("PTQ", folder / "a.onnx", None, replace(CONFIG, limit=3), torch.device("cpu"), 1.0)
     assert (row.ap, row.ap_with, row.measured_on, row.device) == (None, "", "not evaluated", "CPU")
 
 
@@ -171,7 +171,7 @@ def test_a_reference_is_evaluated_first_and_at_the_same_size(known, tmp_path, ca
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(1), "step"))
     onnx.save(model, tmp_path / "int8.onnx")
     files = {"engine_file": str(tmp_path / "int8.onnx"), "reference": str(folder / "a.onnx")}
-    base, row = evaluate_file.run(options(known, tmp_path, groups=r"\d{11}", **files), "command", tmp_path).rows
+    base, row = evaluate_file(options(known, tmp_path, groups=r"\d{11}", **files), tmp_path).rows
     assert (base.stage, row.stage, base.input_size) == ("float", "ONNX", row.input_size)
     assert row.agreement > 0.99
     assert (base.agreement, base.resampled_over) == (None, "2 groups")
@@ -179,9 +179,9 @@ def test_a_reference_is_evaluated_first_and_at_the_same_size(known, tmp_path, ca
     assert row.at_threshold.threshold == base.best_threshold
     swapped = options(known, tmp_path, reference=files["engine_file"])
     with pytest.raises(InputError, match=r"--reference .*int8\.onnx is quantized .*; expected the float network"):
-        evaluate_file.run(swapped, "command", tmp_path)
-    monkeypatch.setattr(evaluate_file, "LOW_AP", 0.5)
-    report = evaluate_file.run(options(known, tmp_path, reference=files["reference"]), "command", tmp_path)
+        evaluate_file(swapped, tmp_path)
+    monkeypatch.setattr(job, "LOW_AP", 0.5)
+    report = evaluate_file(options(known, tmp_path, reference=files["reference"]), tmp_path)
     assert (report.rows[1].stage, report.difference(report.rows[1]).value) == ("float (onnx)", 0)
     assert verdict(report) == ("", "")  # no row of INT8
     assert "the float model has AP 0.4600, so that nothing can be said" in caplog.text
@@ -190,4 +190,4 @@ def test_a_reference_is_evaluated_first_and_at_the_same_size(known, tmp_path, ca
     onnx.save(other, tmp_path / "other.onnx")
     files["reference"] = str(tmp_path / "other.onnx")
     with pytest.raises(InputError, match=r"--reference .*other\.onnx detects \['cat', 'dog'\] and .*int8\.onnx "):
-        evaluate_file.run(options(known, tmp_path, **files), "command", tmp_path)
+        evaluate_file(options(known, tmp_path, **files), tmp_path)

@@ -39,8 +39,7 @@ from utils.core.files import write_bytes, write_text
 from utils.core.score import Score
 from utils.core.text import plural
 from utils.jobs.calibrate import choose_by_loss
-from utils.jobs.evaluate import FLOAT_MODEL, Measurer, without_tables
-from utils.jobs.evaluate_file import lost_by_qat
+from utils.jobs.evaluate import FLOAT_MODEL, Measurer, lost_by_qat, without_tables
 from utils.jobs.inputs import HELD_OUT, Inputs, image_batches
 from utils.jobs.options import QuantizeOptions
 from utils.jobs.run_state import STOPPED, RunState, checkpoint_name, open_run

@@ -22,8 +22,7 @@ from utils.evaluation.dataset import make_loader
 from utils.evaluation.loop import EvalConfig, add_detections, detections_of, evaluate
 from utils.evaluation.metrics import EvalStatistics
 from utils.evaluation.results import result_table
-from utils.jobs import evaluate_file
-from utils.jobs.evaluate_file import make_row
+from utils.jobs.evaluate import evaluate_file, make_row
 from utils.jobs.open import open_runner
 from utils.jobs.options import ValOptions
 from utils.onnx_graph import output_formats
@@ -120,7 +119,7 @@ def test_areas_of_masks_are_not_those_of_boxes(known, tmp_path, monkeypatch):
 
 def test_a_row_of_a_report_has_masks_with_a_standard_error(known):
     result = known.evaluate()
-    row = make_row(torch.device("cpu"), CONFIG, result, known.folder / "data.yaml", "float", 1.0)
+    row = make_row("float", known.folder / "data.yaml", result, CONFIG, torch.device("cpu"), 1.0)
     assert (row.mask_ap, row.mask_ap50) == (result.masks.ap, result.masks.ap50)
     assert (row.mask_precision, row.mask_recall) == (result.masks.precision, result.masks.recall)
     assert row.ap_with == ""
@@ -129,7 +128,7 @@ def test_a_row_of_a_report_has_masks_with_a_standard_error(known):
     both = result.statistics.score_resampled()
     assert both.ap[0] == pytest.approx((row.ap_resampled.ap[0] + row.mask_ap_resampled.ap[0]) / 2, abs=1e-6)
     other = replace(CONFIG, iou_thres=0.7)
-    row = make_row(torch.device("cpu"), other, known.evaluate(other), known.folder / "data.yaml", "float", 1.0)
+    row = make_row("float", known.folder / "data.yaml", known.evaluate(other), other, torch.device("cpu"), 1.0)
     assert row.ap_with == "NMS IoU 0.7"
 
 
@@ -177,7 +176,7 @@ def test_val_trt_reports_masks(known, tmp_path):
     file = export_masks(known.model, tmp_path / "a.onnx", 8)
     options = ValOptions(engine_file=str(file), data=str(known.folder / "data.yaml"), workers=0, device="cpu",
                          save_json=True, project=str(tmp_path))  # fmt: skip
-    report = evaluate_file.run(options, "command", tmp_path)
+    report = evaluate_file(options, tmp_path)
     (row,) = report.rows
     assert row.mask_ap == pytest.approx(known.evaluate().masks.ap, abs=1e-6)
     assert row.ap_with == ""
@@ -283,7 +282,7 @@ def test_masks_in_boxes_lose_a_little_and_those_on_the_grid_nothing(known, plain
     expected = known.evaluate(config, out_dir=tmp_path)
     with open_runner(with_nms(plain_file, side, tmp_path / "a.onnx")) as runner:
         found = known.evaluate(config, runner, out_dir=tmp_path, name="given")
-        row = make_row(runner, config, found, tmp_path / "a.onnx", "ONNX", 1.0)
+        row = make_row("ONNX", tmp_path / "a.onnx", found, config, runner.device, 1.0, runner)
     assert (found.task, found.ap) == (SEGMENT, pytest.approx(expected.ap, abs=1e-9))
     assert found.masks.ap == pytest.approx(expected.masks.ap, abs=mask_loss)
     assert found.mask_coco["ap50"] == pytest.approx(expected.mask_coco["ap50"], abs=max(mask_loss, 0.01))

@@ -18,7 +18,7 @@ from models.quantize.recipe import Recipe
 from utils import upstream
 from utils.core.errors import InputError
 from utils.evaluation.data_yaml import DataConfig, load_data
-from utils.jobs.evaluate_file import warn_of_low_ap
+from utils.jobs.evaluate import warn_of_low_ap
 from utils.jobs.inputs import Inputs, choose_held_out, from_training, needs_labels
 from utils.jobs.options import CalibrateOptions, EvalOptions, QuantizeOptions, SensitiveOptions
 

@@ -90,7 +90,7 @@ WARM = f"""
 import sys
 sys.path.append({str(ROOT / "tests/support")!r})
 import pytest, tensorrt_stand_in, utils.jobs.open
-from utils.jobs import evaluate_file
+from utils.jobs import evaluate
 from utils.trt import runner
 """
 

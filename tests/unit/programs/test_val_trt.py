@@ -61,6 +61,7 @@ def test_a_report_and_a_table(known, program, tmp_path):
     assert row.ms_per_image > 0
     assert f"{expected.ap:.3g}" in out
     assert "cat" in out  # a row for each class when there are few
+    assert out.splitlines()[-1] == f"next: scripts/generate_trt_engine.sh {folder / 'a.onnx'}"
 
 
 def test_folders_are_numbered_and_can_be_written_again(program, tmp_path):
