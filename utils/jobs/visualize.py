@@ -21,6 +21,7 @@ from utils.core.device import select_device
 from utils.core.errors import DataError, QatError
 from utils.core.files import atomic_path, refuse_overwrite, write_bytes, write_text
 from utils.core.tasks import DISPLAY_CONF, DISPLAY_IOU
+from utils.core.text import plural
 from utils.evaluation.batch import Batch, filled
 from utils.evaluation.coco import TextWriter
 from utils.evaluation.data_yaml import DataConfig, load_data
@@ -32,11 +33,10 @@ from utils.evaluation.images import (
     is_stream,
     is_video,
     open_video,
-    read_header,
     shown,
     target_names,
 )
-from utils.evaluation.input_plan import InputPlan, compares_masks, gives_masks, has_nms, nms_thresholds, nms_words
+from utils.evaluation.input_plan import InputPlan, compares_masks, has_nms, nms_thresholds, nms_words
 from utils.evaluation.letterbox import letterboxed_planes
 from utils.evaluation.masks import Patch, patches
 from utils.evaluation.nms import best_class
@@ -56,11 +56,7 @@ TINT = 0.45  # how much of a mask's pixels is the colour of its class
 
 
 def run(options: ValOptions, sources: Sequence[str], folder: Path) -> None:
-    """Draw detections on `sources` into a run folder; class names are the network's, or else the dataset's.
-
-    Raises:
-        InputError: or one of its kinds: the network cannot be used, or no source can be decoded.
-    """
+    """Draw detections on `sources` into a run folder; class names are the network's, or else the dataset's."""
     with open_runner(options.network, select_device(options.device)) as runner:
         names: Mapping[int, str] | None = runner.names
         if not names and options.data and Path(options.data).is_file():
@@ -82,63 +78,50 @@ class Artist:
         imgsz: int | tuple[int, int] | None = None, conf_thres: float = DISPLAY_CONF, iou_thres: float = DISPLAY_IOU,
         max_det: int = 300,
     ) -> None:  # fmt: skip
-        """See `detector.Detector` for the thresholds.
-
-        Args:
-            names: of the classes, the network's own if None.
-            imgsz: longer side of the input, or (height, width), in pixels, for networks of dynamic size.
+        """See `detector.Detector` for the thresholds, and `InputPlan.of` for `imgsz`; `names` are by default its own.
 
         Raises:
             InputError: the network is no detector, or does not take that size.
         """
-        if has_nms(runner):
-            inside = nms_thresholds(runner)
-            if runner.task.masks and not gives_masks(runner):
-                logger.warning("NMS is inside the network: the boxes are drawn, and it gives no masks")
-            if conf_thres < inside.get("conf_thres", 1) or iou_thres != inside.get("iou_thres", iou_thres):
-                own = ", ".join(f"{name} {value:g}" for name, value in inside.items()) or "unknown thresholds"
-                logger.warning("%s is inside the network, at its own thresholds: %s", nms_words(runner), own)
+        if has_nms(runner) and (own := nms_thresholds(runner)) != {"conf_thres": conf_thres, "iou_thres": iou_thres}:
+            logger.warning("%s is inside the network, at its own thresholds: %s", nms_words(runner), own or "unknown")
         self._plan = InputPlan.of(runner, imgsz, 1)
         self.detector = Detector(runner, None, conf_thres=conf_thres, iou_thres=iou_thres, max_det=max_det)
         self.names = names or runner.names or {}
 
     def draw(self, image: np.ndarray) -> tuple[np.ndarray, list[list[float]]]:
-        """Uint8 BGR `[H, W, 3]` → the same with boxes and masks, and the rows of `find`."""
-        detections, best, shapes = self._detect(image)
-        rows = detections.rows[0][best].tolist()
-        if detections.masks is not None:
-            image = draw_masks(image, patches(detections.masks, 0, best, shapes), [int(row[5]) for row in rows])
+        """Uint8 BGR `[H, W, 3]` → the same with boxes and masks, and the rows of `detect`."""
+        detections, masks = self.detect(image)
+        rows = detections.tolist()
+        image = draw_masks(image, masks, [int(row[5]) for row in rows]) if masks else image
         return draw_boxes(image, rows, self.names), rows
 
-    def find(self, image: np.ndarray) -> Tensor:
-        """Uint8 BGR `[H, W, 3]` → `[n, 6]` xyxy in its pixels, score, class; the best class of each place."""
-        detections, best, _ = self._detect(image)
-        return detections.rows[0][best].cpu()
-
-    def _detect(self, image: np.ndarray) -> tuple[BatchDetections, Tensor, Any]:
-        """Detections in an image, the numbers of those that are drawn, and where the image lies in the input."""
+    def detect(self, image: np.ndarray) -> tuple[Tensor, list[Patch]]:
+        """Uint8 BGR `[H, W, 3]` → `[n, 6]` xyxy in its pixels, score, best class of each place; and masks."""
         planes, box = letterboxed_planes(image, self._plan.imgsz, self._plan.imgsz)
         images = torch.from_numpy(planes)[None]
         with torch.inference_mode():
             self.detector.warm_up(images, [box.shapes])
             detections = self.detector(images, [box.shapes])
-            return detections, best_class(detections.rows[0]), box.shapes
+            return best_detections(detections, box.shapes)
+
+
+def best_detections(detections: BatchDetections, shapes: Any) -> tuple[Tensor, list[Patch]]:
+    """Of the first image the rows `[n, 6]` of the best class of each place, on the CPU, and their masks, maybe none."""
+    best = best_class(detections.rows[0])
+    masks = [] if detections.masks is None else list(patches(detections.masks, 0, best, shapes))
+    return detections.rows[0][best].cpu(), masks
 
 
 def show(
     artist: Artist, sources: Sequence[str], folder: Path, *, texts: bool = False, scores: bool = False,
     coco: bool = False, progress: bool = True,
 ) -> list[Path]:  # fmt: skip
-    """Draw detections on files and streams, as `images.find_sources` finds them.
-
-    Ctrl-C ends it; what is written until then is whole.
+    """Draw detections on files and streams; Ctrl-C ends it, and what is written until then is whole.
 
     Args:
         texts, scores: write `labels/`, too, as upstream's detect.py does; see `coco.TextWriter`.
         coco: write `detections.json`, a list like COCO's results, with names of classes and numbers of frames, from 1.
-
-    Returns:
-        The drawings, in `folder`, named as their sources (see `images.target_names`).
 
     Raises:
         InputError: what is read would be written over.
@@ -147,7 +130,7 @@ def show(
     targets = [folder / name for name in target_names(sources)]
     refuse_overwrite([*targets, folder / "detections.json"], sources, "choose another --name or --project")
     writer = TextWriter(folder / "labels", scores, sources) if texts else None
-    unread, counts, drawings, results, damaged = list[str](), Counter[str](), list[Path](), list[str](), list[str]()
+    unread, counts, drawings, results = list[str](), Counter[str](), list[Path](), list[dict[str, Any]]()
 
     def draw(image: np.ndarray, frame: int = 0) -> np.ndarray:
         drawn, rows = artist.draw(image)
@@ -158,9 +141,8 @@ def show(
         for (x1, y1, x2, y2, score, label), name in zip(rows, names, strict=True) if coco else ():
             box = [round(value, 3) for value in (x1, y1, x2 - x1, y2 - y1)]
             number = int(target.stem) if target.stem.isdecimal() else target.stem
-            entry = {"image_id": number, "file_name": target.name, "frame": frame or None, "category_id": int(label),
-                     "category": name, "bbox": box, "score": round(score, 5)}  # fmt: skip
-            results.append(json.dumps(entry))
+            results.append({"image_id": number, "file_name": target.name, "frame": frame or None, "bbox": box,
+                            "category_id": int(label), "category": name, "score": round(score, 5)})  # fmt: skip
         return drawn
 
     try:
@@ -172,34 +154,30 @@ def show(
                     text, stopped = draw_video(draw, path, target, progress)
                 elif (image := decode(path)) is not None:
                     write_bytes(target, cv2.imencode(target.suffix, draw(image))[1].tobytes())
-                    if "://" not in path and isinstance(reason := read_header(path), str):
-                        damaged.append(reason)
                 else:
-                    address = "opened; expected an address that answers with an image"
-                    raise DataError(f"{shown(path)} cannot be {address if '://' in path else 'decoded'}")
+                    raise DataError(f"{shown(path)} cannot be {'opened as an image' if '://' in path else 'decoded'}")
             except DataError as error:
                 unread.append(str(error))
-                if len(unread) == len(sources):
-                    first = f"none of {len(sources)} files can be read; the first: {unread[0]}"
-                    raise DataError(first if len(unread) > 1 else unread[0]) from error
-                logger.warning("%s", error)
                 continue
             drawings.append(target)
             source = "" if target.stem == Path(path).stem else f" ({shown(path)})"
             classes = ", ".join(f"{name}: {number}" for name, number in counts.most_common())
-            objects = f"{counts.total()} object{'s' * (counts.total() != 1)}{f' ({classes})' if classes else ''}"
+            objects = f"{plural(counts.total(), 'object')}{f' ({classes})' if classes else ''}"
             logger.info("%s%s: %s%s", target, source, objects, text)
             if stopped:
                 raise stopped
     finally:
         if drawings:
             if coco:
-                write_text(folder / "detections.json", "[\n" + ",\n".join(results) + "\n]\n")
+                lines = ",\n".join(map(json.dumps, results))
+                write_text(folder / "detections.json", f"[\n{lines}\n]\n")
             speeds = ", ".join(f"{value:.1f} ms {part}" for part, value in artist.detector.milliseconds().items())
             logger.info("%d of %d files drawn; %s per image", len(drawings), len(sources), speeds)
-            for what, lines in (("drawn, though evaluation leaves them out", damaged), ("not read", unread)):
-                if lines:
-                    logger.warning("%s: %d; first: %s", what, len(lines), lines[0])
+            if unread:
+                logger.warning("not read: %d; first: %s", len(unread), unread[0])
+    if not drawings:
+        several = f"none of {len(sources)} files can be read; the first: " if len(sources) > 1 else ""
+        raise DataError(f"{several}{unread[0]}")
     return drawings
 
 
@@ -260,8 +238,7 @@ def draw_video(
 ) -> tuple[str, KeyboardInterrupt | None]:
     """`draw` each frame of a video or stream, numbered from 1, into an MPEG-4 at `target`, which is whole in the end.
 
-    Returns:
-        How many frames, and why they ended, in words; and the Ctrl-C that ended them, or None.
+    Returns how many frames, and why they ended, in words; and the Ctrl-C that ended them, or None.
     """
     count, ended, stopped = 0, "", None
     if is_stream(source):
@@ -269,8 +246,7 @@ def draw_video(
     with open_video(source) as video, atomic_path(target) as temporary:
         size = int(video.get(cv2.CAP_PROP_FRAME_WIDTH)), int(video.get(cv2.CAP_PROP_FRAME_HEIGHT))
         rate, total = video.get(cv2.CAP_PROP_FPS), max(int(video.get(cv2.CAP_PROP_FRAME_COUNT)), 0)
-        # MPEG-4 holds a ratio of numbers up to 65,535, which OpenCV makes of a decimal fraction, such as 237.33
-        rate = round(rate, 3 if rate < 65 else 2 if rate < 655 else 0) if 0.01 < rate < 65_535 else 25.0
+        rate = round(rate, 2) if 0.01 < rate < 655 else 25.0  # MPEG-4 holds a ratio of numbers up to 65,535
         writer = cv2.VideoWriter(str(temporary), cv2.VideoWriter.fourcc(*"mp4v"), rate, size)
         if not writer.isOpened():
             raise DataError(f"{target}: this OpenCV cannot write MP4 videos")
@@ -291,7 +267,7 @@ def draw_video(
         if whole < count:  # OpenCV says nothing when it cannot write
             raise QatError(f"{target} could not be written whole; is there space left on the disk?")
     if is_stream(source) and not ended and count != total:
-        ended = ", the connection was lost" if total else ", the stream ended or its connection was lost"
+        ended = ", the stream ended or its connection was lost"
     return f" in {count}{f' of {total}' if count < total else ''} frames{ended}", stopped
 
 
@@ -299,14 +275,7 @@ def collect_samples(
     runners: Mapping[str, Runner], data: DataConfig, *, imgsz: int | tuple[int, int], count: int = 4,
     confidence: float = DISPLAY_CONF, split: str = "val",
 ) -> list[Sample]:  # fmt: skip
-    """Detections of several networks on the same `count` images, for drawing them side by side.
-
-    The images are evenly spread over a split, so that nobody chose them.
-
-    Args:
-        runners: by the name that the column gets; the first two are compared with each other.
-        imgsz: side, or (height, width), in pixels, to which images are letterboxed.
-        confidence: detections below it are not shown.
+    """Detections of several networks, by name, on the same images, evenly spread over a split: nobody chose them.
 
     Raises:
         DataError: the split has no readable image, or boxes as labels where a network has masks.
@@ -320,11 +289,9 @@ def collect_samples(
     }
 
     def predictions(detector: Detector, batch: Batch) -> list[Box]:
-        detections, shapes = detector(batch.images, batch.shapes), batch.shapes[0]
-        best = best_class(detections.rows[0])
-        masks = () if detections.masks is None else patches(detections.masks, 0, best, shapes)
+        rows, masks = best_detections(detector(batch.images, batch.shapes), batch.shapes[0])
         outlines = [outline_of(mask.inside, mask.left, mask.top) for mask in masks]
-        return report_boxes(detections.rows[0][best], data.names, outlines)
+        return report_boxes(rows, data.names, outlines)
 
     samples = []
     with torch.inference_mode():

@@ -96,7 +96,7 @@ def test_it_finds_what_val_trt_finds(options, conf, iou, known, tmp_path, monkey
         artist = Artist(runner, imgsz=size, conf_thres=conf, iou_thres=iou)
         for sample in samples:
             image = cv2.imread(str(sample.path))
-            found, expected = detector(image), artist.find(image).numpy()[:, :6]
+            found, expected = detector(image), artist.detect(image)[0].numpy()[:, :6]
             np.testing.assert_allclose(found, expected, atol=1e-3)
             count += len(found)
     assert count >= 8
