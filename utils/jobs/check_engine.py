@@ -17,11 +17,11 @@ from utils.core.errors import InputError, QatError
 from utils.core.tasks import Prediction
 from utils.core.text import plural
 from utils.evaluation.detector import Detector
-from utils.evaluation.input_plan import batch_range, fixed_sizes, has_nms, image_input
-from utils.jobs.compare_outputs import check_images, pixels
+from utils.evaluation.input_plan import InputPlan, batch_range, has_nms
+from utils.jobs.compare_outputs import check_images
+from utils.jobs.compare_tensors import pixels
 from utils.runners.base import Runner
 from utils.runners.onnxrt import OnnxRuntimeRunner
-from utils.trt.engine_file import EngineNote
 from utils.trt.runner import TensorRTRunner
 
 # Of the difference between two images, mean over anchors. In ONNX Runtime weakly and strongly typed files of the demo's
@@ -46,15 +46,12 @@ def check_engine(engine: Path, onnx: Path, device: torch.device, count: int) -> 
         if has_nms(runner):
             return "not compared with ONNX Runtime: only raw predictions are, and NMS is in this file"
         try:
-            _, _, height, width = fixed_sizes(runner)
-            if height is None or width is None:  # dynamic: the size that the engine was optimized for
-                optimal: list[int] = EngineNote.load(engine).profile[image_input(runner).name][1]
-                _, _, height, width = runner.input_spec.nchw(optimal)
-            if batch_range(runner)[0] * (height or 0) * (width or 0) > MOST_PIXELS:
+            height, width = InputPlan.of(runner, None, batch_range(runner)[0]).imgsz
+            if batch_range(runner)[0] * height * width > MOST_PIXELS:
                 return "not compared with ONNX Runtime, where a batch of this engine would take too much memory"
-            images = pixels(check_images(max(count, 2), (height or 0, width or 0), None))
+            images = pixels(check_images(max(count, 2), (height, width), None))
             predicted = _predicted(runner, images)
-        except InputError as error:  # it is no detector
+        except InputError as error:  # it is no detector, or takes no image of the size that its file names
             return f"not compared with ONNX Runtime: {error}"
     try:
         with OnnxRuntimeRunner(onnx, "cpu") as reference:

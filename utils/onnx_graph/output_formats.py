@@ -34,7 +34,7 @@ from onnx import ModelProto, TensorProto, helper
 
 from utils.core.errors import InputError
 from utils.core.tasks import BOX, DETECT, DISPLAY_CONF, DISPLAY_IOU, SEGMENT
-from utils.onnx_graph.view import GraphAppender, pure
+from utils.onnx_graph.view import GraphAppender, metadata_of, pure
 
 PLUGIN, PLUGIN_DOMAIN = "EfficientNMS_TRT", "TRT"
 Nms = Literal["efficient", "onnx", "none"]
@@ -212,6 +212,17 @@ def _plugin(model: ModelProto, tail: GraphAppender, boxes: str, scores: str, set
         iou_threshold=settings.iou_thres, score_threshold=settings.conf_thres,
     )  # fmt: skip
     model.opset_import.append(helper.make_opsetid(PLUGIN_DOMAIN, 1))
+
+
+@pure
+def replace_plugin(model: ModelProto, classes: int) -> None:
+    """Put ONNX's own operators in the place of TensorRT's plugin, so that ONNX Runtime runs the file."""
+    for plugin in [node for node in model.graph.node if node.op_type == PLUGIN]:
+        model.graph.node.remove(plugin)
+        tail, (boxes, scores) = GraphAppender(model, "no_plugin"), plugin.input
+        settings = NmsSettings(**json.loads(metadata_of(model)["nms"]))
+        scores = tail.add("Transpose", scores, perm=[0, 2, 1])
+        _standard(tail, boxes, scores, _Raw("batch", classes, 0, "anchors"), settings)
 
 
 def _standard(tail: GraphAppender, boxes: str, scores: str, raw: _Raw, settings: NmsSettings) -> Kept:

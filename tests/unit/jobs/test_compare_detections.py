@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
 import pytest
 import torch
 import torchvision
-from mask_graph import HEIGHT, WIDTH, prediction, raw_graph
+from mask_graph import CLASSES, HEIGHT, WIDTH, prediction, raw_graph
 
 from utils.core.tasks import DETECT, SEGMENT, Prediction
 from utils.evaluation.masks import Masks
 from utils.evaluation.nms import non_max_suppression
-from utils.jobs.compare_outputs import ObservedFile, different_masks, same_detections, table_and_masks
+from utils.jobs.compare_outputs import different_masks, observed, same_detections, table_and_masks
 from utils.onnx_graph import output_formats
 from utils.onnx_graph.output_formats import NmsSettings
 
@@ -92,7 +93,7 @@ def test_what_stands_behind_the_plugin_runs_on_the_loops_detections(form: str):
     graph = made.attach(raw_graph())
     for name, value in (("raw", found.raw), ("maps", found.prototypes)):
         graph.graph.initializer.append(onnx.numpy_helper.from_array(value.numpy(), name))
-    results = ObservedFile(graph, SEGMENT)(torch.zeros(3, 3, HEIGHT, WIDTH), rows)
+    results = observed(graph, SEGMENT, CLASSES)(np.zeros((3, 3, HEIGHT, WIDTH), np.float32))
     table, masks = table_and_masks(results, found.prototypes.shape[2:])
     assert masks is not None
     assert masks.shape[2:] == {"box": (SIDE, SIDE), "grid": (16, 24), "deepstream": (16, 24)}[form]
