@@ -78,7 +78,7 @@ class BenchmarkOptions(RunFolderOptions, BuildOptions):
 
 
 def main(options: BenchmarkOptions) -> int:
-    """Build what is missing, time, write table, JSON and plot. 1 if an engine has no figures."""
+    """Build what is missing, time, write table and JSON. 1 if an engine has no figures."""
     if options.sweep and options.batch_size:
         raise InputError("--batch-size gives batch sizes and --sweep asks for 1, 2, 4, ...; give one of them")
     engines = options.device.strip().lower() != "cpu"
@@ -137,9 +137,7 @@ def main(options: BenchmarkOptions) -> int:
             rows += batch_rows
             written = benchmark.save_benchmark(rows, about, command_line(), folder)
     logger.info("%s\n", "\n".join(aligned(*benchmark.benchmark_table(rows))))
-    notes = ["\n".join(benchmark.fastest_lines(rows)), *(note for row in rows for note in row.notes)]
-    notes += verdicts(rows)
-    for note in dict.fromkeys(filter(None, notes)):
+    for note in dict.fromkeys([*(note for row in rows for note in row.notes), *verdicts(rows)]):
         logger.info("%s\n", note)
     logger.info("%s", " ".join(map(str, written)))
     return int(any(row.error for row in rows))

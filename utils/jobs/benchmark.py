@@ -1,6 +1,6 @@
 """The job behind `scripts/benchmark_trt.py`: engines, or ONNX files on a CPU, timed interleaved.
 
-Their rows are written as a table, JSON, and a plot of latency against throughput.
+Their rows are written as a table and JSON.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 
@@ -21,7 +21,6 @@ from utils.core.files import write_text
 from utils.core.input_spec import COLOURS, KIND_KEY, InputSpec
 from utils.core.tasks import DETECT
 from utils.core.text import markdown_table, plural
-from utils.reports.figures import BLUE, GREEN, GREY, ORANGE, VERMILLION, new_figure, save_figure
 from utils.runners import onnxrt
 from utils.runners.base import imgsz_of
 from utils.runners.onnxrt import OnnxRuntimeRunner
@@ -37,12 +36,8 @@ from utils.trt.benchmark import (
 )
 from utils.trt.engine_file import EngineNote
 from utils.trt.preflight import BuildConfig, OnnxFile, profile_shapes
+from utils.trt.tensorrt_api import Api
 from utils.trt.timing import TimingConfig, random_input
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from utils.trt.tensorrt_api import Api
 
 logger = logging.getLogger(__name__)
 
@@ -103,20 +98,16 @@ class Benchmark:
 
 
 def common_size(entries: Sequence[Entry]) -> tuple[int, int] | None:
-    """(height, width) in pixels at which files are timed without --imgsz; None for an engine that does not say its own.
+    """(height, width) in pixels at which files are timed without --imgsz; None for engines that do not say their own.
 
     Raises:
-        InputError: they differ, or an engine beside other files does not say its size.
+        InputError: they differ.
     """
-    (first, size), *others = {entry.file: _size_of(entry) for entry in entries}.items()
-    for file, other in others:
-        if size is None or other is None:
-            unknown = first if size is None else file
-            raise InputError(f"{unknown} does not say its image size, and all files are timed at one; give --imgsz")
-        if other != size:
-            texts = ["x".join(map(str, one)) for one in (size, other)]
-            raise InputError(f"{first} is of {texts[0]}, and {file} of {texts[1]}; give --imgsz, or files of one size")
-    return size
+    sizes = {entry.file: _size_of(entry) for entry in entries}
+    if len({*sizes.values()}) > 1:
+        found = (f"{file} ({'x'.join(map(str, size)) if size else 'unknown'})" for file, size in sizes.items())
+        raise InputError(f"all files are timed at one image size, found {', '.join(found)}; give --imgsz")
+    return next(iter(sizes.values()))
 
 
 def _size_of(entry: Entry) -> tuple[int, int] | None:
@@ -191,64 +182,26 @@ def benchmark_table(rows: Sequence[BenchmarkRow]) -> tuple[list[str], list[tuple
     return shown, [tuple(cells[title] for title in shown) for cells in table], left
 
 
-def fastest_lines(rows: Sequence[BenchmarkRow]) -> list[str]:
-    """A line for each network: where it has the most images per second, of several batch sizes."""
-    if len({row.batch for row in rows}) < 2:
-        return []
-    measured = sorted((row for row in rows if row.figures), key=lambda row: row.images_per_second or 0)
-    best = {row.model: row for row in measured}
-    return [
-        f"most images/s: {row.title}: {row.images_per_second:,.0f} at {row.figures.parts['latency'].median:.3f} ms"
-        for name in dict.fromkeys(row.model for row in rows)
-        if (row := best.get(name)) and row.figures
-    ]
-
-
-def plot(rows: Sequence[BenchmarkRow], title: str) -> Figure:
-    """Latency against throughput: a line for each network, its batch sizes beside the points."""
-    measured = [row for row in rows if row.figures]
-    names = list(dict.fromkeys(row.model for row in measured))
-    figure, (axes,) = new_figure(7.0, 4.2 + 0.2 * max(len(names) - 4, 0), 1)
-    for place, name in enumerate(names):
-        colour = (BLUE, VERMILLION, GREEN, ORANGE, GREY)[place % 5]
-        points = [(row.images_per_second, row.figures.parts["latency"].median, row.batch)
-                  for row in measured if row.model == name and row.figures]  # fmt: skip
-        axes.plot([p[0] for p in points], [p[1] for p in points], color=colour, marker="osD^vP"[place % 6], label=name)
-        for speed, latency, batch in points:
-            axes.annotate(
-                str(batch), (speed, latency), textcoords="offset points", xytext=(5, 5), fontsize=7, color=colour
-            )
-    axes.set(title=title, xlabel="images/s (batch size beside the points)", ylabel="latency, ms")
-    axes.set_ylim(0, None)
-    figure.legend(loc="outside lower left", frameon=False, fontsize=8, ncols=2)
-    return figure
-
-
 def save_benchmark(rows: Sequence[BenchmarkRow], about: Mapping[str, Any], command: str, folder: Path) -> list[Path]:
-    """Write `benchmark.md` (a table, what it was measured on, what the layers say), `.json` and `.png`."""
+    """Write `benchmark.md` (a table, what it was measured on, what the layers say) and `benchmark.json`."""
     words = f"{about['device']['Selected Device']}, {about['software']}, {about['date']}; {about['method']}"
     lines = [*markdown_table(*benchmark_table(rows)), "", words, "", f"`{command}`"]
     notes = (note for row in rows for note in row.notes)
-    lines += [f"\n{note}" for note in (*fastest_lines(rows), *notes, *benchmark.verdicts(rows))]
+    lines += [f"\n{note}" for note in (*notes, *benchmark.verdicts(rows))]
     content = {"command": command, **about, "rows": [row.to_dict() for row in rows]}
     files = {folder / "benchmark.md": "\n".join(lines) + "\n",
              folder / "benchmark.json": json.dumps(content, indent=2) + "\n"}  # fmt: skip
     for path, body in files.items():
         write_text(path, body)
-    return [*files, save_figure(plot(rows, str(about["device"]["Selected Device"])), folder / "benchmark.png")]
+    return list(files)
 
 
 def device_information(index: int | None = None) -> dict[str, str]:
-    """The GPU as trtexec describes it; what torch does not tell is left out."""
+    """The GPU, as trtexec describes it."""
     gpu = torch.cuda.get_device_properties(index if index is not None else torch.cuda.current_device())
-    known = {
+    return {
         "Selected Device": gpu.name,
         "Compute Capability": f"{gpu.major}.{gpu.minor}",
         "SMs": str(gpu.multi_processor_count),
         "Device Global Memory": f"{gpu.total_memory >> 20} MiB",
-        "Shared Memory per SM": f"{getattr(gpu, 'shared_memory_per_multiprocessor', 0) >> 10} KiB",
-        "Memory Bus Width": f"{getattr(gpu, 'memory_bus_width', 0)} bits",
-        "Compute Clock Rate": f"{getattr(gpu, 'clock_rate', 0) / 1e6:.3f} GHz",
-        "Memory Clock Rate": f"{getattr(gpu, 'memory_clock_rate', 0) / 1e6:.3f} GHz",
     }
-    return {name: value for name, value in known.items() if value.partition(" ")[0] not in ("0", "0.000")}
