@@ -10,7 +10,6 @@ Run it in a patched YOLOv9 checkout (patch_yolov9.sh).
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 
     from utils.jobs.open import Network
 
-FORMATS = ("onnx", "onnx_end2end")
 OF_NMS = ("nms", "topk_all", "iou_thres", "conf_thres", "class_agnostic")
 OF_MASKS = ("mask_resolution", "pooler_scale", "sampling_ratio")
 OF_QUANTIZERS = ("int8_weights", "no_int8_rewrites")
@@ -49,8 +47,8 @@ class ExportOptions(NmsOptions, InputOptions):
     data: str | None = option(None, "dataset's YAML, to check that the classes fit (optional)", metavar="FILE")
     imgsz: InputSize | None = size_option("what a quantized network was calibrated at, a float one trained at, or 640")
     batch_size: BatchSize = option(1, "images a batch", metavar="N")
-    include: list[str] = option(
-        ["onnx"], "one or several of: onnx, raw predictions (default); onnx_end2end, with NMS inside", metavar="FORMAT"
+    include: list[Literal["onnx", "onnx_end2end"]] = option(
+        ["onnx"], "one or both: onnx, raw predictions (default); onnx_end2end, with NMS inside"
     )
     dynamic: Literal["none", "all", "batch"] = option(
         "none", "dynamic batch, height and width; '--dynamic batch': dynamic batch only (default: neither)", nargs="?",
@@ -107,8 +105,7 @@ def export_qat(options: ExportOptions) -> int:
         report = verify.verify(read_onnx(options.verify, check=True))
         print(verify.table(report))
         return 0 if report.ok else 1
-    names = list(dict.fromkeys(name.lower() for name in options.include))
-    check_options(options, names)
+    check_options(options)
     from utils.core.input_spec import InputSpec
     from utils.jobs.export import export_checkpoint
     from utils.onnx_graph import output_formats
@@ -123,33 +120,21 @@ def export_qat(options: ExportOptions) -> int:
     nms = output_formats.NmsSettings(**options.nms_settings(), agnostic=options.class_agnostic)
     resolution = output_formats.RESOLUTION if options.mask_resolution is None else options.mask_resolution
     known = {"onnx": output_formats.plain(), "onnx_end2end": output_formats.end2end(nms, resolution)}
-    weights = options.weights or ""
 
     def check(network: Network, files: list[Path]) -> None:
         if not network.task.prototypes:
-            options.reject_unused(OF_MASKS, f"to a detector, and {weights} ends in {network.head}")
+            options.reject_unused(OF_MASKS, f"to a detector, and {options.weights} ends in {network.head}")
         if not network.quantized:
             options.reject_unused(OF_QUANTIZERS, f"to a float network, and {options.weights} is one")
 
-    export_checkpoint(
-        weights, options.output, [known[name] for name in names], config, check, device=options.device,
-        data=options.data, check=options.check, own_size=options.imgsz is None,
-    )  # fmt: skip
+    export_checkpoint(options, [known[name] for name in dict.fromkeys(options.include)], config, check)
     return 0
 
 
-def check_options(options: ExportOptions, names: Sequence[str]) -> None:
-    """Refuse formats that are unknown, options that contradict each other, and files that are not there."""
-    unknown = [name for name in names if name not in FORMATS]
-    if "triton" in unknown:
-        raise InputError(
-            "--include triton is a step of its own: scripts/make_triton.py FILE, for an ONNX file or an engine"
-        )
-    if unknown:
-        raise InputError(f"--include {unknown[0]} is not available here; available: {', '.join(FORMATS)}")
-    if "onnx_end2end" not in names:
-        options.reject_unused(OF_NMS, "without --include onnx_end2end, which puts NMS into the file")
-        options.reject_unused(OF_MASKS, "without --include onnx_end2end, which puts masks into the file")
+def check_options(options: ExportOptions) -> None:
+    """Refuse options that contradict each other, and files that are not there."""
+    if "onnx_end2end" not in options.include:
+        options.reject_unused([*OF_NMS, *OF_MASKS], "without --include onnx_end2end, which puts NMS into the file")
     if options.half and options.typing == "weak":
         raise InputError("--half asks for FP16 and --typing weak for FP32; give one of them")
     if options.input_layout == "nhwc" and options.input != "uint8":

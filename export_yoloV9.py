@@ -123,10 +123,7 @@ def export_deepstream(options: DeepStreamOptions) -> None:
         yield f"{where}: {todo}"
 
     form = output_formats.end2end(nms) if options.end2end else output_formats.deepstream(nms)
-    export_checkpoint(
-        options.weights, options.output, [form], config, check, write_config,
-        device=options.device, check=options.check, own_size=options.imgsz is None,
-    )  # fmt: skip
+    export_checkpoint(options, [form], config, check, write_config)
 
 
 main = partial(run_program, "export_yoloV9.py", (DeepStreamOptions, export_deepstream))

@@ -331,6 +331,8 @@ def test_export_with_breaches_shows_the_table(
 
     monkeypatch.setattr(placement, "apply", forgetful)
     path = save_quantized(tmp_path / "forgetful.pt", weights["float"])
-    code, out, _ = program(capsys, "--weights", path, "--imgsz", SIDE)
-    assert code == 0
+    code, out, err = program(capsys, "--weights", path, "--imgsz", SIDE)
+    assert (code, len(err)) == (1, 1)
     assert any(line.startswith("convolutions: /model.0/conv/Conv: ") for line in out)
+    assert "breaches" in err[0]
+    assert not any(line.startswith("next") for line in out)

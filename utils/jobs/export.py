@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import onnx
 import torch
@@ -30,30 +31,28 @@ logger = logging.getLogger(__name__)
 
 
 def engine_commands(network: Network, _config: ExportConfig, results: Sequence[ExportResult]) -> Iterator[str]:
-    """What comes next, for the folder in which the program runs: without a GPU first what can be done here."""
-    script = os.path.relpath(Path(__file__).resolve().parents[2] / "scripts/generate_trt_engine.sh")
-    here = not torch.cuda.is_available()
+    """What comes next: without a GPU first what can be done here."""
     for path in (str(result.path) for result in results):
-        then = f"next{', on the machine with the GPU' * here}"
-        if here and "efficient" not in metadata_of(onnx.load(path)).get("nms", ""):  # a plugin, for engines only
+        build = shlex.join(["scripts/generate_trt_engine.sh", path])
+        if torch.cuda.is_available():
+            yield f"next: {build}"
+        elif "efficient" in metadata_of(onnx.load(path)).get("nms", ""):  # a plugin, for engines only
+            yield f"next, on the machine with the GPU: {build}"
+        else:
             labels = ["--unlabelled", "--reference", network.labels_of] if network.labels_of else []
             data = network.data if network.data and os.path.isfile(network.data) else "DATA.yaml"  # trained elsewhere
             yield f"next: {shlex.join(['python', 'val_trt.py', path, '--data', data, *labels])}"
-            then = then.replace("next", "then")
-        yield f"{then}: {shlex.join([script, path])}"
+            yield f"then, on the machine with the GPU: {build}"
 
 
 def output_files(
     weights: str, output: str | None, forms: Sequence[OutputFormat], config: ExportConfig | None = None,
     quantized: bool = False,
 ) -> dict[Path, OutputFormat]:  # fmt: skip
-    """Where each form goes: `output`, or beside the weights; several get their forms' suffixes.
+    """Where each form goes: `output`, or beside the weights, where the name says what is in the file.
 
-    The name beside the weights says what is in the file: NAME.onnx (FP32), NAME-fp16.onnx, NAME-int8.onnx (weakly
-    typed), NAME-int8-strong.onnx.
-
-    Raises:
-        InputError: `output` is not the name of an ONNX file.
+    These are NAME.onnx (FP32), NAME-fp16.onnx, NAME-int8.onnx (weakly typed) and NAME-int8-strong.onnx; of several
+    forms with their suffixes. `InputError` if `output` is not the name of an ONNX file.
     """
     stem = Path(weights).stem
     if quantized:
@@ -69,47 +68,43 @@ def output_files(
 
 
 def export_checkpoint(
-    weights: str, output: str | None, forms: Sequence[OutputFormat], config: ExportConfig,
+    options: Any, forms: Sequence[OutputFormat], config: ExportConfig,
     check_network: Callable[[Network, list[Path]], None],
-    then: Callable[[Network, ExportConfig, Sequence[ExportResult]], Iterator[str]] = engine_commands, *,
-    device: str = "", data: str | None = None, check: int = 4, own_size: bool = False,
+    then: Callable[[Network, ExportConfig, Sequence[ExportResult]], Iterator[str]] = engine_commands,
 ) -> None:  # fmt: skip
     """Load, export, verify, compare with PyTorch; and log a few lines for each file, what comes next, and a verdict.
 
     Args:
-        weights: checkpoint, quantized or float.
-        output: the file to write; None: beside the weights.
-        forms: what to write.
-        config: how; image sizes that are no multiples of the network's stride are rounded up.
+        options: of a program: `weights`, `output`, `imgsz`, `device`, `check` and perhaps `data`, a dataset's YAML,
+            whose classes must fit, and whose images are used to check the files.
+        config: without `imgsz` a network is exported for the size of its calibration or training, not for that here.
         check_network: gets the network and the files before the long part, and may refuse them.
-        then: gets the network, how it was exported and what was written; gives the lines in front of the verdict.
-        data: dataset's YAML: its classes must fit, and its images are used to check the files.
-        check: run the files on so many images beside PyTorch; 0: do not.
-        own_size: a quantized network is exported for the size that it was calibrated at, not for that of `config`.
+        then: gives the lines in front of the verdict.
 
     Raises:
         InputError: or one of its kinds, for what cannot be used.
-        QatError: a file does not compute what the network computes.
+        QatError: a file does not compute what the network computes, or a property of its Q/DQ graph does not hold.
     """
-    refuse_overwrite(output_files(weights, output, forms), [weights, data])
+    weights, data = options.weights, getattr(options, "data", None)
+    refuse_overwrite(output_files(weights, options.output, forms), [weights, data])
     dataset = load_data(data) if data else None
-    network = load_network(weights, select_device(device))
+    network = load_network(weights, select_device(options.device))
     if dataset is not None:
         check_classes(weights, network.names, dataset)
-    size = network.imgsz if own_size and network.imgsz else config.imgsz
+    size = network.imgsz if options.imgsz is None and network.imgsz else config.imgsz
     if network.imgsz and height_width(size) != height_width(network.imgsz):
         texts = size_text(size), size_text(network.imgsz)
         logger.warning("--imgsz %s was given, and %s is for %s", texts[0], weights, texts[1])
     config = replace(config, imgsz=height_width(fitting_size(size, network.stride))).resolved(network.quantized)
-    files = output_files(weights, output, forms, config, network.quantized)
+    files = output_files(weights, options.output, forms, config, network.quantized)
     refuse_overwrite(files, [weights, data])
     check_network(network, list(files))
-    images = check_images(check, config.imgsz, dataset, channels_of(network.model)) if check else None
+    channels, count = channels_of(network.model), options.check
+    images = check_images(count, config.imgsz, dataset, channels) if count else None
     for path in filter(Path.exists, files):
         logger.info("replaces %s", path)
-    problems = []
     results = export_forms(network.model, config, files, network.metadata())
-    model = network.model.cpu()
+    model, problems = network.model.cpu(), []
     for result in results:
         logger.info("%s", "\n".join(export_lines(network, config, result)))
         if images is not None:
@@ -118,17 +113,19 @@ def export_checkpoint(
             problems += [f"{result.path}: {problem}" for problem in parity.problems]
     if problems:
         raise QatError(f"differs from PyTorch, see --debug: {'; '.join(problems)}")
+    verdict = "matches PyTorch (rounding only)" if count else "not compared with PyTorch (--check 0)"
+    if breaches := [str(result.path) for result in results if result.report and not result.report.ok]:
+        raise QatError(f"{', '.join(breaches)}: {verdict}, but breaches the properties of the table above")
     for line in then(network, config, results):
         logger.info("%s", line)
-    logger.info("matches PyTorch (rounding only)" if check else "not compared with PyTorch (--check 0)")
+    logger.info("%s", verdict)
 
 
 def export_lines(network: Network, config: ExportConfig, result: ExportResult) -> list[str]:
     """What was written, and whether a Q/DQ graph has its properties."""
     kind = {"qat": "QAT", "ptq": "PTQ", "float": "not quantized"}[network.kind]
-    floats = "FP16" if config.half else "FP32"
+    floats, taken = "FP16" if config.half else "FP32", "" if config.input.kind == "float" else f"{config.input.kind} "
     typing = f"INT8 and {floats} ({config.typing}ly typed)" if network.quantized else floats
-    taken = "" if config.input.kind == "float" else f"{config.input.kind} "
     inputs, outputs = (
         ", ".join(f"{name} {word}[{', '.join(map(str, shape))}]" for name, shape in side.items())
         for side, word in ((result.inputs, taken), (result.outputs, ""))
