@@ -30,13 +30,11 @@ def main(options: ServingOptions) -> None:
         raise InputError("give an ONNX file or an engine to serve, or --check a model repository")
     if options.check is not None:
         options.reject_others(["check", "file"], "with --check, which writes nothing")
-    elif options.file is not None and options.file.suffix.lower() == ".onnx":
-        options.reject_unused(["onnx"], "with an ONNX file; it says what an engine was built from")
     need("tritonclient", "grpc")
-    from utils.jobs import check_repository, model_repository
+    from utils.jobs import model_repository
 
     if options.check is not None:
-        check_repository.check_repository(options.check)
+        model_repository.check_repository(options.check)
     else:
         model_repository.make(options)
 

@@ -80,7 +80,7 @@ ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), rea
           pytest.mark.skipif(tensorrt_api.installed_module() is None, reason="TensorRT is not installed")]  # fmt: skip
 
 
-EVERY = ["torch", "onnxruntime", "triton http", "triton grpc", "tensorrt stand-in",
+EVERY = ["torch", "onnxruntime", "triton", "tensorrt stand-in",
          pytest.param("tensorrt", marks=ON_GPU)]  # fmt: skip
 
 
@@ -90,14 +90,14 @@ def runner(request, tmp_path, monkeypatch):
 
     The stand-in has TensorRT's interface, and checks and computes on the CPU what the runner tells it.
     """
-    kind, _, protocol = request.param.partition(" ")
+    kind, _, stands_in = request.param.partition(" ")
     if kind == "torch":
         made = TorchRunner(OneConv(), "cpu")
     elif kind == "onnxruntime":
         made = open_runner(write_onnx(tmp_path / "a.onnx", prototypes=True))
     elif kind == "triton":
-        made = TritonRunner("segment", protocol, getattr(request.getfixturevalue("server"), protocol))
-    elif protocol:
+        made = TritonRunner("segment", request.getfixturevalue("server"))
+    elif stands_in:
         made = stand_in_runner(tmp_path, stand_in(monkeypatch), prototypes=True)
     else:
         made = open_runner(request.getfixturevalue("engine_on_gpu"), "cuda")

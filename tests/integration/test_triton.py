@@ -24,25 +24,27 @@ def test_exported_files_are_served_as_they_are_run_here(head: str, channels: int
     weights = save_float(tmp_path / "tiny.pt", lively(random_network({**tiny_with(head), "ch": channels})))
     words = ["--weights", weights, "--output", tmp_path / "net.onnx", "--imgsz", SIDE, 96, "--dynamic", "batch",
              "--nms", "onnx"]  # fmt: skip
-    masks = ["--mask-resolution", 0] * (head == "DSegment")
+    has_masks = head == "DSegment"  # NMS behind raw predictions is for detectors
+    masks = ["--mask-resolution", 0] * has_masks
     code, _, err = program(
         export_qat.main, *words, *FLAGS, *masks, "--include", "onnx", "onnx_end2end", "--check", 0, "--input", "uint8"
     )
     assert (code, err) == (0, [])
     models, nms = tmp_path / "models", {"conf_thres": LOW, "iou_thres": 0.6, "max_det": 40}
-    make(ServingOptions(file=tmp_path / "net.onnx", output=models, name="raw", **nms))
+    here = {"no_nms": True} if has_masks else nms
+    make(ServingOptions(file=tmp_path / "net.onnx", output=models, name="raw", **here))
     make(ServingOptions(file=tmp_path / "net-end2end.onnx", output=models, name="nms"))
     image = np.random.default_rng(0).integers(0, 256, (50, 40, 3), dtype=np.uint8)
     drawn = {}
     with serving(models) as server:
         for name, file in (("raw", "net.onnx"), ("nms", "net-end2end.onnx")):
             with (
-                TritonRunner(name, "http", server.http) as asked,
+                TritonRunner(name, server) as asked,
                 OnnxRuntimeRunner(tmp_path / file, threads=1) as runner,
             ):
                 assert (asked.inputs[0].dtype, asked.input_spec.channels) == ("uint8", channels)
                 assert asked.task is runner.task
-                found, expected = (Artist(one, **nms).find(image) for one in (asked, runner))
+                found, expected = (Artist(one, **nms).detect(image)[0] for one in (asked, runner))
                 assert torch.equal(found, expected)
                 assert len(found) > 3
                 drawn[name] = Artist(asked, **nms).draw(image)[0]

@@ -1,21 +1,17 @@
-"""Stands in for a Triton server: loads a model repository and answers over HTTP and gRPC, on the CPU.
+"""Stands in for a Triton server: loads a model repository and answers over gRPC, on the CPU.
 
 ONNX files run in ONNX Runtime, `model.py` files as Triton's Python backend runs them, ensembles step by step. What goes
 into a model and comes out of it is held against its configuration, so that one which belies its file fails here.
-gRPC is spoken with tritonclient's service stubs; HTTP is KServe's protocol with Triton's binary tensors.
+gRPC is spoken with tritonclient's service stubs.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import json
 import sys
-import threading
 from collections.abc import Iterator, Mapping
 from concurrent import futures
 from contextlib import contextmanager
-from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -27,7 +23,6 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 from tritonclient.utils import np_to_triton_dtype, triton_to_np_dtype
 
-HEADER = "Inference-Header-Content-Length"
 Tensors = Mapping[str, np.ndarray]
 
 
@@ -108,8 +103,7 @@ def python_model(path: Path, config: ModelConfig):
     module.__spec__.loader.exec_module(module)
     utils = ModuleType("triton_python_backend_utils")
     utils.Tensor = lambda name, array: SimpleNamespace(name=name, as_numpy=lambda: array)
-    utils.TritonError = str
-    utils.InferenceResponse = lambda output_tensors, error=None: SimpleNamespace(tensors=output_tensors, error=error)
+    utils.InferenceResponse = lambda output_tensors: SimpleNamespace(tensors=output_tensors)
     utils.get_input_tensor_by_name = lambda request, name: request.inputs[name]
     sys.modules[utils.__name__] = utils
     model = module.TritonPythonModel()
@@ -118,20 +112,16 @@ def python_model(path: Path, config: ModelConfig):
     def run(feeds: Tensors, names: list[str]) -> Tensors:
         inputs = {name: utils.Tensor(name, array) for name, array in feeds.items()}
         (response,) = model.execute([SimpleNamespace(inputs=inputs, requested_output_names=lambda: names)])
-        if response.error:
-            raise Refused(response.error)
         return {one.name: one.as_numpy() for one in response.tensors}
 
     return run
 
 
-@dataclass
 class Server(service_pb2_grpc.GRPCInferenceServiceServicer):
-    """The models, and the addresses."""
+    """Answers about the models."""
 
-    models: Mapping[str, Model]
-    http: str = ""
-    grpc: str = ""
+    def __init__(self, models: Mapping[str, Model]) -> None:
+        self.models = models
 
     def model(self, name: str) -> Model:
         if name not in self.models:
@@ -163,72 +153,17 @@ class Server(service_pb2_grpc.GRPCInferenceServiceServicer):
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
 
-class Handler(BaseHTTPRequestHandler):
-    """HTTP for the `stand_in` of its server."""
-
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-
-    def log_message(self, *words: object) -> None:
-        pass
-
-    def do_GET(self) -> None:
-        _, _, _, name, *more = self.path.split("/")
-        self._answer(lambda: self._described(self.server.stand_in.model(name), more))
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        self._answer(lambda: self._inferred(self.path.split("/")[3], body))
-
-    def _described(self, model: Model, more: list[str]) -> tuple[dict, bytes]:
-        message = model.config if more == ["config"] else model.metadata()
-        return json_format.MessageToDict(message, preserving_proto_field_name=True), b""
-
-    def _inferred(self, name: str, body: bytes) -> tuple[dict, bytes]:
-        place = int(self.headers[HEADER])
-        request, feeds = json.loads(body[:place]), {}
-        for one in request["inputs"]:
-            end = place + one["parameters"]["binary_data_size"]
-            array = np.frombuffer(body[place:end], triton_to_np_dtype(one["datatype"]))
-            feeds[one["name"]], place = array.reshape(one["shape"]), end
-        arrays = self.server.stand_in.model(name).infer(feeds, [one["name"] for one in request["outputs"]])
-        outputs = [
-            {"name": key, "shape": array.shape, "datatype": np_to_triton_dtype(array.dtype),
-             "parameters": {"binary_data_size": array.nbytes}}
-            for key, array in arrays.items()
-        ]  # fmt: skip
-        return {"outputs": outputs}, b"".join(array.tobytes() for array in arrays.values())
-
-    def _answer(self, work) -> None:
-        try:
-            (described, data), status = work(), 200
-        except Refused as error:
-            described, data, status = {"error": str(error)}, b"", 400
-        head = json.dumps(described).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(head) + len(data)))
-        self.send_header(HEADER, str(len(head)))
-        self.end_headers()
-        self.wfile.write(head + data)
-
-
 @contextmanager
-def serving(repository: Path) -> Iterator[Server]:
-    """Load a repository and answer on two ports of this machine."""
+def serving(repository: Path) -> Iterator[str]:
+    """Load a repository and answer on a port of this machine; HOST:PORT."""
     models: dict[str, Model] = {}
     for folder in sorted(repository.iterdir()):
         models[folder.name] = Model(folder, models)
-    server = Server(models)
-    web = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    web.daemon_threads, web.stand_in = True, server
-    remote = grpc.server(futures.ThreadPoolExecutor(4), options=[("grpc.max_receive_message_length", -1)])
-    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(server, remote)
-    server.http, server.grpc = f"127.0.0.1:{web.server_port}", f"127.0.0.1:{remote.add_insecure_port('127.0.0.1:0')}"
-    threading.Thread(target=web.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-    remote.start()
+    server = grpc.server(futures.ThreadPoolExecutor(4), options=[("grpc.max_receive_message_length", -1)])
+    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(Server(models), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
     try:
-        yield server
+        yield f"127.0.0.1:{port}"
     finally:
-        web.shutdown()
-        web.server_close()
-        remote.stop(None).wait()
+        server.stop(None).wait()

@@ -33,12 +33,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 A_NETWORK = "expected an ONNX file, an engine or a .pt"
-TRITONCLIENT = 'pip install "tritonclient[http,grpc]"'
+TRITONCLIENT = 'pip install "tritonclient[grpc]"'
 INSTALL = {
     "torch": ENVIRONMENT,
     "tritonclient": TRITONCLIENT,
     "grpc": TRITONCLIENT,
-    "geventhttpclient": TRITONCLIENT,
     "onnxslim": "pip install onnxslim, or leave --simplify out",
 }
 

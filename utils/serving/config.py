@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,10 @@ from tritonclient.utils import np_to_triton_dtype
 
 from utils.core.errors import InputError
 from utils.core.input_spec import DEFAULT_BATCH
-from utils.core.tasks import DETECT, DETECTIONS, DISPLAY_CONF, DISPLAY_IOU, SEGMENT, Task, task_of_outputs
+from utils.core.tasks import DETECT, DETECTIONS, Task, task_of_outputs
 from utils.core.text import plural
 from utils.runners.base import TensorSpec, literal
+from utils.serving.nms_model import Settings
 from utils.serving.options import ServingOptions
 
 PLAN, ONNX, ENSEMBLE, PYTHON = "tensorrt_plan", "onnxruntime_onnx", "ensemble", "python"
@@ -90,13 +91,10 @@ class ServedFile:
         """Raise `InputError` if the file cannot be served."""
         if self.unfit:
             raise InputError(f"{self.path}: {self.unfit}")
-        if len(self.inputs) != 1 or len(self.inputs[0].shape) != 4:
-            inputs = ", ".join(map(str, self.inputs))
-            raise InputError(f"{self.path} takes {inputs}; expected one input [batch, channels, height, width]")
         names = {spec.name for spec in self.outputs}
-        if not self.has_nms and not set(self.task.outputs) <= names:
+        if len(self.inputs) != 1 or not (self.has_nms or set(self.task.outputs) <= names):
             expected = f"{' and '.join(self.task.outputs)}, or {', '.join(DETECTIONS)}, as export_qat.py writes them"
-            raise InputError(f"{self.path} gives {', '.join(sorted(names))}; expected {expected}")
+            raise InputError(f"{self.path} gives {', '.join(sorted(names))}; expected one input, and {expected}")
         if self.batched and self.profile and self.profile[0][0] > 1:
             least, most = self.profile[0][0], self.profile[1][0]
             raise InputError(
@@ -170,24 +168,28 @@ def _network(
 
 
 def _with_nms(file: ServedFile, options: ServingOptions, batch: int) -> list[ModelConfig]:
-    """Three models: the network, NMS behind it, and the ensemble of both."""
+    """Three models: the network, NMS behind it, and the ensemble of both.
+
+    Raises:
+        InputError: the network has masks, which NMS behind it does not make.
+    """
+    if file.task.prototypes:
+        todo = "export it with --include onnx_end2end, or serve raw predictions with --no-nms"
+        raise InputError(f"{file.path} gives raw predictions of masks, and NMS behind them is for detectors; {todo}")
     name, network, nms = options.model_name, f"{options.model_name}_network", f"{options.model_name}_nms"
-    conf_thres = DISPLAY_CONF if options.conf_thres is None else options.conf_thres
-    iou_thres = DISPLAY_IOU if options.iou_thres is None else options.iou_thres
-    max_det, agnostic = options.max_det or 100, bool(options.class_agnostic)
-    settings = {"conf_thres": conf_thres, "iou_thres": iou_thres, "max_det": max_det, "class_agnostic": agnostic}
-    applied = {"kind": "onnx", "topk": max_det, "iou_thres": iou_thres, "conf_thres": conf_thres, "agnostic": agnostic}
-    specs = {spec.name: spec for spec in file.outputs}
-    raw = [_tensor(specs[output], batch) for output in file.task.outputs]
+    given = {name: getattr(options, name) for name in NMS_OPTIONS}
+    settings = Settings(**{name: value for name, value in given.items() if value is not None})
+    max_det = settings.max_det
+    applied = {"kind": "onnx", "topk": max_det, "iou_thres": settings.iou_thres, "conf_thres": settings.conf_thres,
+               "agnostic": settings.class_agnostic}  # fmt: skip
+    (predictions,) = (spec for spec in file.outputs if spec.name == DETECT.prediction)
     images, (count, boxes, scores, classes) = file.images.shape[0], DETECT.detections
     results = [  # of `nms_model.py`
         TensorSpec(count, (images, 1), "int32"), TensorSpec(boxes, (images, max_det, 4), "float32"),
         TensorSpec(scores, (images, max_det), "float32"), TensorSpec(classes, (images, max_det), "int32"),
     ]  # fmt: skip
-    if file.task.prototypes:
-        results.append(TensorSpec(SEGMENT.masks, (images, None, *specs[file.task.prototypes].shape[2:]), "float32"))
     detections = _outputs(results, file.metadata, batch)
-    between = {output: f"raw_{output}" for output in file.task.outputs}
+    between = {predictions.name: f"raw_{predictions.name}"}
     steps = [
         {"model_name": network, "model_version": -1, "input_map": {file.images.name: file.images.name},
          "output_map": between},
@@ -197,9 +199,9 @@ def _with_nms(file: ServedFile, options: ServingOptions, batch: int) -> list[Mod
     return [
         _network(file, options, network, batch, {}),
         ModelConfig(
-            name=nms, backend=PYTHON, max_batch_size=batch, input=raw, output=detections,
+            name=nms, backend=PYTHON, max_batch_size=batch, input=[_tensor(predictions, batch)], output=detections,
             instance_group=[{"count": 1, "kind": "KIND_CPU"}],
-            parameters=_parameters({key: json.dumps(value) for key, value in settings.items()}),
+            parameters=_parameters({key: json.dumps(value) for key, value in asdict(settings).items()}),
         ),
         ModelConfig(
             name=name, platform=ENSEMBLE, max_batch_size=batch, input=[_tensor(file.images, batch)], output=detections,

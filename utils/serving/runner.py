@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from tritonclient import grpc
 from tritonclient.utils import np_to_triton_dtype, triton_to_np_dtype
 
 from utils.core.errors import InputError, QatError
@@ -18,15 +18,14 @@ from utils.core.input_spec import LARGEST_SIDE
 from utils.runners.base import Runner, TensorSpec
 from utils.serving.config import LIMITS
 
-Protocol = Literal["http", "grpc"]
-ADDRESSES = {"http": "localhost:8000", "grpc": "localhost:8001"}  # Triton's defaults
-TIMEOUT = 60.0  # seconds for an answer; of tritonclient.http it is the default
+ADDRESS = "localhost:8001"  # Triton's default for gRPC
+TIMEOUT = 60.0  # seconds for an answer
 
 
 class TritonRunner(Runner):
     """A served model. Its metadata are the parameters of its configuration, which make_triton.py wrote."""
 
-    def __init__(self, model: str, protocol: Protocol = "http", address: str = "") -> None:
+    def __init__(self, model: str, address: str = "") -> None:
         """Ask the server what the model takes and gives.
 
         Args:
@@ -35,32 +34,27 @@ class TritonRunner(Runner):
         Raises:
             InputError: no Triton server answers there, or it does not serve this model.
         """
-        self._model = model
-        self._address = address or ADDRESSES[protocol]
+        self._model, self._address = model, address or ADDRESS
         if not re.fullmatch(r"[^/]+:\d{1,5}", self._address):
-            raise InputError(f"--url is {address!r:.60}; expected HOST:PORT, such as {ADDRESSES[protocol]}")
-        self._library = importlib.import_module(f"tritonclient.{protocol}")
-        self._timeout = {"client_timeout": TIMEOUT} if protocol == "grpc" else {}
-        as_json = {"as_json": True, **self._timeout} if protocol == "grpc" else {}
-        self._client = self._library.InferenceServerClient(self._address)
+            raise InputError(f"--url is {address!r:.60}; expected HOST:PORT, such as {ADDRESS}")
+        self._client = grpc.InferenceServerClient(self._address)
         try:
-            described = self._client.get_model_metadata(model, **as_json)
-            config = self._client.get_model_config(model, **as_json)
+            described = self._client.get_model_metadata(model, client_timeout=TIMEOUT)
+            config = self._client.get_model_config(model, client_timeout=TIMEOUT).config
         except Exception as error:  # of tritonclient, and of the sockets and parsers below it
             self._client.close()
             raise InputError(
                 f"no answer about model {model} from {self._address} ({_one_line(error)}); start tritonserver there, "
                 "or give another model or --url"
             ) from error
-        config = config.get("config", config)
         super().__init__(
-            inputs=_specs(described.get("inputs", [])),
-            outputs=_specs(described.get("outputs", [])),
-            metadata={key: value.get("string_value", "") for key, value in config.get("parameters", {}).items()},
+            inputs=_specs(described.inputs),
+            outputs=_specs(described.outputs),
+            metadata={key: value.string_value for key, value in config.parameters.items()},
             device=torch.device("cpu"),
-            description=f"Triton at {self._address}, {protocol}, {described.get('platform', '')}, answers on the CPU",
+            description=f"Triton at {self._address}, {described.platform}, answers on the CPU",
         )
-        if most := config.get("max_batch_size", 0):
+        if most := config.max_batch_size:
             spec = self.inputs[0]
             low = tuple(size or 1 for size in spec.shape)
             high = tuple(size or LARGEST_SIDE for size in spec.shape)
@@ -72,11 +66,11 @@ class TritonRunner(Runner):
         inputs = []
         for name, feed in feeds.items():
             array = feed.detach().contiguous().numpy()
-            inputs.append(self._library.InferInput(name, array.shape, np_to_triton_dtype(array.dtype)))
+            inputs.append(grpc.InferInput(name, array.shape, np_to_triton_dtype(array.dtype)))
             inputs[-1].set_data_from_numpy(array)
-        outputs = [self._library.InferRequestedOutput(spec.name) for spec in self.outputs]
+        outputs = [grpc.InferRequestedOutput(spec.name) for spec in self.outputs]
         try:
-            result = self._client.infer(self._model, inputs, outputs=outputs, **self._timeout)
+            result = self._client.infer(self._model, inputs, outputs=outputs, client_timeout=TIMEOUT)
         except Exception as error:  # as above
             raise QatError(f"{self._address} cannot run {self._model}: {_one_line(error)}") from error
         return {spec.name: torch.from_numpy(np.array(result.as_numpy(spec.name))) for spec in self.outputs}
@@ -85,13 +79,15 @@ class TritonRunner(Runner):
         self._client.close()
 
 
-def _specs(tensors: Sequence[dict[str, Any]]) -> list[TensorSpec]:
-    """Inputs or outputs by a server's JSON, where integers may be texts."""
-    specs = []
-    for tensor in tensors:
-        shape = tuple(None if int(size) < 0 else int(size) for size in tensor["shape"])
-        specs.append(TensorSpec(tensor["name"], shape, np.dtype(triton_to_np_dtype(tensor["datatype"])).name))
-    return specs
+def _specs(tensors: Iterable[Any]) -> list[TensorSpec]:
+    """Inputs or outputs as a server describes them."""
+    return [
+        TensorSpec(
+            tensor.name, tuple(None if size < 0 else size for size in tensor.shape),
+            np.dtype(triton_to_np_dtype(tensor.datatype)).name,
+        )
+        for tensor in tensors
+    ]  # fmt: skip
 
 
 def _one_line(error: Exception) -> str:

@@ -1,10 +1,8 @@
-"""What a served model finds is what our own runner finds in the file; over HTTP and gRPC, for every form of file."""
+"""What a served model finds is what our own runner finds in the file; for every form of file."""
 
 from __future__ import annotations
 
-import http.server
 import socket
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +37,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("files")
     for name, more in FORMS.items():
         file = write_boxes(folder / f"{name}.onnx", **more)
-        make(ServingOptions(file=file, output=folder / "models", no_nms=name == "alone"))
+        make(ServingOptions(file=file, output=folder / "models", no_nms=name in ("alone", "masks")))
     return folder
 
 
@@ -49,27 +47,23 @@ def server(files: Path):
         yield running
 
 
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
 @pytest.mark.parametrize("name", FORMS)
-def test_detections_are_our_own_runners(name, protocol, files, server):
-    own = "given" if name == "masks" else name  # behind raw predictions masks are as on the grid of a file with NMS
+def test_detections_are_our_own_runners(name, files, server):
     rng = np.random.default_rng(1)
     with (
-        TritonRunner(name, protocol, getattr(server, protocol)) as served,
-        OnnxRuntimeRunner(files / f"{own}.onnx", threads=1) as runner,
+        TritonRunner(name, server) as served,
+        OnnxRuntimeRunner(files / f"{name}.onnx", threads=1) as runner,
     ):
         artist, expected = Artist(served, max_det=100), Artist(runner, max_det=100)
         for size in ((50, 80), (120, 60), (64, 96)):  # of other shapes than the network's
             image = rng.integers(0, 256, (*size, 3), dtype=np.uint8)
-            assert len(expected.find(image)) > 5
-            atol = 1e-4 if name == "masks" else 0
-            torch.testing.assert_close(artist.find(image), expected.find(image), atol=atol, rtol=0)
-            assert (artist.draw(image)[0] != expected.draw(image)[0]).mean() < (1e-3 if name == "masks" else 1e-9)
+            assert len(expected.detect(image)[0]) > 5
+            assert torch.equal(artist.detect(image)[0], expected.detect(image)[0])
+            assert (artist.draw(image)[0] == expected.draw(image)[0]).all()
 
 
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_a_request_holds_several_images(protocol, server):
-    with TritonRunner("raw", protocol, getattr(server, protocol)) as served:
+def test_a_request_holds_several_images(server):
+    with TritonRunner("raw", server) as served:
         assert served.limits == {"images": ((1, 3, 64, 96), (16, 3, 64, 96))}
         assert served.names == dict(enumerate(NAMES))
         outputs = served.infer({"images": torch.rand(5, 3, 64, 96)})
@@ -91,7 +85,7 @@ def test_a_model_of_dynamic_size_is_asked_within_its_profile(limits, files, tmp_
     if limits:
         config.parameters["limits"].string_value = limits
     (tmp_path / "m" / CONFIG).write_text(str(config), "utf-8")
-    with serving(tmp_path) as running, TritonRunner("m", "grpc", running.grpc) as served:
+    with serving(tmp_path) as running, TritonRunner("m", running) as served:
         assert served.limits == {"images": ((1, 3, 32, 32), (16, 3, 640, 640)) if limits else
                                  ((1, 3, 1, 1), (16, 3, 8192, 8192))}  # fmt: skip
         assert InputPlan.of(served, 64, 1).imgsz == (64, 64)
@@ -100,18 +94,12 @@ def test_a_model_of_dynamic_size_is_asked_within_its_profile(limits, files, tmp_
                 InputPlan.of(served, 1280, 1)
 
 
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_what_does_not_answer_as_triton_is_named(protocol, server):
+def test_what_does_not_answer_as_triton_is_named(server):
     with pytest.raises(InputError, match="'gone' is not found"):
-        TritonRunner("gone", protocol, getattr(server, protocol))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler) as other:
-        threading.Thread(target=other.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-        with pytest.raises(InputError, match=f"127.0.0.1:{other.server_port}"):
-            TritonRunner("m", protocol, f"127.0.0.1:{other.server_port}")
-        other.shutdown()
+        TritonRunner("gone", server)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
         with pytest.raises(InputError, match=address) as caught:
-            TritonRunner("m", protocol, address)
+            TritonRunner("m", address)
     assert len(str(caught.value).splitlines()) == 1

@@ -25,7 +25,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the files that the page names."""
     monkeypatch.chdir(tmp_path)
     write_boxes(tmp_path / "yolov9-c-int8.onnx")
-    write_boxes(tmp_path / "yolov9-c-seg.onnx", masks=True)
+    write_boxes(tmp_path / "yolov9-c-seg-end2end.onnx", end2end(NmsSettings("onnx")), masks=True)
     write_boxes(tmp_path / "yolov9-c-end2end.onnx", end2end(NmsSettings("onnx")))
     write_engine(tmp_path / "yolov9-c-int8.engine", tmp_path / "yolov9-c-int8.onnx")
     (tmp_path / "images").mkdir()
@@ -50,12 +50,12 @@ def test_every_command_of_the_page_runs(here, start, monkeypatch):
             path.write_text(text, "utf-8")
             shutil.copy("yolov9-c-int8.onnx", path.parent / "1/model.onnx")
     with serving(Path("model_repository")) as server:
-        monkeypatch.setattr(runner, "ADDRESSES", {"http": server.http, "grpc": server.grpc})
+        monkeypatch.setattr(runner, "ADDRESS", server)
         for name, *words in page:
             if name == ASK:
-                words = [server.grpc if word == "localhost:8001" else word for word in words]
+                words = [server if word == "localhost:8001" else word for word in words]
                 code, out, err = start(name, *words)
                 assert (code, err) == (0, []), (words, out, err)
-    drawn = [cv2.imread(f"runs/triton/{name}/a.png") for name in ("exp", "by-http", "by-grpc")]
+    drawn = [cv2.imread(f"runs/triton/{name}/a.png") for name in ("exp", "default", "by-url")]
     assert (drawn[1] == drawn[2]).all()
     assert (drawn[0] != cv2.imread("images/a.png")).any()

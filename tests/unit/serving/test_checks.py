@@ -12,7 +12,7 @@ from google.protobuf import json_format, text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from utils.core.errors import InputError
-from utils.jobs.check_repository import check_repository as check_models
+from utils.jobs.model_repository import check_repository as check_models
 from utils.jobs.model_repository import make
 from utils.onnx_graph.output_formats import NmsSettings, end2end
 from utils.serving.options import ServingOptions
