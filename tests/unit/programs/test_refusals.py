@@ -86,7 +86,7 @@ CASES = [  # program, arguments, what the line names
     *((V, f"--engine-file {name} {EVAL} --imgsz 64", name)
       for name in ("damaged.onnx", "a.png", "images", "folder.onnx")),
     (V, f"--weights deepstream.onnx {EVAL}", "DeepStream"),
-    (V, f"a.onnx {EVAL} --imgsz 64 --project a.yaml", "--project"),
+    (V, f"a.onnx {EVAL} --imgsz 64 --project a.yaml", "a.yaml/exp"),
     (V, f"--engine-file a.engine {EVAL}", "a.engine"),
     *((V, f"--engine-file a.onnx --imgsz 64 --workers 0 --device cpu --data {name}", name)
       for name in ("none.yaml", "a.onnx", "four.yaml")),
