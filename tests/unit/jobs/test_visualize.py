@@ -5,21 +5,17 @@ import json
 import re
 import threading
 import time
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 
 import cv2
 import numpy as np
 import pytest
 from known_images import MIXED, SQUARE, KnowingModel, write_set
-from known_masks import KnowingMasks, export_masks, masks_by_torch, write_outlined_set
+from known_masks import KnowingMasks, masks_by_torch, write_outlined_set
 
-import val_trt
 from utils.core.errors import InputError
 from utils.evaluation.images import find_sources
 from utils.evaluation.masks import Patch
-from utils.jobs import visualize
 from utils.jobs.visualize import Artist, draw_boxes, draw_masks, show
 from utils.runners.pytorch import TorchRunner
 
@@ -116,12 +112,12 @@ def test_masks_are_tinted_and_outlined_in_the_colours_of_their_classes():
 def outlined(tmp_path_factory):
     folder = tmp_path_factory.mktemp("outlined")
     samples = write_outlined_set(folder, 8, SQUARE)
-    return folder, samples, KnowingMasks(samples, NAMES, 64)
+    return samples, KnowingMasks(samples, NAMES, 64)
 
 
 def test_an_image_is_drawn_with_the_masks_of_its_detections(outlined):
     """The network's input has the image's size, so that torch can resize the prototypes to it."""
-    _, samples, model = outlined
+    samples, model = outlined
     seen = 0
     for sample in samples:
         image = cv2.imread(str(sample.path))
@@ -135,18 +131,6 @@ def test_an_image_is_drawn_with_the_masks_of_its_detections(outlined):
         assert (drawn != expected).any(2).mean() < 0.001  # the last bit of a product may move a pixel
         seen += sum(bool(mask.any()) for mask in masks)
     assert seen > 5
-
-
-@pytest.mark.parametrize(("rate", "expected"), [(30000 / 1001, 29.97), (237.3333, 237.33), (90000, 25)])
-def test_videos_of_any_rate_are_written(known, tmp_path, monkeypatch, rate, expected):
-    write_video(tmp_path / "film.avi", [np.zeros((64, 64, 3), np.uint8)])
-    read = cv2.VideoCapture(str(tmp_path / "film.avi"))
-    given = SimpleNamespace(read=read.read, get=lambda what: rate if what == cv2.CAP_PROP_FPS else read.get(what))
-    monkeypatch.setattr(visualize, "open_video", lambda _: nullcontext(given))
-    blank = artist(known[1], imgsz=64)
-    blank.draw = lambda image: (image, [])
-    (written,) = show(blank, [str(tmp_path / "film.avi")], tmp_path, progress=False)
-    assert cv2.VideoCapture(str(written)).get(cv2.CAP_PROP_FPS) == pytest.approx(expected, abs=1e-3)
 
 
 def test_folders_images_and_videos(known, tmp_path, caplog):
@@ -170,28 +154,13 @@ def test_folders_images_and_videos(known, tmp_path, caplog):
     assert min(frame.mean() for frame in frames) > 240
 
 
-def test_the_program_draws_masks_of_an_onnx_file(outlined, tmp_path):
-    folder, samples, model = outlined
-    export_masks(model, tmp_path / "a.onnx", 1)
-    words = [tmp_path / "a.onnx", "--project", tmp_path / "runs", "--device", "cpu", "--conf-thres", 0.3]
-    words += ["--source", folder / "images/val"]
-    assert val_trt.main(list(map(str, words))) == 0
-    ours, masked = artist(model, imgsz=64, conf_thres=0.3), 0
-    for sample in samples:
-        image = cv2.imread(str(sample.path))
-        drawn = cv2.imread(str(tmp_path / "runs/exp" / sample.path.name))
-        assert (drawn != ours.draw(image)[0]).any(2).mean() < 0.001
-        masked += (drawn != draw_boxes(image, ours.detect(image)[0].tolist(), dict(enumerate(NAMES)))).any()
-    assert masked > 3
-
-
 # --- what is written beside the drawings
 
 
 @pytest.fixture
 def film(outlined, tmp_path):
     """A network, and a folder with `film.avi`, whose four frames are samples, and the first of them as `film_1.png`."""
-    _, samples, model = outlined
+    samples, model = outlined
     (tmp_path / "in").mkdir()
     write_video(tmp_path / "in/film.avi", [cv2.imread(str(sample.path)) for sample in samples[:4]])
     (tmp_path / "in/film_1.png").write_bytes(samples[0].path.read_bytes())
@@ -303,17 +272,11 @@ def test_sources(tmp_path, monkeypatch, caplog):
             find_sources(["in", source])
 
 
-def test_the_first_image_warms_up_before_times_are_taken(known, capsys, tmp_path):
+def test_the_first_image_warms_up_before_times_are_taken(known, monkeypatch, tmp_path):
     samples, model = known
+    infer, waits = TorchRunner._infer, [0.5]
+    monkeypatch.setattr(TorchRunner, "_infer", lambda *words: time.sleep(waits.pop() if waits else 0) or infer(*words))
     ours = artist(model, imgsz=64)
-    infer, calls = ours.detector._runner._infer, []
-
-    def slow_at_first(feeds):
-        calls.append(feeds)
-        time.sleep(0.5 if len(calls) == 1 else 0)
-        return infer(feeds)
-
-    ours.detector._runner._infer = slow_at_first
     show(ours, [str(samples[0].path)], tmp_path, progress=False)
     assert ours.detector.milliseconds()["inference"] < 250
 
