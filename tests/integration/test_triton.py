@@ -48,4 +48,4 @@ def test_exported_files_are_served_as_they_are_run_here(head: str, channels: int
                 assert torch.equal(found, expected)
                 assert len(found) > 3
                 drawn[name] = Artist(asked, **nms).draw(image)[0]
-    assert (drawn["raw"] != drawn["nms"]).mean() < 1e-2
+    assert (drawn["raw"] != drawn["nms"]).mean() < (0.1 if has_masks else 1e-2)  # cropped on another grid
