@@ -43,7 +43,6 @@ def demo(variable: str) -> Path:
 
 @pytest.fixture(scope="session")
 def demo_report() -> Path:
-    """The report of its quantization."""
     return demo("DEMO_REPORT")
 
 
@@ -55,7 +54,6 @@ def demo_onnx() -> Path:
 
 @pytest.fixture(scope="session")
 def demo_data():
-    """The demo set."""
     from utils.evaluation.data_yaml import load_data
 
     return load_data(demo("DEMO_DATA"))

@@ -111,9 +111,7 @@ class BenchmarkRow:
     precision: str = ""
     nms: bool = False  # NMS is inside
     figures: Figures | None = None
-    gain: float | None = (
-        None  # speed against the baseline of the same kind at the same batch, minus 1; None without one
-    )
+    gain: float | None = None  # speed against the baseline of its kind at the same batch, minus 1
     error: str = ""  # why there are no figures
     notes: tuple[str, ...] = ()  # what the engine's layers say about its speed
     masks: bool = False  # it gives masks, or what they are made of

@@ -108,9 +108,11 @@ def inspect_engine(engine: Path, *, batch: int | None = None, draw: bool = False
         files.append(engine.with_suffix(".svg"))
         with atomic_path(files[1]) as temporary:
             command = [graphviz(), "-Tsvg", "-o", str(temporary)]
-            done = subprocess.run(command, input=dot(layers, title), encoding="utf-8", stderr=subprocess.PIPE)
+            drawn = dot(layers, title).encode(errors="replace")
+            done = subprocess.run(command, input=drawn, stderr=subprocess.PIPE, check=False)
             if done.returncode:
-                raise QatError(f"graphviz could not draw {files[1]}: {' '.join(done.stderr.split())[:300]}")
+                reason = " ".join(done.stderr.decode(errors="replace").split())[:300]
+                raise QatError(f"graphviz could not draw {files[1]}: {reason}")
     logger.info("layers: %s", ", ".join(map(str, files)))
     if summary.total_ms is None:
         fewer = f"; an engine built with --max-aux-streams 0, and not {streams}, may have times" if streams else ""

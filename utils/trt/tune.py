@@ -67,8 +67,8 @@ class _Candidate:
 def tune(onnx: Path, engine: Path, config: BuildConfig, api: Api | None = None) -> EngineNote:
     """Build for `config.tune` minutes on the current GPU, and keep the fastest engine; the table is logged.
 
-    None begins that would end too late if it took as long as the longest one but the first, which measures kernels that
-    the timing cache then has. An interruption leaves at `engine` the fastest so far, or nothing.
+    No build begins that would end too late if it took as long as the longest one but the first, which measures kernels
+    that the timing cache then has. An interruption leaves at `engine` the fastest so far, or nothing.
 
     Raises:
         InputError, QatError: see `build.build`; or there is nothing to try, or what was asked for cannot be timed.

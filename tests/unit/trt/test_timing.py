@@ -116,6 +116,7 @@ def test_summary_against_numpy():
     assert (found.min, found.max, found.median, found.count) == (ordered[0], ordered[-1], ordered[150], 301)
     assert found.mean == pytest.approx(values.mean())
     assert [found.p90, found.p95, found.p99] == [ordered[270], ordered[285], ordered[297]]
+    assert timing.Figures.of([{"latency": 1.0}] * 3, 2.0).qps == 1.5
 
 
 # --tune, with builds in this process whose engines take as long as the test says
