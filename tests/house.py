@@ -13,24 +13,23 @@ import ast
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 PRODUCT = ("models", "utils", "scripts", "benchmarks", "examples")  # and the root's programs
 ENTRIES = {"main", "run"}  # names that every program or job may have
 
 
-@dataclass
-class Measure:
+class Measure(NamedTuple):
     """One row of the table: a number, its limit, what the second edition aims at, and the names that were counted."""
 
     what: str
     count: int
     limit: int
     aim: int
-    names: list[str] = field(default_factory=list)
+    names: Sequence[str] = ()
 
 
 def tracked(*suffixes: str) -> list[Path]:
@@ -43,11 +42,6 @@ def tracked(*suffixes: str) -> list[Path]:
 def lines(paths: list[Path]) -> int:
     """All lines of files, blank ones and comments too."""
     return sum(len((ROOT / path).read_bytes().splitlines()) for path in paths)
-
-
-def in_product(path: Path) -> bool:
-    """Whether a file is part of what users run: not tests, documents or the demo's data."""
-    return path.parts[0] in PRODUCT or len(path.parts) == 1
 
 
 def imported(tree: ast.Module) -> set[str]:
@@ -82,12 +76,9 @@ def used_once(tree: ast.Module) -> Iterator[str]:
     """Private functions of a module that one place in it mentions; what a function says of itself does not count."""
     for function in tree.body:
         if isinstance(function, ast.FunctionDef) and function.name.startswith("_"):
-            inside = {id(node) for node in ast.walk(function)}
-            mentions = [
-                node for node in ast.walk(tree)
-                if isinstance(node, ast.Name) and node.id == function.name and id(node) not in inside
-            ]  # fmt: skip
-            if len(mentions) == 1:
+            inside = {*ast.walk(function)}
+            names = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and node not in inside]
+            if names.count(function.name) == 1:
                 yield function.name
 
 
@@ -100,11 +91,8 @@ def defined_twice(trees: dict[Path, ast.Module]) -> list[str]:
         for node in tree.body:
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
                 places[node.name].append(path.as_posix())
-    return [
-        f"{name}: {', '.join(where)}"
-        for name, where in sorted(places.items())
-        if len(where) > 1 and name not in ENTRIES
-    ]
+    twice = {name: where for name, where in sorted(places.items()) if len(where) > 1 and name not in ENTRIES}
+    return [f"{name}: {', '.join(where)}" for name, where in twice.items()]
 
 
 def knows_processes(tree: ast.Module) -> bool:
@@ -114,8 +102,8 @@ def knows_processes(tree: ast.Module) -> bool:
 
 def measure() -> list[Measure]:
     """All rows of the table."""
-    python = [path for path in tracked(".py") if in_product(path)]
-    shell = [path for path in tracked(".sh") if in_product(path)]
+    python, shell = ([path for path in tracked(suffix) if path.parts[0] in PRODUCT or len(path.parts) == 1]
+                     for suffix in (".py", ".sh"))  # fmt: skip
     tests = [path for path in tracked(".py") if path.parts[0] == "tests"]
     documents = [path for path in tracked(".md") if path.parts[0] == "docs"]
     jobs = [path for path in python if path.parts[:2] == ("utils", "jobs")]

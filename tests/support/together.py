@@ -4,24 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.multiprocessing as mp
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """What is computed here is to be compared with what `together`'s processes compute, each on one thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # sums depend on it
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def together(work: Callable[..., Any], size: int, folder: Path, *arguments: Any) -> list[Any]:
@@ -45,5 +33,5 @@ def _work(rank: int, size: int, port: int, folder: Path, work: Callable[..., Any
     mp.set_start_method("fork", force=True)  # of data loaders' workers, as in programs that torchrun starts
     from utils.core import distributed
 
-    with one_thread(), distributed.joined():
+    with distributed.joined():
         torch.save(work(*arguments), folder / f"{rank}.pt")

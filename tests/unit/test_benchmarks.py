@@ -72,10 +72,9 @@ def test_a_step_that_fails_or_leaves_nothing_names_its_log_and_runs_again(run_st
     ],
 )
 def test_mistakes_are_one_line(program, words, named, tmp_path):
-    (tmp_path / "b").mkdir()
-    for name in ("a.pt", "b/a.pt"):
-        (tmp_path / name).touch()
-    (tmp_path / "d.yaml").write_text("names: [a]\n")
+    for name in ("a.pt", "b/a.pt", "d.yaml"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("names: [a]\n")
     done = subprocess.run(
         [sys.executable, ROOT / "benchmarks" / program, *words.split()], cwd=tmp_path, capture_output=True, text=True,
         timeout=60, env={**os.environ, "YOLOV9_CHECKOUT": ""}, check=False,
@@ -100,18 +99,13 @@ def write_times(path: Path, *names: str, device: str = "a GPU", **changes: float
     path.write_text(json.dumps(content))
 
 
-def at_threshold(found: int, *recall: float) -> AtThreshold:
-    return AtThreshold(
-        threshold=0.5, objects=100, found=found, precision=0.9, recall=found / 100, recall_resampled=resampled(*recall)
-    )
-
-
 def test_the_table_of_accuracy(tmp_path):
+    at_float = AtThreshold(threshold=0.5, objects=100, found=90, precision=0.9, recall=0.9,
+                           recall_resampled=resampled(0.89, 0.91))  # fmt: skip
+    at_qat = at_float.model_copy(update={"found": 80, "recall": 0.8, "recall_resampled": resampled(0.8, 0.8)})
     states = {
-        "float": example_row(ap=0.55, ap_resampled=resampled(0.5, 0.6), at_threshold=at_threshold(90, 0.89, 0.91)),
-        "QAT-seed-57": example_row(
-            "QAT", ap=0.57, ap_resampled=resampled(0.51, 0.63), agreement=0.96, at_threshold=at_threshold(80, 0.8, 0.8)
-        ),
+        "float": example_row(ap=0.55, ap_resampled=resampled(0.5, 0.6), at_threshold=at_float),
+        "QAT-seed-57": example_row("QAT", ap=0.57, ap_resampled=resampled(0.51, 0.63), agreement=0.96, at_threshold=at_qat),
         "QAT-seed-58": example_row("QAT", ap=0.54, ap_resampled=resampled(0.49, 0.59)),
         "float-engine": example_row("engine", ap=0.54), "QAT-engine": example_row("engine", ap=0.56),
         "float-ONNX": example_row("ONNX", ap=0.55), "not-done": example_row(),

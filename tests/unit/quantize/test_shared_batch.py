@@ -3,7 +3,7 @@
 import pytest
 import shared_work
 import torch
-from together import one_thread, together
+from together import together
 
 SIZES = [5, 4, 1]  # of a batch of one image the second process has none
 FORMS = list(shared_work.FORMS)
@@ -11,8 +11,7 @@ FORMS = list(shared_work.FORMS)
 
 @pytest.fixture(scope="module")
 def alone():
-    with one_thread():
-        return shared_work.everything(SIZES)
+    return shared_work.everything(SIZES)
 
 
 @pytest.fixture(scope="module")
