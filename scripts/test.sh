@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # Set up what the tests need and run them: lint, unit and contract tests, goldens and integration tests in a checkout,
-# coverage.
-# Those that need a GPU say why they are skipped; scripts/test_gpu.sh runs them.
+# coverage. Those that need a GPU say why they are skipped; scripts/test_gpu.sh runs them.
 #
 #   ./scripts/test.sh                          everything
 #   ./scripts/test.sh --unit                   only that part; also --lint, --golden, --integration, and several of them
@@ -62,32 +61,22 @@ wanted() { case " ${parts[*]} " in *" $1 "*) ;; *) return 1 ;; esac; }
 
 # Run a part; all parts run, so that one look shows everything that is wrong.
 judge() { # NAME COMMAND...
-  if run_part "$@"; then
-    results+=("$1: passed")
-  else
-    results+=("$1: FAILED")
-    failed=1
-  fi
+  if run_part "$@"; then results+=("$1: passed"); else results+=("$1: FAILED") failed=1; fi
 }
 
 lint() {
-  judge "ruff check" "$PYTHON" -m ruff check .
-  judge "ruff format" "$PYTHON" -m ruff format --check .
-  judge "mypy" "$PYTHON" -m mypy
+  local tool
+  for tool in "ruff check ." "ruff format --check ." mypy; do judge "$tool" "$PYTHON" -m $tool; done
 }
 
 # A file's tests stay in one process, which makes their networks once; tests/conftest.py says which files come first.
 # Coverage is that of unit and contract tests alone: what others add would take a minute to measure.
 pytest_in() ( # FOLDER [--cov] ARGUMENTS...
-  cd "$1" || exit
-  shift
   local command=(-m pytest)
-  if [ "$1" = --cov ]; then
-    command=(-m coverage run --rcfile="$OVERLAY_ROOT/pyproject.toml" "${command[@]}")
-    shift
-  fi
+  cd "$1" || exit
+  if [ "$2" = --cov ]; then command=(-m coverage run --rcfile="$OVERLAY_ROOT/pyproject.toml" -m pytest) && shift; fi
   "$PYTHON" "${command[@]}" -c "$OVERLAY_ROOT/pyproject.toml" --rootdir="$OVERLAY_ROOT" --numprocesses=auto --maxprocesses=4 \
-    --dist=loadfile --no-loadscope-reorder --durations=10 "$@" ${pytest_arguments[@]+"${pytest_arguments[@]}"}
+    --dist=loadfile --no-loadscope-reorder --durations=10 "${@:2}" ${pytest_arguments[@]+"${pytest_arguments[@]}"}
 )
 
 coverage_report() {

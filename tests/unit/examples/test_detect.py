@@ -1,5 +1,6 @@
 """examples/detect.py and detect.cpp find what `val_trt.py --source` finds, box for box, on stand-ins of TensorRT."""
 
+import ctypes
 import json
 import os
 import runpy
@@ -11,7 +12,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import cv2
-import fake_cuda_python
 import fake_tensorrt
 import numpy as np
 import onnx
@@ -32,12 +32,34 @@ FILE = Path(__file__).resolve().parents[3] / "examples/detect.py"
 NAMES = ("cat", "dog", "owl")
 
 
+def fake_cuda_runtime():
+    """What the example uses of cuda-python; the GPU is this machine's memory, and copies stay in its blocks."""
+    kinds, blocks, stream = SimpleNamespace(cudaMemcpyHostToDevice=1, cudaMemcpyDeviceToHost=2), {}, 1234
+
+    def allocate(count):
+        block = ctypes.create_string_buffer(b"\xff" * count, count)  # memory of a GPU is not empty
+        blocks[ctypes.addressof(block)] = block
+        return 0, ctypes.addressof(block)
+
+    def copy(to, source, count, kind, at):
+        assert at == stream
+        assert count <= len(blocks[to if kind == kinds.cudaMemcpyHostToDevice else source])
+        ctypes.memmove(to, source, count)
+        return (0,)
+
+    return SimpleNamespace(
+        __name__="cuda.bindings.runtime", cudaMemcpyKind=kinds, cudaMalloc=allocate, cudaMemcpyAsync=copy,
+        cudaSetDevice=lambda device: (device,), cudaStreamCreate=lambda: (0, stream),
+        cudaStreamSynchronize=lambda at: (0,), cudaGetErrorString=lambda error: (0, b"an error"),
+    )  # fmt: skip
+
+
 @pytest.fixture
 def load(monkeypatch):
     """The example as a module, where these are the TensorRT and the lean runtime that can be imported."""
 
     def example(tensorrt, lean=None):
-        runtime = fake_cuda_python.make()
+        runtime = fake_cuda_runtime()
         bindings = SimpleNamespace(runtime=runtime)
         modules = {"cuda": SimpleNamespace(bindings=bindings), "cuda.bindings": bindings, runtime.__name__: runtime}
         for name, module in {**modules, "tensorrt": tensorrt, "tensorrt_lean": lean}.items():
