@@ -1,7 +1,6 @@
 """examples/detect.py and detect.cpp find what `val_trt.py --source` finds, box for box, on stand-ins of TensorRT."""
 
 import ctypes
-import json
 import os
 import runpy
 import shutil
@@ -206,25 +205,6 @@ def test_the_cpp_example_finds_the_same(options, known, program, tmp_path, monke
         count += len(found)
     assert count >= 8
     assert sorted(path.name for path in (tmp_path / "drawn").iterdir()) == sorted(images)
-
-
-@needs_opencv
-def test_boxes_of_one_class_suppress_each_other_before_those_of_several_do(program, tmp_path):
-    boxes = [(30, 30, 20, 20), (36, 30, 20, 20), (42, 30, 20, 20), (10, 50, 8, 8), (50, 10, 8, 8)]  # cx, cy, w, h
-    scores = [(0.9, 0), (0, 0.8), (0, 0.7), (0.3, 0), (0, 0.2)]  # the second overlaps the first and the third
-    raw = np.concatenate([np.array(boxes), np.array(scores)], axis=1).T.astype(np.float32)
-    grey = np.full((3, 64, 64), 114 / 255, np.float32)
-    head = b"images 1 0 1 3 64 64\noutput0 0 0 1 6 5\n\n"
-    (tmp_path / "a.engine").write_bytes(head + grey.tobytes() + raw.tobytes())
-    cv2.imwrite(str(tmp_path / "a.png"), np.full((64, 64, 3), 114, np.uint8))
-    words = [program, tmp_path / "a.engine", tmp_path / "a.png", tmp_path / "drawn"]
-    done = run(*words)
-    assert done.stdout == (
-        "a.png 0 0.900000 20.000 20.000 40.000 40.000\na.png 0 0.300000 6.000 46.000 14.000 54.000\n"
-    )
-    (tmp_path / "a.engine.json").write_text(json.dumps({"options": {"strip_weights": True}}, indent=2))
-    refused = run(*words)
-    assert (refused.returncode, "--strip-weights" in refused.stderr) == (1, True)
 
 
 @pytest.mark.parametrize("headers", os.environ.get("TENSORRT_INCLUDE", "").split(os.pathsep))
