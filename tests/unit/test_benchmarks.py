@@ -105,7 +105,8 @@ def test_the_table_of_accuracy(tmp_path):
     fewer = found.model_copy(update={"found": 80, "recall": 0.8, "recall_resampled": resampled(0.8, 0.8)})
     states = {
         "float": example_row(ap=0.55, ap_resampled=resampled(0.5, 0.6), at_threshold=found),
-        "QAT-seed-57": example_row("QAT", ap=0.57, ap_resampled=resampled(0.51, 0.63), agreement=0.96, at_threshold=fewer),
+        "QAT-seed-57": example_row("QAT", ap=0.57, ap_resampled=resampled(0.51, 0.63), agreement=0.96,
+                                   at_threshold=fewer),
         "QAT-seed-58": example_row("QAT", ap=0.54, ap_resampled=resampled(0.49, 0.59)),
         "float-engine": example_row("engine", ap=0.54), "QAT-engine": example_row("engine", ap=0.56),
         "float-ONNX": example_row("ONNX", ap=0.55), "not-done": example_row(),
