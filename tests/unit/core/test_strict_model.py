@@ -32,28 +32,22 @@ def test_values_are_kept_and_missing_keys_have_their_defaults() -> None:
 
 @pytest.mark.parametrize(
     ("content", "named"),
-    [
-        ({"calibration": {"batchs": 3}}, ["calibration.batchs", "did you mean batches"]),
-        ({"several": [{}, {"batchs": 3}]}, ["several[1].batchs", "did you mean batches"]),
-        ({"zzz": 3}, ["zzz", "calibration, several, float"]),
-        ({"calibration": {"batches": 0}}, ["calibration.batches is 0", "1"]),
-        ({"calibration": {"batches": True}}, ["calibration.batches is True", "integer"]),
-        ({"calibration": {"rate": nan}}, ["calibration.rate is nan"]),
-        ({"calibration": None}, ["calibration is empty; expected a mapping with the keys batches, rate"]),
-        ({"calibration": {"rate": []}}, ["calibration.rate is []; expected a valid number"]),
-        ({"float": "a"}, ["float is 'a'"]),
-        ({"float": [1]}, ["float[0] is 1"]),
-        ([1], ["the content is [1]"]),
-    ],
-)
-def test_what_does_not_fit_is_refused_in_one_line(content: Any, named: list[str]) -> None:
+    [({"calibration": {"batchs": 3}}, "calibration.batchs; did you mean batches"),
+     ({"several": [{}, {"batchs": 3}]}, "several[1].batchs; did you mean batches"),
+     ({"zzz": 3}, "zzz; the keys are calibration, several, float"),
+     ({"calibration": {"batches": 0}}, "calibration.batches is 0; expected greater than or equal to 1"),
+     ({"calibration": {"batches": True}}, "calibration.batches is True; expected a valid integer"),
+     ({"calibration": {"rate": nan}}, "calibration.rate is nan; expected "),
+     ({"calibration": None}, "calibration is empty; expected a mapping with the keys batches, rate"),
+     ({"calibration": {"rate": []}}, "calibration.rate is []; expected a valid number"),
+     ({"float": "a"}, "float is 'a'"), ({"float": [1]}, "float[0] is 1"), ([1], "the content is [1]")],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused_in_one_line(content: Any, named: str) -> None:
     with pytest.raises(RecipeError) as caught:
         validate(Whole, content, "recipe.yaml", RecipeError)
-    text = str(caught.value)
-    assert text.startswith("recipe.yaml: ")
-    assert "\n" not in text
-    for part in named:
-        assert part in text
+    assert str(caught.value).startswith("recipe.yaml: ")
+    assert named in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_removed_key_says_what_to_use(monkeypatch: pytest.MonkeyPatch) -> None:

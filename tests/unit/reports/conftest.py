@@ -48,20 +48,17 @@ def image(tmp_path):
 
 @pytest.fixture
 def report(image) -> Report:
-    report = Report(command="python qat.py quantize --weights float.pt", title="A report", hardware={"cpu": "a CPU"})
-    report.rows.append(example_row())
-    report.rows.append(example_row("PTQ", ap=0.7361, measured_on="somewhere else"))
-    report.history = [
-        Epoch(epoch=1, ap=0.7365, ap50=0.94, loss=0.5, lr=1e-6, seconds=3.5),
-        Epoch(epoch=2, ap=0.7399, ap50=0.95, loss=0.25, lr=1e-5, seconds=3.25, chosen=True),
-    ]
-    report.ranges = [{"name": "model.0.conv.weight", "kind": "weight", "amax": 0.75, "min": 0.125, "channels": 16}]
     both = Box(xyxy=(5, 5, 25, 30), name="seven", score=0.9)
     only = Box(xyxy=(40, 20, 70, 55), name="one", score=0.6)
-    truth = [Box(xyxy=(5, 5, 25, 30), name="seven")]
-    report.samples = [Sample(image=str(image[0]), predictions={"float": [both, only], "INT8": [both]}, truth=truth)]
-    report.notes = ["a note"]
-    return report
+    truth = [both.model_copy(update={"score": None})]
+    return Report(
+        command="python qat.py quantize --weights float.pt", title="A report", hardware={"cpu": "a CPU"},
+        notes=["a note"], rows=[example_row(), example_row("PTQ", ap=0.7361, measured_on="somewhere else")],
+        history=[Epoch(epoch=1, ap=0.7365, ap50=0.94, loss=0.5, lr=1e-6, seconds=3.5),
+                 Epoch(epoch=2, ap=0.7399, ap50=0.95, loss=0.25, lr=1e-5, seconds=3.25, chosen=True)],
+        ranges=[{"name": "model.0.conv.weight", "kind": "weight", "amax": 0.75, "min": 0.125, "channels": 16}],
+        samples=[Sample(image=str(image[0]), predictions={"float": [both, only], "INT8": [both]}, truth=truth)],
+    )  # fmt: skip
 
 
 @pytest.fixture
