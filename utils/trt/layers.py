@@ -111,7 +111,7 @@ def inspect_engine(engine: Path, *, batch: int | None = None, draw: bool = False
             drawn = dot(layers, title).encode(errors="replace")
             done = subprocess.run(command, input=drawn, stderr=subprocess.PIPE, check=False)
             if done.returncode:
-                reason = " ".join(done.stderr.decode(errors="replace").split())[:300]
+                reason = " ".join(done.stderr.decode(errors="replace").split())
                 raise QatError(f"graphviz could not draw {files[1]}: {reason}")
     logger.info("layers: %s", ", ".join(map(str, files)))
     if summary.total_ms is None:

@@ -75,7 +75,7 @@ def random_input(shape: Sequence[int], dtype: torch.dtype, pin_memory: bool = Fa
 class _Query:
     """The events of one query: before and after copying its inputs, its run, and copying its outputs."""
 
-    enqueue = 0.0  # milliseconds that the CPU needed to start the run
+    enqueue: float  # milliseconds that the CPU needed to start the run
 
     def __init__(self, config: TimingConfig) -> None:
         parts = ("h2d", "compute", "d2h") if config.transfers else ("compute",)
