@@ -4,8 +4,7 @@
 #   ./scripts/get_yolov9.sh DIR
 #
 # It is taken from the first of these that is there:
-#   YOLOV9_SOURCE   a folder with that content (with or without .git), a git URL, or the wheel named below; nothing else
-#                   is tried then
+#   YOLOV9_SOURCE   a git repository (folder or URL) with that commit, or the wheel named below; nothing else is tried then
 #   GitHub          https://github.com/WongKinYiu/yolov9.git
 #   PyPI            the wheel yolo9==1.0.18, checked by SHA-256: upstream as a package, with small changes. Its import
 #                   prefix is taken out again; every model YAML is there, data/images/, tools/ and scripts/ are not
@@ -67,7 +66,7 @@ fetch() {
   if [ -d "$source" ]; then source=$(cd "$source" && pwd); fi
   case $source in
     *.whl) from_wheel "$source" ;;
-    *) if [ -d "$source" ] && [ ! -e "$source/.git" ]; then from_folder "$source"; else from_git "$source"; fi ;;
+    *) from_git "$source" ;;
   esac || die 1 "YOLOV9_SOURCE=$source does not give YOLOv9 at commit ${COMMIT:0:7} (above)"
 }
 
@@ -86,13 +85,6 @@ remote() { # SECONDS_AT_MOST_OR_0 GIT_ARGUMENTS...; protocol 2 hands out single 
   GIT_TERMINAL_PROMPT=0 timeout --foreground "$1" git -c safe.directory='*' -c protocol.version=2 -C "$work/yolov9" "${@:2}"
 }
 
-from_folder() { # FOLDER
-  say "copying $1"
-  cp -R "$1" "$work/yolov9"
-  find "$work/yolov9" -name __pycache__ -prune -exec rm -rf {} +
-  commit_all "YOLOv9, copied from a folder without .git"
-}
-
 # pip checks the hash, and uses the indexes and proxies of the user. Nothing is installed, so that neither the wheel's
 # requirements nor the Python version that it asks for matter.
 from_pypi() {
@@ -108,14 +100,11 @@ from_wheel() { # FILE
   rm -rf "$work/yolov9"
   "$PYTHON" -B "$OVERLAY_ROOT/scripts/yolov9_from_wheel.py" "$1" "$work/yolov9" 2>/dev/null ||
     { warn "$1 is damaged, or another file" && return 1; }
-  commit_all "YOLOv9 from PyPI's $WHEEL, SHA-256 $WHEEL_SHA256"
-}
-
-# Make a repository of $work/yolov9, so that git status tells what patching changes.
-commit_all() { # MESSAGE
+  # a repository, so that git status tells what patching changes
   local git=(git -c core.autocrlf=false -c core.fileMode=true -c commit.gpgSign=false -c user.name=get_yolov9.sh
     -c user.email=none -c init.defaultBranch=main -C "$work/yolov9")
-  "${git[@]}" init --quiet && "${git[@]}" add --all --force && "${git[@]}" commit --quiet --no-verify -m "$1"
+  "${git[@]}" init --quiet && "${git[@]}" add --all --force &&
+    "${git[@]}" commit --quiet --no-verify -m "YOLOv9 from PyPI's $WHEEL, SHA-256 $WHEEL_SHA256"
 }
 
 main "$@"

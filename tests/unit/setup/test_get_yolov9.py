@@ -78,7 +78,7 @@ WHEEL = "yolo9-1.0.18-py3-none-any.whl"
 @pytest.mark.parametrize(
     ("source", "files"),
     [
-        ("copy", {"copy/models/yolo.py": "changed"}),
+        ("copy", {"copy/models/yolo.py": "no repository"}),
         ("other", {"other/.git/HEAD": "ref: refs/heads/main\n", "other/.git/objects/x": "", "other/.git/refs/x": ""}),
         (WHEEL, {WHEEL: "half"}),
         ("nowhere", {}),
