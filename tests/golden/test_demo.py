@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from golden import golden
 from qat_runs import write_small_set
 
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.images import find_images
 
-GOLDEN = Path(__file__).with_name("demo.json")
 # As good as equal; on other processors than x86, or with another torch, kernels round in another order.
 ALIKE = {"rel": 2e-5, "abs": 5e-7}
 SIMILAR = {"rel": 0.05, "abs": 0.004}
@@ -27,13 +26,10 @@ SIMILAR = {"rel": 0.05, "abs": 0.004}
 
 def check(name: str, found: Any) -> None:
     """Compare with the golden numbers of that name."""
-    known = json.loads(GOLDEN.read_text()) if GOLDEN.is_file() else {}
-    if os.environ.get("UPDATE_GOLDEN"):
-        known |= {name: found, "torch": torch.__version__}
-        GOLDEN.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
-    exact = torch.__version__.split("+")[0] == known["torch"].split("+")[0] and hasattr(torch.backends, "mkldnn")
+    version = golden("demo.json", "torch", torch.__version__).split("+")[0]
+    exact = torch.__version__.split("+")[0] == version and hasattr(torch.backends, "mkldnn")
     limits = ALIKE if exact and torch.backends.mkldnn.is_available() else SIMILAR
-    assert same(found, known[name], limits), found
+    assert same(found, golden("demo.json", name, found), limits), found
 
 
 def same(found: Any, known: Any, limits: dict[str, float]) -> bool:

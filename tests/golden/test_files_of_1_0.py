@@ -13,10 +13,10 @@ from typing import Any
 
 import onnx
 import pytest
+from golden import golden
 from graph_signature import signature
 
 HERE = Path(__file__).parent
-GOLDEN = HERE / "files-1.0.json"
 WEIGHTS = {"float": "float.pt", "ptq": "runs/qat/killed/weights/ptq_ap_0.0002_float.pt", "masks": "int8-seg.pt"}
 FEW = ("--data", "set/data.yaml", "--imgsz", "96", "--batch-size", "2", "--workers", "0", "--device", "cpu")
 TIME = 1_700_000_000  # of the images, which a run remembers
@@ -37,20 +37,13 @@ def run(fork_server: Any, checkout: Path, tmp_path: Path) -> Any:
     return call
 
 
-def check(name: str, found: Any) -> None:
-    known = json.loads(GOLDEN.read_text()) if GOLDEN.is_file() else {}
-    if os.environ.get("UPDATE_GOLDEN"):
-        known[name] = found
-        GOLDEN.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
-    assert found == (pytest.approx(known[name], rel=1e-4) if isinstance(found, dict) else known[name])
-
-
 @pytest.mark.parametrize("kind", ["float", "ptq"])
 def test_a_checkpoint_has_the_same_ap(kind: str, run: Any, tmp_path: Path) -> None:
     done = run("qat.py", "eval", "--weights", WEIGHTS[kind], *FEW)
     assert done.returncode == 0, done.stderr
     (row,) = json.loads((tmp_path / "here/runs/qat_eval/exp/report.json").read_text())["rows"]
-    check(f"{kind} AP", {key: row[key] for key in ("ap", "ap50", "precision", "recall")})
+    found = {key: row[key] for key in ("ap", "ap50", "precision", "recall")}
+    assert found == pytest.approx(golden("files-1.0.json", f"{kind} AP", found), rel=1e-4)
 
 
 @pytest.mark.parametrize("kind", WEIGHTS)
@@ -58,7 +51,8 @@ def test_a_checkpoint_is_exported_as_the_same_graph(kind: str, run: Any, tmp_pat
     done = run("export_qat.py", "--weights", WEIGHTS[kind], "--imgsz", 96, *(["--typing", "weak"] * (kind != "float")),
                "--output", "out.onnx", "--device", "cpu")  # fmt: skip
     assert done.returncode == 0, done.stderr
-    check(f"{kind} graph", json.dumps(signature(onnx.load(tmp_path / "here/out.onnx")), sort_keys=True))
+    found = json.dumps(signature(onnx.load(tmp_path / "here/out.onnx")), sort_keys=True)
+    assert found == golden("files-1.0.json", f"{kind} graph", found)
 
 
 def test_a_killed_run_is_not_continued_and_left_as_it_was(run: Any, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ a change there is a change of what users' engines compute.
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import onnx
 import pytest
 import torch
 import yaml
+from golden import golden
 from graph_signature import signature
 from torch import nn
 
@@ -82,12 +82,7 @@ def test_graphs_are_those_of_1_0(name: str, tmp_path: Path) -> None:
     model = quantized(name)
     for typing in ("weak", "strong"):
         found = signatures(model, typing, tmp_path)
-        golden = Path(__file__).with_name(f"graphs-{typing}.json")
-        known = json.loads(golden.read_text()) if golden.is_file() else {}
-        if os.environ.get("UPDATE_GOLDEN"):
-            known[name] = found
-            golden.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
-        assert found == known[name], typing
+        assert found == golden(f"graphs-{typing}.json", name, found), typing
 
 
 def test_another_attribute_constant_or_wire_is_another_signature(tmp_path: Path) -> None:

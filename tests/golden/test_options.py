@@ -5,18 +5,16 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from golden import golden
 
 from utils.core.errors import removed
 
-GOLDEN = Path(__file__).with_name("options.json")
 PROGRAMS = (
     *("qat.py quantize", "qat.py sensitive", "qat.py calibrate", "qat.py eval"),
     *("export_qat.py", "export_yoloV9.py", "reparameterization.py", "val_trt.py"),
@@ -44,13 +42,9 @@ def options_in(text: str) -> dict[str, str]:
 
 def check(program: str, text: str) -> None:
     found = options_in(text)
-    known: Any = json.loads(GOLDEN.read_text()) if GOLDEN.is_file() else {}
-    if os.environ.get("UPDATE_GOLDEN"):
-        known[program] = found
-        GOLDEN.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
-    assert found
+    known = golden("options.json", program, found)
     name = program.rpartition("/")[2]
-    left = {flag: default for flag, default in known[program].items() if not removed(flag, name)}
+    left = {flag: default for flag, default in known.items() if not removed(flag, name)}
     assert set(left) <= set(found)
     assert {flag: found[flag] for flag, default in left.items() if default} == {k: v for k, v in left.items() if v}
     assert not [flag for flag in found if removed(flag, name)]
