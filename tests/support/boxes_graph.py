@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,8 @@ from utils.core.input_spec import InputSpec
 from utils.onnx_graph.output_formats import OutputFormat, plain
 from utils.onnx_graph.passes.take_bytes import take_bytes
 from utils.onnx_graph.view import set_metadata
+from utils.trt.engine_file import EngineNote
+from utils.trt.preflight import OnnxFile
 
 HEIGHT, WIDTH, CELL = 64, 96, 8
 NAMES = ("cat", 'a "dog"\\', "uhu ü")
@@ -84,3 +87,19 @@ def boxes_graph(nc: int, batch: int | str, nm: int = 0, *, quantized: bool = Fal
         [numpy_helper.from_array(value, name) for name, value in constants.items()],
     )  # fmt: skip
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+SHAPES = {"images": ((1, 3, 64, 96), (8, 3, 64, 96), (16, 3, 64, 96))}
+
+
+def write_engine(path: Path, onnx_file: Path, shapes=SHAPES, **more) -> Path:
+    """A file and the note of an engine that build_engine.py would have built."""
+    file = OnnxFile.read(onnx_file)
+    path.write_bytes(b"a plan")
+    note = EngineNote(
+        onnx=str(onnx_file), api="TensorRT 10.13.0", gpu="Fake GPU", precision="fp16", metadata=dict(file.metadata),
+        profile={name: [list(shape) for shape in three] for name, three in shapes.items()},
+        tensors=file.tensors,
+    )  # fmt: skip
+    replace(note, **more).save(path)
+    return path

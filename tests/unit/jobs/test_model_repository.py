@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from boxes_graph import NAMES, boxes_graph, write_boxes
-from engine_notes import write_engine
+from boxes_graph import NAMES, boxes_graph, write_boxes, write_engine
 from golden import GOLDEN
 from google.protobuf import json_format, text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig

@@ -3,11 +3,15 @@
 from pathlib import Path
 
 import pytest
-from parsing import parsed
 
 import qat
+from utils import cli
 from utils.core.errors import InputError
 from utils.jobs.options import CalibrateOptions, QuantizeOptions, SensitiveOptions
+
+
+def parsed(kind, *words):
+    return kind.parsed(cli.parsers("qat.py", (kind, print), "")[0].parse_args([str(word) for word in words]))
 
 
 def test_the_command_line_wins_over_the_recipe_file(tmp_path):

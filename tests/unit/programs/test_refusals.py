@@ -8,8 +8,7 @@ import os
 
 import onnx
 import pytest
-from boxes_graph import write_boxes
-from engine_notes import write_engine
+from boxes_graph import write_boxes, write_engine
 from known_images import SQUARE, KnowingModel, export_answers, write_set
 from one_conv import write_onnx
 from tensorrt_stand_in import stand_in

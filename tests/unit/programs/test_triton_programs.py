@@ -8,9 +8,8 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from boxes_graph import write_boxes
+from boxes_graph import write_boxes, write_engine
 from documentation import commands
-from engine_notes import write_engine
 from triton_stand_in import serving
 
 from utils.onnx_graph.output_formats import NmsSettings, end2end
