@@ -83,9 +83,8 @@ def main(options: ReportOptions) -> None:
         options.reject_unused(OF_IMAGES, "without --compare, whose networks it is for")
     elif not options.data:
         raise InputError("--compare needs --data, the dataset whose images are shown")
-    need("matplotlib", *["torch"] * bool(options.compare))
+    need("matplotlib")
     for network in options.compare or ():
-        check_file(network, "--compare takes a .pt, .onnx or .engine")
         need_for(network)
     check_files(data=options.data)
     from utils.reports.page import JSON_NAME, PAGE_NAME, PLOTS, merged, write_all
@@ -184,8 +183,7 @@ def compared_samples(options: ReportOptions, files: Sequence[str], data: str) ->
         }
         for runner in runners.values() if options.imgsz is None else ():
             fixed = fixed_sizes(runner)[2:]
-            if size := runner.imgsz if None in fixed else fixed:  # that the file knows
-                imgsz = one_size([pixels or max(map(int, filter(None, size))) for pixels in size])
+            imgsz = one_size((runner.imgsz or imgsz) if None in fixed else list(fixed))  # that the file knows
         for runner in runners.values():
             InputPlan.of(runner, imgsz, 1)  # refuses a size that a file cannot take
         return collect_samples(
