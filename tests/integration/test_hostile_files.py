@@ -154,36 +154,29 @@ class Runs:
         return (os.system, (COMMAND,))
 
 
-@pytest.fixture
-def dataset(demo_data: Path, tmp_path: Path) -> Path:
-    """A few images of the demo set, with a label cache and an image's array that would run a command."""
-    images = [Path(path) for path in find_images(load_data(demo_data).paths("train"))[:6]]
-    for image in images:
-        for path, name in ((image, "images"), (label_file(str(image)), "labels")):
-            (tmp_path / "set" / name).mkdir(parents=True, exist_ok=True)
-            shutil.copy(path, tmp_path / "set" / name)
-    evil = np.empty((), dtype=object)
-    evil[()] = Runs()
-    for name in ("labels.cache", "images/" + images[0].stem + ".npy"):
-        with open(tmp_path / "set" / name, "wb") as file:
-            np.save(file, evil)
-    return tmp_path / "set"
-
-
-def test_label_caches_and_arrays_are_neither_read_nor_written(dataset, tmp_path, monkeypatch):
+def test_label_caches_and_arrays_are_neither_read_nor_written(demo_data, tmp_path, monkeypatch):
+    """Of a few images of the demo set, with a label cache and an image's array that would run a command."""
     monkeypatch.chdir(tmp_path)
-    image = next((dataset / "images").glob("*.jpg"))
-    image.write_bytes(image.read_bytes() + b"what a phone appends")
-    before = {path: path.read_bytes() for path in dataset.rglob("*") if path.is_file()}
+    for name in ("images", "labels"):
+        (tmp_path / "set" / name).mkdir(parents=True)
+    for image in find_images(load_data(demo_data).paths("train"))[:6]:
+        shutil.copy(image, tmp_path / "set/images")
+        shutil.copy(label_file(image), tmp_path / "set/labels")
+    evil, array = np.empty((), dtype=object), tmp_path / "set/images" / f"{Path(image).stem}.npy"
+    evil[()] = Runs()
+    np.save(array, evil)
+    shutil.copy(array, tmp_path / "set/labels.cache")
+    with (tmp_path / "set/images" / Path(image).name).open("ab") as file:
+        file.write(b"what a phone appends")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     for _ in range(2):
-        images = read_images(find_images([str(dataset / "images")]), 10).images
+        images = read_images(find_images([str(tmp_path / "set/images")]), 10).images
         known = {image.path: (image.labels.rows, image.size, image.labels.polygons) for image in images}
-        made = upstream.make_dataset(known, 64, 2, stride=32)
-        assert sum(len(labels) for labels in made.labels) > 0
-        assert [made[index][0].shape for index in range(len(made))] == [(3, 64, 64)] * 6
-    assert {path: path.read_bytes() for path in dataset.rglob("*") if path.is_file()} == before
-    assert not (tmp_path / "mark").exists()
-    np.load(next((dataset / "images").glob("*.npy")), allow_pickle=True)
+        dataset = upstream.make_dataset(known, 64, 2, stride=32)
+        assert sum(len(labels) for labels in dataset.labels) > 0
+        assert [dataset[index][0].shape for index in range(len(dataset))] == [(3, 64, 64)] * 6
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    np.load(array, allow_pickle=True)
     assert (tmp_path / "mark").exists(), "the array would have run the command"
 
 

@@ -88,6 +88,14 @@ def test_a_markdown_table_escapes_markup():
 NOISE, LOSS, GAIN = (0.74, 0.76, 0.72), (0.71, 0.721, 0.699), (0.76, 0.771, 0.749)
 
 
+def beside_float(*rows: tuple, file: str = "f.pt", input_size: str = "", **changes) -> Report:
+    """A float row and others, each (stage, file, AP, AP on three resamplings)."""
+    changes = {"ap_resampled": resampled(0.74, 0.75, 0.73), **changes}
+    others = [example_row(stage, file=name, ap=ap, input_size=input_size, ap_resampled=resampled(*of) if of else None)
+              for stage, name, ap, of in rows]  # fmt: skip
+    return Report(command="x", data="d.yaml", rows=[example_row(file=file, input_size=input_size, **changes), *others])
+
+
 @pytest.mark.parametrize(
     ("rows", "words", "command"),
     [
@@ -114,34 +122,28 @@ NOISE, LOSS, GAIN = (0.74, 0.76, 0.72), (0.71, 0.721, 0.699), (0.76, 0.771, 0.74
     ],
 )  # fmt: skip
 def test_a_verdict_and_the_next_command(rows, words, command):
-    float_row = example_row(file="f 1.pt", input_size="320x320", ap_resampled=resampled(0.74, 0.75, 0.73))
-    others = [example_row(stage, file=file, ap=ap, input_size="320x320", ap_resampled=resampled(*of) if of else None)
-              for stage, file, ap, of in rows]  # fmt: skip
-    sentence, following = verdict(Report(command="x", data="d.yaml", rows=[float_row, *others]))
+    sentence, following = verdict(beside_float(*rows, file="f 1.pt", input_size="320x320"))
     assert re.search(words, sentence)
     assert following.startswith(command)
     assert bool(following) == bool(command)
 
 
 def test_the_verdict_of_several_runs_is_that_of_the_row_closest_to_float():
-    rows = [example_row(file="f.pt", ap_resampled=resampled(0.74, 0.75, 0.73)),
-            example_row("QAT", file="a.pt", ap=0.7420, ap_resampled=resampled(*NOISE)),
-            example_row("PTQ", file="b.pt", ap=0.7112, ap_resampled=resampled(*LOSS))]  # fmt: skip
-    assert "INT8 is within the noise" in verdict(Report(command="x\ny", data="d.yaml", rows=rows))[0]
-    assert "INT8 loses" in verdict(Report(command="x", data="d.yaml", rows=rows))[0]
+    report = beside_float(("QAT", "a.pt", 0.7420, NOISE), ("PTQ", "b.pt", 0.7112, LOSS))
+    assert "INT8 loses" in verdict(report)[0]
+    report.command = "x\ny"
+    assert "INT8 is within the noise" in verdict(report)[0]
 
 
 def test_a_float_network_that_finds_nothing_says_nothing_of_int8():
-    rows = [example_row(stage, file=f"{stage}.pt", ap=ap, ap_resampled=resampled(ap, ap, ap))
-            for stage, ap in (("float", 0.0), ("QAT", 0.0))]  # fmt: skip
-    sentence, command = verdict(Report(command="x", data="d.yaml", rows=rows))
+    sentence, command = verdict(beside_float(("QAT", "q.pt", 0.0, (0.0, 0.0, 0.0)), ap=0.0))
     assert "float network has AP 0.0000" in sentence
     assert not command
 
 
 def test_an_unfinished_run_is_continued_first():
-    rows = [example_row(file="f.pt"), example_row("PTQ", file="p.pt", ap=0.7112, ap_resampled=resampled(*LOSS))]
-    report = Report(command="x", data="d.yaml", rows=rows, notes=[f"{UNFINISHED}; continue with: python q --resume r"])
+    report = beside_float(("PTQ", "p.pt", 0.7112, LOSS))
+    report.notes.append(f"{UNFINISHED}; continue with: python q --resume r")
     assert verdict(report) == ("This run is not finished: continue it.", "python q --resume r")
     report.command += "\nof another run"
     assert verdict(report)[1] != "python q --resume r"
@@ -149,9 +151,9 @@ def test_an_unfinished_run_is_continued_first():
 
 @pytest.mark.parametrize(("ap", "words"), [(0.985, "loses 0.0100 .* agreement .*export q"), (0.96, "let QAT regain")])
 def test_without_labels_the_target_is_that_of_agreement(ap, words):
-    rows = [example_row(stage, file=file, ap=one, ap_with=AGREEMENT, ap_resampled=resampled(one, one, one))
-            for stage, file, one in (("float", "f.pt", 0.995), ("PTQ", "q.pt", ap))]  # fmt: skip
-    sentence, command = verdict(Report(command="x", data="d.yaml", rows=rows))
+    report = beside_float(("PTQ", "q.pt", ap, [ap] * 3), ap=0.995, ap_resampled=resampled(*[0.995] * 3))
+    report.rows = [row.model_copy(update={"ap_with": AGREEMENT}) for row in report.rows]
+    sentence, command = verdict(report)
     assert re.search(words, sentence)
     assert ("python qat.py" in command) == ("--unlabelled" in command)
 
@@ -165,17 +167,14 @@ def test_without_labels_the_target_is_that_of_agreement(ap, words):
     ],
 )
 def test_the_next_command_has_the_options_of_the_one_before(words, epochs, following):
-    rows = [example_row(file="f.pt", ap_resampled=resampled(0.74, 0.75, 0.73)),
-            example_row("QAT", file="q.pt", ap=0.7112, ap_resampled=resampled(*LOSS))]  # fmt: skip
-    history = [Epoch(epoch=0)] * epochs
-    report = Report(command=f"python qat.py quantize {words}", data="d.yaml", rows=rows, history=history)
+    report = beside_float(("QAT", "q.pt", 0.7112, LOSS))
+    report.command, report.history = f"python qat.py quantize {words}", [Epoch(epoch=0)] * epochs
     assert verdict(report)[1] == "python qat.py " + following.format("--weights f.pt --data d.yaml --imgsz 640")
 
 
 def test_masks_that_lose_more_than_boxes_decide_and_a_missing_float_row_is_said(segmented):
     del segmented.rows[2]
-    segmented.rows[1] = segmented.rows[1].model_copy(
-        update={"mask_ap": 0.40, "mask_ap_resampled": resampled(0.40, 0.411, 0.389)}
-    )
+    worse = {"mask_ap": 0.40, "mask_ap_resampled": resampled(0.40, 0.411, 0.389)}
+    segmented.rows[1] = segmented.rows[1].model_copy(update=worse)
     assert "0.0412 ± 0.0010 mask AP" in verdict(segmented)[0]
     assert "no float row" in verdict(Report(command="x", rows=[example_row("QAT")]))[0]
