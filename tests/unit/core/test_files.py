@@ -1,13 +1,16 @@
-"""Files that are none, or not what their names say: one line, and nothing waits for a pipe or reads a device."""
+"""Files that are none, or not what their names say: one line, and nothing waits for a pipe; and a disk that is full."""
 
 import os
+import re
+import resource
 import sys
 from functools import partial
 
+import onnx
 import pytest
 
-from utils.core.errors import DataError, DependencyError, InputError
-from utils.core.files import check_file, check_files, read_json, read_onnx, read_yaml
+from utils.core.errors import DataError, DependencyError, InputError, QatError
+from utils.core.files import atomic_path, check_file, check_files, read_json, read_onnx, read_yaml, save_torch
 from utils.evaluation.data_yaml import load_data
 
 pytestmark = pytest.mark.timeout(60)
@@ -56,3 +59,34 @@ def test_a_missing_library_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(DependencyError, match="pip install onnx"):
         read_onnx("a.onnx")
+
+
+LONG = "x" * 5000
+
+
+def save_model(path):
+    with atomic_path(path) as temporary:
+        onnx.save(onnx.ModelProto(producer_name=LONG), temporary)
+
+
+@pytest.mark.parametrize("save", [save_model, lambda path: save_torch({"text": LONG}, path)])
+def test_of_a_full_disk_the_file_is_named_and_nothing_half_written_stays(save, tmp_path):
+    """A limit on the size of files stands in for the disk: the error is of the same kind, and names no file."""
+    path = tmp_path / "a.onnx"
+    path.write_text("the earlier one")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
+    try:
+        with pytest.raises(QatError, match=re.escape(str(path))) as caught:
+            save(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert caught.value.exit_code == 1
+    assert ([*tmp_path.iterdir()], path.read_text()) == ([path], "the earlier one")
+    save(path)
+    assert path.stat().st_size > 2000
+
+
+def test_another_error_stays_what_it_is(tmp_path):
+    with pytest.raises(FileNotFoundError), atomic_path(tmp_path / "a.txt"):
+        (tmp_path / "none").read_text()
