@@ -30,6 +30,7 @@ BELOW, SEGMENT = "models.yolo.DDetect", "models.yolo.DSegment"
 GETATTR = "builtins.getattr"
 FORWARD = call(GETATTR, named(BELOW), value("forward"))
 COMMAND = value("true")
+RUN = items(COMMAND) + b"R"
 
 
 class DDetect(nn.Module):
@@ -66,19 +67,15 @@ FOREIGN = """
 
 ATTACKS: dict[str, bytes] = {f"reduce {name}": call(name, COMMAND) for name in FOREIGN.split()} | {
     # every other way to a name or to a call
-    "a name": named("os.system"),
-    "a name in a dictionary": mapping(opt=named("os.system")),
-    "inst": b"(" + COMMAND + b"i" + named("os.system")[1:],
-    "obj": b"(" + named("os.system") + COMMAND + b"o",
+    "a name": named("os.system"), "a name in a dictionary": mapping(opt=named("os.system")),
+    "inst": b"(" + COMMAND + b"i" + named("os.system")[1:], "obj": b"(" + named("os.system") + COMMAND + b"o",
     "newobj": named("os.system") + items(COMMAND) + b"\x81",
     "newobj_ex": named("os.system") + items(COMMAND) + b"}\x92",
-    "stack_global": value("os") + value("system") + b"\x93" + items(COMMAND) + b"R",
+    "stack_global": value("os") + value("system") + b"\x93" + RUN,
     "stack_global with dots": value("models.yolo") + value("DDetect.forward") + b"\x93",
-    "stack_global of a path's method": value("pathlib") + value("Path.write_text") + b"\x93" + items(COMMAND) + b"R",
-    "from the memo": named("os.system") + b"q\x010" + b"h\x01" + items(COMMAND) + b"R",
-    "ext1": b"\x82\xf0" + items(COMMAND) + b"R",
-    "ext2": b"\x83\xf0\x00" + items(COMMAND) + b"R",
-    "ext4": b"\x84\xf0\x00\x00\x00" + items(COMMAND) + b"R",
+    "stack_global of a path's method": value("pathlib") + value("Path.write_text") + b"\x93" + RUN,
+    "from the memo": named("os.system") + b"q\x010" + b"h\x01" + RUN, "ext1": b"\x82\xf0" + RUN,
+    "ext2": b"\x83\xf0\x00" + RUN, "ext4": b"\x84\xf0\x00\x00\x00" + RUN,
     "persistent id": value("os.system") + b"Q",
     "persistent id of another kind": items(value("module"), *[value("os")] * 4) + b"Q",
     "protocol 0's persistent id": b"Pos.system\n",
@@ -97,20 +94,17 @@ ATTACKS: dict[str, bytes] = {f"reduce {name}": call(name, COMMAND) for name in F
     "build of a list": b"]" + mapping(append=named(RELU)) + b"b",
     "build of a tensor": tensor() + items(b"\x88", b"N", mapping(a=named(RELU))) + b"b",
     "build of a path": call("pathlib.PosixPath", value("a")) + items(b"N", mapping(_str=named(RELU))) + b"b",
-    "call of a module": module(RELU) + items(COMMAND) + b"R",
-    "call of a tensor": tensor() + items(COMMAND) + b"R",
+    "call of a module": module(RELU) + RUN, "call of a tensor": tensor() + RUN,
     "call of a device": call("torch.device", value("cpu")) + items(named(RELU)) + b"R",
     # callables and hooks in the tree
-    "a class as a value": mapping(kept=named(CONV)),
-    "getattr as a value": mapping(detect=named(GETATTR)),
+    "a class as a value": mapping(kept=named(CONV)), "getattr as a value": mapping(detect=named(GETATTR)),
     "hooks": module(RELU, _forward_hooks=mapping(a=module(RELU))),
     "state_dict hooks": module(RELU, _state_dict_hooks=module(RELU)),
     "hooks of a child": module(SEQUENTIAL, mapping(a=module(RELU, _forward_pre_hooks=value({1: 2})))),
     "hooks of a tensor": tensor(hooks=value({"a": 1})),
     "hooks of a parameter": call("torch._utils._rebuild_parameter", tensor(), b"\x88", value({"a": 1})),
     "a compiled call": module(RELU, _compiled_call_impl=value("x")),
-    "a private attribute": module(RELU, _own=value(1)),
-    "__class__": module(RELU, __class__=named(CONV)),
+    "a private attribute": module(RELU, _own=value(1)), "__class__": module(RELU, __class__=named(CONV)),
     "__deepcopy__": module(RELU, __deepcopy__=module(RELU)),
     "a module as forward": module(RELU, forward=module(CONV)),
     "a module as an attribute": module(RELU, inner=module(RELU)),
