@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import torch
+from random_networks import TINY, random_network, save_float, save_quantized, tiny_with
 from torch import nn
 
 from utils.runners.onnxrt import open_session
@@ -59,6 +61,17 @@ def with_outputs(path: Path, target: Path, names: Sequence[str]) -> Path:
         graph.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
     onnx.save(graph, target)
     return target
+
+
+def write_networks(folder: Path) -> dict[str, Path]:
+    """Checkpoints of small networks by name: with and without masks, float and quantized; and with two branches."""
+    branches = [*TINY["head"][:-1], [[3, 4, 5, 3, 8, 6], 1, "DualDDetect", ["nc"]]]  # the first three inputs auxiliary
+    dual = save_float(folder / "dual.pt", lively(random_network(copy.deepcopy(TINY) | {"head": branches})))
+    files = {"dual": dual}
+    for task, network in (("detector", TINY), ("masks", tiny_with("DSegment"))):
+        files[f"{task} float"] = save_float(folder / f"{task}.pt", lively(random_network(network)))
+        files[f"{task} quantized"] = save_quantized(folder / f"{task}-int8.pt", files[f"{task} float"])
+    return files
 
 
 def documented_commands(heading: str) -> list[str]:
