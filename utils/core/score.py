@@ -105,7 +105,7 @@ class Resampled:
     @classmethod
     def of(cls, images: str, ap: Iterable[float]) -> Resampled:
         """Round AP to what is stored, so that what is read back is the same."""
-        return cls(images, tuple(round(float(one), DIGITS) for one in ap))
+        return cls(images, tuple(round(float(score), DIGITS) for score in ap))
 
     @property
     def error(self) -> float:
@@ -118,7 +118,7 @@ class Resampled:
 
     def to_text(self) -> str:
         """One line, as a report's JSON holds it."""
-        return " ".join([self.images, *(f"{one:.{DIGITS}f}" for one in self.ap)])
+        return " ".join([self.images, *(f"{score:.{DIGITS}f}" for score in self.ap)])
 
     @classmethod
     def from_text(cls, text: str) -> Resampled:
@@ -129,11 +129,11 @@ class Resampled:
         return cls(match["images"], tuple(map(float, match["ap"].split())))
 
 
-def difference_error(one: Resampled | None, other: Resampled | None) -> float | None:
+def difference_error(resampled: Resampled | None, base: Resampled | None) -> float | None:
     """Standard error of the difference of two AP; None where one is not known, or if they are of different images."""
-    if one is None or other is None or not one.same_images(other):
+    if resampled is None or base is None or not resampled.same_images(base):
         return None
-    return statistics.stdev(first - second for first, second in zip(one.ap, other.ap, strict=True))
+    return statistics.stdev(score - other for score, other in zip(resampled.ap, base.ap, strict=True))
 
 
 @dataclass(frozen=True)
@@ -192,5 +192,5 @@ class AtThreshold(StrictModel):
 
     def difference(self, other: AtThreshold, what: Literal["precision", "recall"]) -> Difference:
         """Precision or recall, less that of another network at the same threshold."""
-        resampled, base = (getattr(one, f"{what}_resampled") for one in (self, other))
+        resampled, base = (getattr(point, f"{what}_resampled") for point in (self, other))
         return Difference(getattr(self, what) - getattr(other, what), difference_error(resampled, base))

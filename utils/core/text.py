@@ -10,7 +10,7 @@ from typing import Any
 
 def printable(text: str) -> str:
     r"""A text for the terminal: what would steer it, as a name in somebody's file may, is shown as \x1b."""
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda found: f"\\x{ord(found[0]):02x}", text)
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
 def plural(count: int, noun: str) -> str:
@@ -27,8 +27,7 @@ def short_repr(value: Any) -> str:
 
 
 _SHORT = reprlib.Repr()
-_SHORT.maxlevel, _SHORT.maxdict, _SHORT.maxlist, _SHORT.maxtuple = 2, 3, 4, 4
-_SHORT.maxstring, _SHORT.maxother = 80, 80
+_SHORT.maxlevel, _SHORT.maxdict, _SHORT.maxlist, _SHORT.maxtuple, _SHORT.maxstring, _SHORT.maxother = 2, 3, 4, 4, 80, 80
 
 
 def aligned(

@@ -78,7 +78,7 @@ def per_epoch(report: Report) -> tuple[str, Figure]:
         axes.errorbar(epochs, scores, errors, fmt="none", ecolor=BLUE, elinewidth=1.2, capsize=3)
         axes.set_title("bars: standard error of the difference to PTQ", loc="right", fontsize=8, color=GREY)
     labels = []
-    for epoch, score in ((one.epoch, getattr(one, name)) for one in report.scored_epochs if one.chosen):
+    for epoch, score in ((epoch.epoch, getattr(epoch, name)) for epoch in report.scored_epochs if epoch.chosen):
         axes.plot(epoch, score, "o", color="white", markeredgecolor=BLUE, markeredgewidth=2, markersize=9, zorder=4)
         labels.append((score, f"chosen {score:.4f}", BLUE))
     levels = [("PTQ", report.scored_epochs[0].held_out_ptq)]

@@ -151,9 +151,7 @@ def merged(reports: Mapping[Path, Report]) -> Report:
         for row in report.rows:
             new = row.model_copy(update={"run": str(path.parent)} if len(reports) > 1 else {})
             key = (row.stage, row.file, row.measured_on, str(path) * several)
-            rows[key] = max(
-                rows.get(key, new), new, key=lambda one: sum(value not in (None, "", {}) for _, value in one)
-            )
+            rows[key] = max(rows.get(key, new), new, key=lambda entry: len(entry.model_dump(exclude_none=True)))
     return next(iter(reports.values())).model_copy(
         update={
             "command": "\n".join(dict.fromkeys(report.command for report in reports.values())),

@@ -235,8 +235,8 @@ class Report(StrictModel, frozen=False):
         floats = [other for other in self.rows if other.stage.lower() == "float"]
         before = [other for other in self.rows[: place + 1] if other.stage.lower() == "float"] or floats[:1]
         at = row.at_threshold and row.at_threshold.threshold
-        alike = [other for other in before if at and other.at_threshold and other.at_threshold.threshold == at]
-        return next(reversed(alike or before), None)
+        counted = [other for other in before if at and other.at_threshold and other.at_threshold.threshold == at]
+        return next(reversed(counted or before), None)
 
     def difference(self, row: Row, ap: AnyAp = "ap") -> Difference | None:
         """AP of `row` minus that of the float model; None for that itself, and where they do not compare."""

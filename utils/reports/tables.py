@@ -61,12 +61,12 @@ def labels(report: Report) -> list[str]:
     """A name for each row: its stage, and of rows of one stage what differs: words of file and run, size, images."""
     names = [row.stage for row in report.rows]
     for stage in dict.fromkeys(names):
-        alike = {i: row for i, row in enumerate(report.rows) if row.stage == stage}
-        texts = {i: f"{row.file} {row.run} {row.input_size} {row.ap_with}" for i, row in alike.items()}
+        rows = {i: row for i, row in enumerate(report.rows) if row.stage == stage}
+        texts = {i: f"{row.file} {row.run} {row.input_size} {row.ap_with}" for i, row in rows.items()}
         words = {i: dict.fromkeys(re.split(r"[-_/., ]+", text)) for i, text in texts.items()}
         common = set.intersection(*map(set, words.values()))
-        for i, own in words.items():
-            name = " ".join([stage, *(word for word in own if word not in common)])
+        for i, of_row in words.items():
+            name = " ".join([stage, *(word for word in of_row if word not in common)])
             names[i] = textwrap.shorten(name, LONGEST_NAME, placeholder="") or stage
     return distinct_names(names)
 
@@ -194,17 +194,17 @@ def next_step(report: Report, row: Row) -> tuple[str, list[str]]:
     size = row.input_size or "640"
     if len({*size.split("x")}) == 1 or "rect" in size:
         size = re.findall(r"\d+", size)[0]
-    floats = [one.file for one in report.rows if one.stage.lower() == "float" and one.file.endswith(".pt")]
-    own = repeated(report, CALIBRATION)
+    floats = [other.file for other in report.rows if other.stage.lower() == "float" and other.file.endswith(".pt")]
+    calibration = repeated(report, CALIBRATION)
 
     def qat(command: str, *words: str) -> list[str]:
         """A command of qat.py for the float checkpoint, which the report of a file alone does not know."""
-        known = ["python", "qat.py", command, "--weights", *floats[-1:], "--data", report.data, "--imgsz", size]
-        known += ["--unlabelled"] * unlabelled + repeated(report, OF_A_RUN)
-        return [*known, *words] if floats and report.data else []
+        inputs = ["--weights", *floats[-1:], "--data", report.data, "--imgsz", size, *["--unlabelled"] * unlabelled]
+        line = ["python", "qat.py", command, *inputs, *repeated(report, OF_A_RUN), *words]
+        return line if floats and report.data else []
 
     loses = difference.significant and difference.value <= -(LITTLE_DISAGREEMENT if unlabelled else LITTLE)
-    if loses and row.stage == "INT8" and "--calib-method" in own:
+    if loses and row.stage == "INT8" and "--calib-method" in calibration:
         return "look for a better calibration", qat("calibrate")
     if not loses or row.stage in OF_RECIPES:
         if suffix == ".pt":
@@ -215,7 +215,7 @@ def next_step(report: Report, row: Row) -> tuple[str, list[str]]:
             return f"quantize with {row.file}", qat("quantize", "--recipe", row.file)
         return f"deploy {row.file}", []
     int8 = _int8(report)
-    if networks := [one for one in int8[: int8.index(row)] if one.file.endswith(".pt")]:
+    if networks := [other for other in int8[: int8.index(row)] if other.file.endswith(".pt")]:
         before, own_loss = networks[-1], row.difference(networks[-1], kind)
         of_before = report.difference(before, kind)
         if suffix == ".pt" and of_before and of_before.error is not None and not of_before.significant:
@@ -225,10 +225,10 @@ def next_step(report: Report, row: Row) -> tuple[str, list[str]]:
             return (f"{before.stage} does not lose as much, so compare {row.file} with {before.file}",
                     verify if suffix == ".onnx" else export_command(before.file))  # fmt: skip
     if suffix != ".yaml" and not report.history:
-        return "let QAT regain it", qat("quantize", *own, *repeated(report, OF_QAT))
-    if "auto" in own:  # for which sensitive needs the method by name
+        return "let QAT regain it", qat("quantize", *calibration, *repeated(report, OF_QAT))
+    if "auto" in calibration:  # for which sensitive needs the method by name
         return "look for a better calibration", qat("calibrate", *repeated(report, CALIBRATION[:2]))
-    recipe = ["--recipe", row.file] if suffix == ".yaml" else own
+    recipe = ["--recipe", row.file] if suffix == ".yaml" else calibration
     return "keep the layers that lose it in float", qat("sensitive", *recipe)
 
 
