@@ -113,14 +113,14 @@ def export_deepstream(options: DeepStreamOptions) -> None:
             model=ServingOptions(file=path).model_name if options.end2end else "", channels=channels,
         )  # fmt: skip
         yield from map(str, deepstream.write(path, deepstream.label_lines(network.names), texts))
-        where, todo = "next", "a pipeline, such as those of docs/deepstream.md of the overlay"
-        if engine:
-            where = "next, on the machine with the GPU"
-            todo = deepstream.trtexec_command(
-                path.name, engine, config.imgsz, typing=typing, dynamic=options.dynamic, channels=channels
-            )
-            todo = todo if path.parent == Path() else f"cd {shlex.quote(str(path.parent))} && {todo}"
-        yield f"{where}: {todo}"
+        if not engine:
+            yield "next: a pipeline, such as those of docs/deepstream.md of the overlay"
+            return
+        build = deepstream.trtexec_command(
+            path.name, engine, config.imgsz, typing=typing, dynamic=options.dynamic, channels=channels
+        )
+        there = "" if path.parent == Path() else f"cd {shlex.quote(str(path.parent))} && "
+        yield f"next, on the machine with the GPU: {there}{build}"
 
     form = output_formats.end2end(nms) if options.end2end else output_formats.deepstream(nms)
     export_checkpoint(options, [form], config, check, write_config)

@@ -120,7 +120,7 @@ def main(options: BenchmarkOptions) -> int:
     common = None if size else benchmark.common_size(entries)
     job = benchmark.Benchmark(entries, size, timing, building, device, size or common, api)
     how = f"{options.duration:g} s in {options.rounds} rounds, interleaved; latency: median"
-    if job.on_gpu:
+    if api is not None:
         words = ["CUDA graph"] * options.useCudaGraph + ["spin wait"] * options.useSpinWait
         words += [f"{'without' if options.noDataTransfers else 'with'} data transfers"]
         how = f"{', '.join(words)}, {how}"

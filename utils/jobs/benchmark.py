@@ -25,15 +25,7 @@ from utils.runners import onnxrt
 from utils.runners.base import imgsz_of
 from utils.runners.onnxrt import OnnxRuntimeRunner
 from utils.trt import benchmark
-from utils.trt.benchmark import (
-    FAILURES,
-    ONNX_RUNTIME,
-    TENSORRT,
-    BenchmarkRow,
-    Candidate,
-    Entry,
-    one_line,
-)
+from utils.trt.benchmark import FAILURES, ONNX_RUNTIME, TENSORRT, BenchmarkRow, Candidate, Entry, one_line
 from utils.trt.engine_file import EngineNote
 from utils.trt.preflight import BuildConfig, OnnxFile, profile_shapes
 from utils.trt.tensorrt_api import Api
@@ -63,11 +55,6 @@ class Benchmark:
     timed_size: tuple[int, int] | None = None
     api: Api | None = None
 
-    @property
-    def on_gpu(self) -> bool:
-        """Whether a GPU is what is measured."""
-        return self.api is not None
-
     def measure(self, batch: int) -> list[BenchmarkRow]:
         """Build what is missing for this batch size, and time everything interleaved."""
         with ExitStack() as stack:
@@ -88,7 +75,7 @@ class Benchmark:
         """What rows are measured on and how, as JSON holds it."""
         on_cpu = {"Selected Device": f"CPU, {plural(torch.get_num_threads(), 'thread')}"}
         return {
-            "device": device_information(self.device.index) if self.on_gpu else on_cpu,
+            "device": device_information(self.device.index) if self.api else on_cpu,
             "tensorrt": self.api.name if self.api else "",
             "software": self.api.name if self.api else f"ONNX Runtime {onnxrt.version()}",
             "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
@@ -129,8 +116,7 @@ def batch_sizes(given: Sequence[int] | None, sweep: int | None) -> list[int]:
     """The batch sizes that were asked for; `sweep` is the last of 1, 2, 4, ..., also where it is no power of two."""
     if sweep is None:
         return list(dict.fromkeys(given or BATCHES))
-    powers = [1 << n for n in range(sweep.bit_length()) if 1 << n <= sweep]
-    return list(dict.fromkeys((*powers, sweep)))
+    return list(dict.fromkeys((*(1 << n for n in range(sweep.bit_length())), sweep)))
 
 
 def open_onnx(file: Path, baseline: bool, batch: int, size: tuple[int, int] | None, opened: ExitStack) -> Candidate:

@@ -97,11 +97,7 @@ def without_tables() -> AbstractContextManager[None]:
 
 
 def run(options: EvalOptions) -> Report:
-    """Evaluate a float or quantized checkpoint on the val split as `val_trt.py` does: `qat.py eval`.
-
-    Raises:
-        InputError: or one of its kinds: the checkpoint or the dataset cannot be used, or they do not fit each other.
-    """
+    """Evaluate a float or quantized checkpoint on the val split as `val_trt.py` does: `qat.py eval`."""
     source, _ = load_checkpoint(options.weights)
     options = from_training(options, source)
     same = {name: getattr(options, name) for name in EvalOptions.model_fields if name in ValOptions.model_fields}
@@ -125,9 +121,7 @@ def float_weights(weights: str, extra: Mapping[str, Any]) -> str:
 
 
 def evaluate_file(options: ValOptions, folder: Path) -> Report:
-    """Evaluate a file and before it the float network, if there is one to compare with: `val_trt.py`.
-
-    The report goes to the run folder `folder`, too.
+    """Evaluate a file, before it the float network to compare with, and write a report into a folder: `val_trt.py`.
 
     Raises:
         InputError: or one of its kinds: the file or the dataset cannot be used, or they do not fit each other.
@@ -137,9 +131,10 @@ def evaluate_file(options: ValOptions, folder: Path) -> Report:
         runner = stack.enter_context(open_runner(file, select_device(options.device)))
         if isinstance(runner, TorchRunner):
             stack.enter_context(rounded_weights(runner.model))
-        float_runner = stack.enter_context(open_reference(float_file, file, runner)) if float_file else None
-        known = {path: one.metadata.get("data") for path, one in ((file, runner), (float_file, float_runner))
-                 if path and one}  # fmt: skip
+        known, float_runner = {file: runner.metadata.get("data")}, None
+        if float_file:
+            float_runner = stack.enter_context(open_reference(float_file, file, runner))
+            known[float_file] = float_runner.metadata.get("data")
         options = options.model_copy(update={"data": dataset_of(options.data, known)})
         data = load_data(options.data or "", options.strict_labels)
         config = make_config(options, runner)
@@ -211,11 +206,7 @@ def next_command(options: ValOptions, report: Report, same_classes: bool) -> str
 
 
 def stage(file: Path) -> str:
-    """What a report calls a file: float, PTQ or QAT, ONNX, or TensorRT with its precision.
-
-    Raises:
-        InputError: it cannot be read, or the note beside an engine is damaged.
-    """
+    """What a report calls a file: float, PTQ or QAT, ONNX, or TensorRT with its precision."""
     suffix = file.suffix.lower()
     if suffix == ".pt":
         quantized = checkpoint.summary(file)
@@ -229,12 +220,9 @@ def make_row(
     stage: str, file: str | Path, result: EvalResult | None, config: EvalConfig, device: torch.device, seconds: float,
     runner: Runner | None = None,
 ) -> Row:  # fmt: skip
-    """A report row; without a result its scores are unknown.
+    """A report row of a file that exists and took so many seconds; without a result its scores are unknown.
 
-    Args:
-        file: what was evaluated, as the user would type it; it exists.
-        seconds: wall time of the stage.
-        runner: what ran a file; None for a network in PyTorch.
+    `runner` is what ran the file; None for a network in PyTorch.
     """
     values: dict[str, Any] = dict.fromkeys(("ap", "ap50", "precision", "recall", "ms_per_image"))
     values |= {"stage": stage, "file": str(file), "device": device_name(device), "seconds": seconds,
