@@ -267,7 +267,7 @@ def test_a_quantized_network_has_the_size_of_its_calibration_and_sizes_are_round
     code, out, err = program(capsys, "--weights", weights["float"], *words, "--img-size", 50, "--half", "--simplify")
     assert (code, err) == (0, [])
     assert out[0] == "image size 50 is no multiple of the stride 32; using 64"
-    assert "not quantized, DDetect, FP16, opset 17, images [1, 3, 64, 64]" in out[1]
+    assert "not quantized, DDetect, FP16, opset 17, images [1, 3, 64, 64]" in out[2]
 
 
 def test_names_say_what_is_in_a_file_and_what_is_replaced_is_said(
