@@ -78,8 +78,6 @@ def server(tmp_path_factory):
 
 ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
           pytest.mark.skipif(tensorrt_api.installed_module() is None, reason="TensorRT is not installed")]  # fmt: skip
-
-
 EVERY = ["torch", "onnxruntime", "triton", "tensorrt stand-in",
          pytest.param("tensorrt", marks=ON_GPU)]  # fmt: skip
 
@@ -119,29 +117,20 @@ class TestEveryRunner:
         assert runner.stride == 32
         assert device_name(runner.device) in runner.description
 
-    @pytest.mark.parametrize("shape", [(1, 3, 4, 5), (3, 3, 8, 8)])
-    def test_agrees_with_numpy(self, runner, shape):
-        feed = images(*shape)
-        result = runner.infer({"images": feed})
+    @pytest.mark.parametrize("shape", [(1, 3, 4, 5), (3, 3, 8, 8), "view"])
+    def test_agrees_with_numpy_in_and_out_of_inference_mode(self, runner, shape):
+        """Also of a view that is not contiguous, and without a gradient."""
+        feed = images(2, 4, 4, 3).permute(0, 3, 1, 2) if shape == "view" else images(*shape).requires_grad_()
+        result = {name: value.cpu() for name, value in runner.infer({"images": feed}).items()}
         assert list(result) == ["output0", "output1"]
-        assert result["output0"].device == runner.device
-        expected = reference(feed.numpy())
-        np.testing.assert_allclose(result["output0"].cpu(), expected, atol=1e-5)
-        np.testing.assert_allclose(result["output1"].cpu().flatten(2), expected[:, 5:], atol=1e-5)
-
-    def test_takes_a_view_that_is_not_contiguous(self, runner):
-        feed = images(2, 4, 4, 3).permute(0, 3, 1, 2)
-        np.testing.assert_allclose(runner.infer({"images": feed})["output0"].cpu(), reference(feed.numpy()), atol=1e-5)
-
-    def test_needs_no_gradient(self, runner):
-        assert not runner.infer({"images": images(1, 3, 2, 2).requires_grad_()})["output0"].requires_grad
-
-    def test_runs_in_and_out_of_inference_mode(self, runner):
-        feed = images(2, 3, 4, 4)
+        assert not result["output0"].requires_grad
+        expected = reference(feed.detach().numpy())
+        np.testing.assert_allclose(result["output0"], expected, atol=1e-5)
+        np.testing.assert_allclose(result["output1"].flatten(2), expected[:, 5:], atol=1e-5)
         with torch.inference_mode():
-            runner.infer({"images": feed})
-            first = runner.infer({"images": feed.clone()})["output0"].cpu().clone()
-        assert torch.equal(runner.infer({"images": feed})["output0"].cpu(), first)
+            again = runner.infer({"images": feed.detach().clone()})["output0"]
+        assert again.device == runner.device
+        assert torch.equal(again.cpu(), result["output0"])
 
     @pytest.mark.parametrize(
         ("feeds", "message"),
@@ -149,7 +138,6 @@ class TestEveryRunner:
             ({}, r"received inputs \[\]; the network takes images float32 \[any, 3, any, any\]"),
             ({"image": images(1, 3, 4, 4)}, r"received inputs \['image'\]"),
             ({"images": images(1, 3, 4, 4).half()}, r"input images is float16 \[1, 3, 4, 4\]; the network takes"),
-            ({"images": images(1, 4, 4, 4)}, r"input images is float32 \[1, 4, 4, 4\]"),
             ({"images": images(3, 4, 4)}, r"input images is float32 \[3, 4, 4\]"),
         ],
     )
@@ -183,9 +171,7 @@ def test_torch_runner_leaves_the_network_as_it_was():
 
 def test_fixed_sizes(tmp_path):
     runner = open_runner(write_onnx(tmp_path / "a.onnx", (2, 3, 4, 8)))
-    assert runner.inputs[0].shape == (2, 3, 4, 8)
-    assert runner.outputs[0].shape == (2, 6, 32)
-    assert runner.infer({"images": images(2, 3, 4, 8)})["output0"].shape == (2, 6, 32)
+    assert runner.infer({"images": images(2, 3, 4, 8)})["output0"].shape == runner.outputs[0].shape == (2, 6, 32)
     with pytest.raises(InputError, match=r"is float32 \[1, 3, 4, 8\]; the network takes images float32 \[2, 3, 4, 8\]"):
         runner.infer({"images": images(1, 3, 4, 8)})
 

@@ -1,4 +1,4 @@
-"""The evaluation against upstream's own code: pixels, NMS, matching, AP, and the whole of val.py's `run`."""
+"""The evaluation against upstream's own code: pixels, labels, NMS, matching, AP, masks, and both val.py."""
 
 import cv2
 import numpy as np
@@ -6,53 +6,61 @@ import pytest
 import torch
 import yaml
 from known_images import MIXED, SQUARE, KnowingModel, write_set
+from known_masks import KnowingMasks, write_outlined_set
+from known_sets import NAMES
 from torchvision.ops import box_convert
 
 from utils import upstream
 from utils.core.tasks import Prediction
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.dataset import make_loader
+from utils.evaluation.detector import Detector
 from utils.evaluation.letterbox import boxes_to_image
 from utils.evaluation.loop import EvalConfig, evaluate
-from utils.evaluation.metrics import match, score
+from utils.evaluation.masks import image_pixels
+from utils.evaluation.metrics import ap_per_class, match
 from utils.evaluation.nms import non_max_suppression
 from utils.jobs.open import open_runner
 from utils.runners.pytorch import TorchRunner
 from utils.upstream.checkout import CHECKOUT, import_upstream
 
-NAMES = ("cat", "dog", "owl")
+# sizes that are resized by one ratio: of others upstream takes the height's for both axes, which moves clipped boxes
+EXACT = ((64, 64), (64, 48), (48, 64), (64, 32), (128, 96), (16, 64))
 
 
-@pytest.fixture(scope="session")
-def val_program():
-    """Upstream's val.py as a module."""
+def upstream_loader(path, imgsz, rect, single_cls=False, masks=False):
     import_upstream()
-    import val
+    if masks:
+        from utils.segment.dataloaders import create_dataloader
+    else:
+        from utils.dataloaders import create_dataloader
 
-    return val
-
-
-def upstream_loader(path, imgsz, batch_size, rect, single_cls=False):
-    from utils.dataloaders import create_dataloader
-
-    return create_dataloader(path, imgsz, batch_size, 32, single_cls, pad=0.5, rect=rect, workers=0)[0]
+    return create_dataloader(path, imgsz, 32, 32, single_cls, pad=0.5, rect=rect, workers=0)[0]
 
 
-def upstream_run(val_program, model, data, imgsz, batch_size, rect, single_cls=False):
-    """(AP, AP50, precision, recall) from val.py."""
+def upstream_run(model, data, imgsz, rect, single_cls=False, **options):
+    """P, R, AP50 and AP of boxes, and of a network for segmentation of masks, from val.py or segment/val.py."""
+    import_upstream()
+    masks = isinstance(model, KnowingMasks)
+    if masks:
+        import segment.val as program
+    else:
+        import val as program
+
+        options = {"conf_thres": 0.001, "iou_thres": 0.7, **options}
     paths = data.paths("val")
     content = {"nc": data.nc, "names": dict(data.names), "val": paths[0], "path": str(data.root)}
+    loader = upstream_loader(list(paths), imgsz, rect, single_cls, masks)
     with torch.inference_mode():
-        precision, recall, ap50, ap, *_ = val_program.run(
-            content, model=model, dataloader=upstream_loader(list(paths), imgsz, batch_size, rect, single_cls),
-            batch_size=batch_size, imgsz=imgsz, conf_thres=0.001, iou_thres=0.7, plots=False, single_cls=single_cls,
-        )[0]  # fmt: skip
-    return ap, ap50, precision, recall
+        found = program.run(content, model=model, dataloader=loader, batch_size=32, imgsz=imgsz, plots=False,
+                            single_cls=single_cls, **options)[0]  # fmt: skip
+    return list(found[: 8 if masks else 4])
 
 
-def our_run(model, data, out_dir=None, **config):
-    result = evaluate(TorchRunner(model, "cpu"), data, EvalConfig(workers=0, **config), out_dir=out_dir, progress=False)
-    return result, (result.ap, result.ap50, result.precision, result.recall)
+def our_run(model, data, **config):
+    result = evaluate(TorchRunner(model, "cpu"), data, EvalConfig(workers=0, **config), progress=False)
+    parts = (result, result.masks) if result.masks else (result,)
+    return [value for part in parts for value in (part.precision, part.recall, part.ap50, part.ap)]
 
 
 # the parts
@@ -73,31 +81,48 @@ def test_images_and_labels_are_upstreams_to_the_bit(tmp_path, rect, imgsz):
         noise = cv2.resize(rng.integers(0, 255, (9, 9, 3), np.uint8), (width, height), interpolation=cv2.INTER_CUBIC)
         cv2.imwrite(str(sample.path), noise)
     data = load_data(tmp_path / "data.yaml")
-    import_upstream()
     theirs = {
         path: (image, labels[labels[:, 0] == index, 1:], shape)
-        for images, labels, paths, shapes in upstream_loader(list(data.paths("val")), imgsz, 32, rect)
+        for images, labels, paths, shapes in upstream_loader(list(data.paths("val")), imgsz, rect)
         for index, (image, path, shape) in enumerate(zip(images, paths, shapes, strict=True))
     }
     count = 0
     for batch in make_loader(data, "val", imgsz=imgsz, batch_size=5, rect=rect, workers=0):
-        for index, (image, path, shape) in enumerate(zip(batch.images, batch.paths, batch.shapes, strict=True)):
+        for index, (image, path, box) in enumerate(zip(batch.images, batch.paths, batch.letterboxes, strict=True)):
             their_image, their_labels, their_shape = theirs[path]
             torch.testing.assert_close(image, their_image, rtol=0, atol=0)
+            assert (box.original, (box.ratio, box.pad)) == their_shape
             corners = box_convert(their_labels[:, 1:], "cxcywh", "xyxy") * torch.tensor(image.shape[:0:-1]).repeat(2)
-            corners = boxes_to_image(corners, torch.zeros(len(corners), dtype=torch.int64), [their_shape])
+            corners = boxes_to_image(corners, torch.zeros(len(corners), dtype=torch.int64), [box])
             expected = by_class_and_x(torch.cat([their_labels[:, :1], corners], 1))
             torch.testing.assert_close(by_class_and_x(batch.labels[index]), expected, atol=2e-3, rtol=0)
-            assert shape == their_shape
             count += 1
     assert count == len(theirs) == 40
 
 
-def raw_predictions(classes, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    middle = torch.rand(3, 2, 500, generator=generator) * 200 + 60
-    size = torch.rand(3, 2, 500, generator=generator) * 60 + 40
-    return torch.cat([middle, size, torch.rand(3, classes, 500, generator=generator) ** 3], 1)
+@pytest.mark.parametrize("rect", [True, False])
+@pytest.mark.parametrize("imgsz", [64, 320])
+def test_masks_of_labels_are_upstreams_to_the_bit(tmp_path, rect, imgsz):
+    """Resized to the grid as upstream's val.py does it."""
+    write_outlined_set(tmp_path, 40, MIXED)
+    data = load_data(tmp_path / "data.yaml")
+    theirs = {}
+    for images, labels, paths, _, masks in upstream_loader(list(data.paths("val")), imgsz, rect, masks=True):
+        grid = [side // 4 for side in images.shape[2:]]
+        wide = torch.nn.functional.interpolate(masks[None].float(), grid, mode="bilinear", align_corners=False)
+        for index, path in enumerate(paths):
+            theirs[path] = labels[labels[:, 0] == index, 1:], wide[0][labels[:, 0] == index] > 0.5
+    count = 0
+    for batch in make_loader(data, "val", imgsz=imgsz, batch_size=7, rect=rect, workers=0, masks=True):
+        for index, path in enumerate(batch.paths):
+            their_labels, their_masks = theirs[path]
+            mine = batch.labels.owners() == index
+            labels = batch.labels[index]
+            order = np.lexsort((labels[:, 1] + labels[:, 3], labels[:, 0]))
+            their_order = np.lexsort((their_labels[:, 1], their_labels[:, 0]))
+            assert torch.equal(batch.masks[mine][order], their_masks[their_order])
+            count += int(mine.sum())
+    assert count == sum(len(labels) for labels, _ in theirs.values()) > 100
 
 
 @pytest.mark.parametrize("classes", [1, 10])
@@ -107,7 +132,10 @@ def test_nms_is_upstreams(classes, conf, iou, agnostic):
     import_upstream()
     from utils.general import non_max_suppression as reference
 
-    raw = raw_predictions(classes)
+    generator = torch.Generator().manual_seed(0)
+    middle = torch.rand(3, 2, 500, generator=generator) * 200 + 60
+    size = torch.rand(3, 2, 500, generator=generator) * 60 + 40
+    raw = torch.cat([middle, size, torch.rand(3, classes, 500, generator=generator) ** 3], 1)
     expected = reference(raw.clone(), conf, iou, max_det=300, multi_label=True, agnostic=agnostic)
     found = non_max_suppression(Prediction(raw), conf, iou, max_det=300, agnostic=agnostic)
     for one, other in zip(found, expected, strict=True):
@@ -115,22 +143,21 @@ def test_nms_is_upstreams(classes, conf, iou, agnostic):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
-def random_matches(seed=0, labels=30, found=400, classes=4):
-    rng = np.random.default_rng(seed)
-    corner = rng.uniform(0, 250, (labels, 2))
-    truth = np.column_stack([rng.integers(classes, size=labels), corner, corner + rng.uniform(20, 80, (labels, 2))])
-    chosen = truth[rng.integers(labels, size=found)]
-    scores = np.sort(rng.random(found))[::-1]
-    rows = np.column_stack([chosen[:, 1:] + rng.normal(0, 5, (found, 4)), scores, chosen[:, 0]])
-    return torch.from_numpy(rows).float(), torch.from_numpy(truth).float()
+def test_matching_is_upstreams():
+    import_upstream()
+    from val import process_batch
 
-
-def test_matching_is_upstreams(val_program):
-    pairs = [random_matches(seed, labels, 200) for seed, labels in enumerate((1, 5, 30, 60))]
-    for correct, (found, truth) in zip(match(*zip(*pairs, strict=True))[0], pairs, strict=True):
-        expected = val_program.process_batch(found, truth, torch.linspace(0.5, 0.95, 10))
+    for seed, labels in enumerate((1, 5, 30, 60)):
+        rng = np.random.default_rng(seed)
+        corner = rng.uniform(0, 250, (labels, 2))
+        truth = np.column_stack([rng.integers(4, size=labels), corner, corner + rng.uniform(20, 80, (labels, 2))])
+        chosen = truth[rng.integers(labels, size=200)]
+        scores = np.sort(rng.random(200))[::-1]
+        rows = np.column_stack([chosen[:, 1:] + rng.normal(0, 5, (200, 4)), scores, chosen[:, 0]])
+        found, truth = torch.from_numpy(rows).float(), torch.from_numpy(truth).float()
+        expected = process_batch(found, truth, torch.linspace(0.5, 0.95, 10))
         assert expected.any()
-        torch.testing.assert_close(correct, expected)
+        torch.testing.assert_close(match([found], [truth])[0][0], expected)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -141,16 +168,34 @@ def test_scores_are_upstreams(seed):
     correct = rng.random((count, 1)) < confidence[:, None] * np.linspace(0.9, 0.1, 10)
     labels = rng.integers(10, size=1200)  # two classes without detections
     import_upstream()
-    from utils.metrics import ap_per_class
+    from utils.metrics import ap_per_class as reference
 
-    _, _, precision, recall, _, ap, ids = ap_per_class(
-        correct, confidence, classes, labels, names=dict(enumerate("abcdefghij"))
-    )
-    ours = score(correct, confidence, classes, labels)
+    names = dict(enumerate("abcdefghij"))
+    _, _, precision, recall, _, ap, ids = reference(correct, confidence, classes, labels, names=names)
+    ours = ap_per_class(correct, confidence, classes, labels)
     np.testing.assert_array_equal(ours.classes, ids)
-    np.testing.assert_allclose(ours.ap, ap, atol=1e-9)
-    np.testing.assert_allclose(ours.precision, precision, atol=1e-9)
-    np.testing.assert_allclose(ours.recall, recall, atol=1e-9)
+    for found, expected in ((ours.ap, ap), (ours.precision, precision), (ours.recall, recall)):
+        np.testing.assert_allclose(found, expected, atol=1e-9)
+
+
+def test_masks_in_the_pixels_of_an_image_are_upstreams(tmp_path):
+    """What goes into COCO's JSON; of more detections than OpenCV resizes at a time."""
+    import_upstream()
+    from segment import val
+
+    samples = write_outlined_set(tmp_path, 6, ((90, 40), (33, 70)))
+    data, model = load_data(tmp_path / "data.yaml"), KnowingMasks(samples, NAMES, 160)
+    batch = next(iter(make_loader(data, "val", imgsz=160, batch_size=3, workers=0, masks=True)))
+    found = Detector(TorchRunner(model, "cpu"), data, conf_thres=0.001, iou_thres=1.0)(batch)
+    for index, box in enumerate(batch.letterboxes):
+        masks = found.masks
+        expected = val.process_mask_upsample(masks.source[index], masks.picks[index], masks.boxes[index], masks.size)
+        planes = [val.scale_image(masks.size, one[..., None].numpy(), box.original, (box.ratio, box.pad))
+                  for one in expected.byte()]  # fmt: skip
+        ours = np.concatenate(list(image_pixels(masks, index, box)))
+        assert ours.shape == (len(found.rows[index]), *box.original)
+        np.testing.assert_array_equal(ours, np.concatenate(planes, 2).transpose(2, 0, 1))
+        assert ours.any()
 
 
 # the whole
@@ -160,15 +205,46 @@ def test_scores_are_upstreams(seed):
     ("sizes", "rect", "single_cls"),
     [(MIXED, True, False), (MIXED, True, True), (MIXED, False, False), (SQUARE, False, True)],
 )
-def test_results_are_those_of_val_py(tmp_path, val_program, sizes, rect, single_cls):
+def test_results_are_those_of_val_py(tmp_path, sizes, rect, single_cls):
     """With a network whose errors are known. Rectangular: val.py at its default batch size, which ours stands for."""
     samples = write_set(tmp_path, 60, sizes)
     data, model = load_data(tmp_path / "data.yaml"), KnowingModel(samples, NAMES, 64)
-    expected = upstream_run(val_program, model, data, 64, 32, rect, single_cls)
-    assert 0.3 < expected[0] < 0.8
+    expected = upstream_run(model, data, 64, rect, single_cls)
+    assert 0.3 < expected[3] < 0.8
     for batch_size in (1, 9, 32):
-        _, found = our_run(model, data, imgsz=64, batch_size=batch_size, rect=rect, single_cls=single_cls)
+        found = our_run(model, data, imgsz=64, batch_size=batch_size, rect=rect, single_cls=single_cls)
         assert found == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "imgsz", "of_boxes", "rect", "single_cls"),
+    [(EXACT, 128, 1e-6, False, False), (EXACT, 256, 1e-6, True, True), (MIXED, 64, 1e-3, True, False),
+     (MIXED, 256, 1e-3, False, True)],
+)  # fmt: skip
+def test_results_are_those_of_segment_val_py(tmp_path, sizes, imgsz, of_boxes, rect, single_cls):
+    """Objects overlap, and some images have none.
+
+    On a grid of a few pixels a mask may overlap two labels alike; which one upstream takes then depends on its sort.
+    """
+    samples = write_outlined_set(tmp_path, 60, sizes)
+    data, model = load_data(tmp_path / "data.yaml"), KnowingMasks(samples, NAMES, imgsz)
+    assert min(len(sample.labels) for sample in samples) == 0
+    expected = upstream_run(model, data, imgsz, rect, single_cls)
+    assert 0.2 < expected[7] < expected[3] < 0.9
+    for batch_size in (9, 32):
+        found = our_run(model, data, imgsz=imgsz, batch_size=batch_size, rect=rect, single_cls=single_cls)
+        assert found[:4] == pytest.approx(expected[:4], abs=of_boxes)
+        assert found[4:] == pytest.approx(expected[4:], abs=1e-6)
+
+
+def test_no_detections_and_one_class(tmp_path):
+    samples = write_outlined_set(tmp_path, 12, SQUARE, NAMES[:1])
+    data, model = load_data(tmp_path / "data.yaml"), KnowingMasks(samples, NAMES[:1], 64)
+    expected = upstream_run(model, data, 64, True)
+    assert our_run(model, data, imgsz=64, rect=True) == pytest.approx(expected, abs=1e-6)
+    assert expected[7] > 0.2
+    assert our_run(model, data, imgsz=64, conf_thres=1.0) == [0.0] * 8
+    assert upstream_run(model, data, 64, False, conf_thres=1.0) == [0.0] * 8
 
 
 def test_a_float_checkpoint_opens_as_a_runner(demo_data, demo_weights):
@@ -186,6 +262,4 @@ def test_augmented_training_images_come_from_upstream(demo_data):
     data = load_data(demo_data)
     loader = make_loader(data, "val", imgsz=320, batch_size=4, workers=0, shuffle=True, augment=True, hyp=hyp)
     batch = next(iter(loader))
-    assert batch.images.shape == (4, 3, 320, 320)
-    assert batch.images.dtype == torch.uint8
-    assert len(batch) == 4
+    assert (batch.images.shape, batch.images.dtype, len(batch)) == ((4, 3, 320, 320), torch.uint8, 4)

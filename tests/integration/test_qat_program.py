@@ -125,7 +125,10 @@ def scores(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Iterator[EvalResult
     """Stands for evaluation, and gives the APs that a test wants; returns those that are left."""
 
     def use(*aps: float) -> Iterator[EvalResult]:
-        results = (EvalResult(ap, ap, ap, ap, (), 6, 9, {"inference": 1.0}, None, 0.1, (), "a test") for ap in aps)
+        scores = ("ap", "ap50", "precision", "recall", "ap_coco", "ap50_coco")
+        others = {"per_class": (), "images": 6, "instances": 9, "ms": {"inference": 1.0}, "coco": None, "seconds": 0.1,
+                  "left_out": (), "measured_on": "a test"}  # fmt: skip
+        results = (EvalResult(**dict.fromkeys(scores, ap), **others) for ap in aps)
         monkeypatch.setattr(evaluate, "evaluate", lambda *_args, **_kwargs: next(results))
         return results
 

@@ -17,7 +17,6 @@ from utils.evaluation.data_yaml import load_data
 from utils.evaluation.dataset import make_loader
 from utils.evaluation.images import find_images, label_file
 from utils.evaluation.loop import EvalConfig, evaluate
-from utils.jobs.options import CalibrateOptions, EvalOptions, QuantizeOptions, SensitiveOptions
 from utils.runners.pytorch import TorchRunner
 from utils.upstream.checkout import import_upstream
 
@@ -92,14 +91,6 @@ def test_every_stage_is_in_one_table(camera):
     assert checkpoint.load_quantized(best).imgsz == SIZE  # so that later programs take it
     shape = onnx.load(file).graph.input[0].type.tensor_type.shape.dim
     assert [side.dim_value for side in shape][1:] == [*SIZE, 1]
-
-
-@pytest.mark.parametrize("kind", [QuantizeOptions, CalibrateOptions, SensitiveOptions, EvalOptions])
-@pytest.mark.parametrize(
-    ("given", "size"), [([96], 96), ([96, 160], SIZE), ([(96, 160)], SIZE), ([96, 96], 96), ([*SIZE], SIZE)]
-)
-def test_sizes_of_each_command(kind, given, size):
-    assert kind.of({"imgsz": given}).imgsz == size
 
 
 @pytest.mark.parametrize("size", [(4000, 200), (20, 4000), (4000, 12)])

@@ -187,49 +187,43 @@ def indices(images: Tensor) -> Tensor:
 
 
 class AnswerTable(nn.Module):
-    """The answers of a `KnowingModel` to square images as one constant, which can be exported to ONNX."""
+    """The answers of a knowing network to square images as constants, which can be exported to ONNX."""
 
     def __init__(self, model: KnowingModel) -> None:
         super().__init__()
-        self.side = model.imgsz
-        self.register_buffer("table", model(model.squares()))
+        answers = model(model.squares())
+        self.side, self.masks = model.imgsz, isinstance(answers, tuple)
+        self.register_buffer("table", answers[0] if self.masks else answers)
+        self.register_buffer("prototypes", answers[1][2] if self.masks else None)
 
-    def forward(self, images: Tensor) -> Tensor:
-        answers = self.table[indices(images)]
+    def forward(self, images: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        index = indices(images)
+        answers = self.table[index]
         boxes = answers[:, :4] * (images.shape[3] / self.side)
-        return torch.cat([boxes, answers[:, 4:]], 1).to(images.dtype)
+        answers = torch.cat([boxes, answers[:, 4:]], 1).to(images.dtype)
+        return (answers, self.prototypes[index]) if self.masks else answers
 
 
 def export_answers(
-    model: KnowingModel,
-    path: Path,
-    batch: int | None = None,
-    size: int | None = None,
-    half: bool = False,
-    names: dict[int, str] | None = None,
-    channels: int = 3,
-) -> Path:
-    """Write the answers as an ONNX detector; `batch` and `size` are fixed where they are given."""
-    table = AnswerTable(model)
-    side = size or model.imgsz
+    model: KnowingModel, path: Path, batch: int | None = None, size: int | None = None, half: bool = False,
+    names: dict[int, str] | None = None, channels: int = 3, task: str = "detect",
+) -> Path:  # fmt: skip
+    """Write the answers as an ONNX file; `batch` and `size` are fixed where they are given."""
+    table, side = AnswerTable(model), size or model.imgsz
+    outputs = ["output0", "output1"] if table.masks else ["output0"]
     images = torch.full((batch or 2, channels, side, side), 5 / 255, dtype=torch.float16 if half else torch.float32)
-    axes = {0: "batch"} if batch is None else {}
-    axes |= {2: "height", 3: "width"} if size is None else {}
+    axes = {name: {0: "batch"} for name in ("images", *outputs)} if batch is None else {"images": {}}
+    axes["images"] = axes["images"] | ({2: "height", 3: "width"} if size is None else {})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         torch.onnx.export(
-            table, (images,), str(path), input_names=["images"], output_names=["output0"], opset_version=17,
-            dynamic_axes={"images": axes, "output0": {0: "batch"} if batch is None else {}} if axes else None,
-            dynamo=False,
+            table, (images,), str(path), input_names=["images"], output_names=outputs, opset_version=17,
+            dynamic_axes=axes, dynamo=False,
         )  # fmt: skip
-    return with_metadata(path, names or model.names, task="detect")
-
-
-def with_metadata(path: Path, names: dict[int, str], **entries: str) -> Path:
-    """Add to an ONNX file what ours say of themselves."""
     import onnx
 
-    file = onnx.load(path)
-    onnx.helper.set_model_props(file, {"names": json.dumps(names), "stride": "32", **entries})
+    file = onnx.load(path)  # what ours say of themselves
+    about = {"names": json.dumps(names or model.names), "stride": "32", **({"task": task} if task else {})}
+    onnx.helper.set_model_props(file, about)
     onnx.save(file, path)
     return path

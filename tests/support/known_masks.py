@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import json
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import cv2
 import numpy as np
 import torch
-from known_images import MIXED, KnowingModel, Sample, coco_json, indices, with_metadata, write_set
+from known_images import MIXED, KnowingModel, Sample, coco_json, export_answers, write_set
 from torch import Tensor, nn
 
 PROTOTYPES = 32  # upstream's val.py assumes so many
@@ -47,18 +47,13 @@ def write_outlined_set(
             lines.append(f"{int(label)} " + " ".join(f"{value:.6f}" for value in fractions) + "\n")
         (folder / "labels/val" / f"{sample.path.stem}.txt").write_text("".join(lines))
         samples.append(OutlinedSample(**{**vars(sample), "outlines": outlines}))
-    (folder / "annotations/instances_val.json").write_text(json.dumps(outlined_coco_json(samples, names)))
-    return samples
-
-
-def outlined_coco_json(samples: Sequence[OutlinedSample], names: Sequence[str]) -> dict:
-    """The samples as COCO annotations with polygons."""
     content = coco_json(samples, names)
     outlines = [points for sample in samples for points in sample.outlines]
     for annotation, points in zip(content["annotations"], outlines, strict=True):
         annotation["segmentation"] = [points.flatten().tolist()]
         annotation["area"] = float(cv2.contourArea(points.astype(np.float32)))
-    return content
+    (folder / "annotations/instances_val.json").write_text(json.dumps(content))
+    return samples
 
 
 def _outline(rng: np.random.Generator, box: np.ndarray) -> np.ndarray:
@@ -69,25 +64,17 @@ def _outline(rng: np.random.Generator, box: np.ndarray) -> np.ndarray:
     return box[:2] + points * (box[2:] - box[:2])
 
 
-class _Head(nn.Module):
-    """What upstream's val.py, and ours, ask a segment head for."""
-
-    def __init__(self, nc: int) -> None:
-        super().__init__()
-        self.nc, self.nm = nc, PROTOTYPES
-
-
 class KnowingMasks(KnowingModel):
     """`[B, 3, H, W]` → `([B, 4 + nc + 32, anchors], (maps, coefficients, prototypes [B, 32, H / 4, W / 4]))`."""
 
     def __init__(self, samples: Sequence[OutlinedSample], names: Sequence[str], imgsz: int) -> None:
         super().__init__(samples, names, imgsz)
-        self.model = nn.Sequential(_Head(len(names)))
-        self._drawn: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}  # index, height, width →
+        self.model = nn.Sequential(nn.Identity())
+        self.model[0].nc, self.model[0].nm = len(names), PROTOTYPES  # what val.py, and ours, ask a segment head for
 
     def forward(self, images: Tensor, augment: bool = False) -> tuple[Tensor, tuple[list[Tensor], Tensor, Tensor]]:
         raw = super().forward(images)
-        known = [self._masks(self.index(image), *image.shape[1:]) for image in images]
+        known = [self._draw(self.index(image), *image.shape[1:]) for image in images]
         coefficients, prototypes = (torch.stack(parts).to(images) for parts in zip(*known, strict=True))
         return torch.cat([raw, coefficients], 1), ([], coefficients, prototypes)
 
@@ -95,14 +82,9 @@ class KnowingMasks(KnowingModel):
         """Which sample this is; an image without a colour, as it is asked about its prototypes with, counts as one."""
         return max(super().index(image), 0)
 
-    def _masks(self, index: int, *shape: int) -> tuple[Tensor, Tensor]:
+    @cache  # noqa: B019
+    def _draw(self, index: int, *shape: int) -> tuple[Tensor, Tensor]:
         """Coefficients and prototypes of a sample in an input of this height and width."""
-        place = (index, *shape)
-        if place not in self._drawn:
-            self._drawn[place] = self._draw(index, shape)
-        return self._drawn[place]
-
-    def _draw(self, index: int, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         sample = self.samples[index]
         rng = np.random.default_rng(index)
         coefficients = torch.from_numpy(rng.normal(0, 0.3, (PROTOTYPES, self.anchors))).float()
@@ -127,20 +109,6 @@ def _fitted(rng: np.random.Generator, sample: OutlinedSample, answer: np.ndarray
     return box[:2] + (sample.outlines[nearest] - low) / (high - low) * (box[2:] - box[:2])
 
 
-class _Table(nn.Module):
-    """The answers of a `KnowingMasks` to square images as constants, which can be exported to ONNX."""
-
-    def __init__(self, model: KnowingMasks) -> None:
-        super().__init__()
-        answers, (_, _, prototypes) = model(model.squares())
-        for name, value in (("answers", answers), ("prototypes", prototypes)):
-            self.register_buffer(name, value)
-
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        index = indices(images)
-        return self.answers[index], self.prototypes[index]
-
-
 def masks_by_torch(model: KnowingMasks, image: np.ndarray, rows: list) -> list[np.ndarray]:
     """Masks bool `[H, W]` of `(x1, y1, x2, y2, score)` in a BGR image of the input's size, enlarged by torch."""
     raw, (_, coefficients, prototypes) = model(torch.from_numpy(image[..., ::-1].transpose(2, 0, 1).copy())[None] / 255)
@@ -156,11 +124,4 @@ def masks_by_torch(model: KnowingMasks, image: np.ndarray, rows: list) -> list[n
 
 def export_masks(model: KnowingMasks, path: Path, batch: int | None = None, task: str = "segment") -> Path:
     """Write the answers as an ONNX file, as a segmentation network's; `batch` is fixed where it is given."""
-    axes = {name: {0: "batch"} for name in ("images", "output0", "output1")} if batch is None else None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        torch.onnx.export(
-            _Table(model), (torch.zeros(batch or 2, 3, model.imgsz, model.imgsz),), str(path), opset_version=17,
-            input_names=["images"], output_names=["output0", "output1"], dynamic_axes=axes, dynamo=False,
-        )  # fmt: skip
-    return with_metadata(path, model.names, **({"task": task} if task else {}))
+    return export_answers(model, path, batch, model.imgsz, task=task)

@@ -1,6 +1,7 @@
 """A set of known images with the network that knows it, to be evaluated."""
 
-from known_images import KnowingModel, write_set
+from known_images import SQUARE, KnowingModel, write_set
+from known_masks import KnowingMasks, write_outlined_set
 
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.loop import EvalConfig, evaluate
@@ -11,13 +12,13 @@ CONFIG = EvalConfig(imgsz=64, batch_size=8, workers=0)
 
 
 class Known:
-    """A set, its data configuration, and the network that knows it."""
+    """A set, its data configuration, and the network that knows it; with `masks` one for segmentation."""
 
-    def __init__(self, folder, sizes, count=40):
+    def __init__(self, folder, sizes=SQUARE, count=40, masks=False, imgsz=64):
         self.folder = folder
-        self.samples = write_set(folder, count, sizes)
+        self.samples = write_outlined_set(folder, count, sizes) if masks else write_set(folder, count, sizes)
         self.data = load_data(folder / "data.yaml")
-        self.model = KnowingModel(self.samples, NAMES, 64)
+        self.model = (KnowingMasks if masks else KnowingModel)(self.samples, NAMES, imgsz)
 
-    def evaluate(self, config=CONFIG, **more):
-        return evaluate(TorchRunner(self.model, "cpu"), self.data, config, progress=False, **more)
+    def evaluate(self, config=CONFIG, runner=None, **more):
+        return evaluate(runner or TorchRunner(self.model, "cpu"), self.data, config, progress=False, **more)

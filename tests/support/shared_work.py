@@ -108,7 +108,7 @@ def evaluated(folder: Path, samples: list[Any], cases: list[dict[str, Any]], out
             result = evaluate(runner, data, config, out_dir=out / str(place), progress=False, reference=reference)
         clocks = {"ms", "seconds", "statistics", "measured_on"}
         numbers = {name: value for name, value in vars(result).items() if name not in clocks}
-        paths = result.statistics.paths if result.statistics else None
+        paths = list(result.statistics.images) if result.statistics else None
         found.append({"numbers": numbers, "paths": paths, "measured_on": result.measured_on})
     return found
 

@@ -49,7 +49,7 @@ class Score:
         return None if entries.get("ap") is None else cls(entries["ap"], entries.get("mask_ap"))
 
 
-class SplitCounts(StrictModel):
+class SplitCounts(StrictModel, extra="ignore"):  # reports of earlier versions count more
     """What a split of a dataset holds, as it was read.
 
     Attributes:
@@ -68,7 +68,6 @@ class SplitCounts(StrictModel):
     bad_label_lines: int
     clipped_labels: int
     boxes_among_polygons: int
-    jpegs_with_bytes_behind_their_end: int
     first: dict[str, str]
 
     @property

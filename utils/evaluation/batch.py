@@ -1,8 +1,7 @@
-"""Images of one shape with what is known about them, as the loader gives them; rows of all images in one tensor.
+"""Images of one shape with their labels, as the loader gives them; rows of all images in one tensor.
 
-The loader's workers draw the labels' masks, which takes longer than all else that is done with a label. The definition
-is that of upstream's evaluation: a polygon is filled at the input's size, and of the result, resized bilinearly to the
-grid of the prototypes, what is above one half belongs to the mask.
+Masks of labels are those of upstream's evaluation: a polygon is filled at the input's size, and of the result, resized
+bilinearly to the prototypes' grid, what is above one half belongs to the mask. The loader's workers draw them.
 """
 
 from __future__ import annotations
@@ -10,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
+import cv2
 import numpy as np
 import torch
 from torch import Tensor
@@ -25,13 +25,13 @@ MASK_STRIDE = 4  # pixels of the input in one of the prototypes' grid, in each d
 
 @dataclass(frozen=True, eq=False)
 class RaggedBatch(Sequence["Tensor"]):
-    """As a sequence, the rows of each image, `[n of the image, ...]`: views, which are made when the first is read.
+    """Rows of several images; as a sequence, the rows of each image, `[n of the image, ...]`, as views.
 
     What is done with a batch is done with all rows at once, since each operator on a GPU costs the CPU a start.
 
     Attributes:
         flat: the rows of all images, one image behind the other, `[n, ...]`.
-        counts: of the rows of each image; their sum is n.
+        counts: of the rows of each image.
     """
 
     flat: Tensor
@@ -39,26 +39,22 @@ class RaggedBatch(Sequence["Tensor"]):
 
     @classmethod
     def of(cls, images: Sequence[Tensor]) -> RaggedBatch:
-        """The rows of one image or more, which are put together unless they are already."""
-        return images if isinstance(images, cls) else cls(torch.cat(list(images)), [len(one) for one in images])
+        """Put the rows of one image or more together."""
+        return cls(torch.cat(list(images)), [len(rows) for rows in images])
 
     def __len__(self) -> int:
         return len(self.counts)
 
-    @overload
-    def __getitem__(self, index: int) -> Tensor: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Tensor]: ...
-    def __getitem__(self, index: int | slice) -> Tensor | Sequence[Tensor]:
+    def __getitem__(self, index: Any) -> Any:
         return self._images[index]
 
     @cached_property
     def _images(self) -> tuple[Tensor, ...]:
         return self.flat.split(self.counts)
 
-    def cpu(self) -> RaggedBatch:
-        """The same in memory."""
-        return RaggedBatch(self.flat.cpu(), self.counts)
+    def to(self, device: torch.device | str) -> RaggedBatch:
+        """The same on a device, see `sent`."""
+        return RaggedBatch(sent(self.flat, torch.device(device)), self.counts)
 
     def owners(self) -> Tensor:
         """The image of each row, int64 `[n]`, where the rows are."""
@@ -66,21 +62,23 @@ class RaggedBatch(Sequence["Tensor"]):
         return sent(torch.from_numpy(np.arange(len(self.counts)).repeat(self.counts)), self.flat.device)
 
 
+NO_LABELS = RaggedBatch(torch.zeros((0, 5)), [])
+
+
 class Item(NamedTuple):
     """One image of a dataset.
 
     Attributes:
         image: uint8 `[3, H, W]` RGB, letterboxed; None when it cannot be decoded.
+        letterbox: where the original lies in the input; None for an augmented image, which has no original.
         labels: float32 `[m, 5]`: class, xyxy in pixels of the original.
-        path: of the image.
-        shapes: where the original lies in the input, as `Letterbox.shapes` says it.
         masks: of the labels, bool `[n, H / 4, W / 4]`, where a network for segmentation is evaluated.
     """
 
     image: Tensor | None
-    labels: Tensor
     path: str
-    shapes: Any
+    letterbox: Letterbox | None = None
+    labels: Tensor = NO_LABELS.flat
     masks: Tensor | None = None
 
 
@@ -90,15 +88,14 @@ class Batch:
 
     Attributes:
         images: uint8 `[B, 3, H, W]` RGB.
-        paths, shapes: of each image, see `Item`.
-        labels: of each image; None where one is put together of several, which have no original.
+        paths, letterboxes, labels: of each image, see `Item`.
         masks: of the labels, in their order, bool `[n, H / 4, W / 4]`; None for detection.
     """
 
     images: Tensor
     paths: tuple[str, ...] = ()
-    shapes: tuple[Any, ...] = ()
-    labels: RaggedBatch | None = None
+    letterboxes: tuple[Letterbox, ...] = ()
+    labels: RaggedBatch = NO_LABELS
     masks: Tensor | None = None
 
     def __len__(self) -> int:
@@ -106,30 +103,28 @@ class Batch:
 
     def pin_memory(self) -> Batch:
         """The same in pinned memory; torch's loader asks for it where there is a GPU."""
-        labels = None if self.labels is None else RaggedBatch(self.labels.flat.pin_memory(), self.labels.counts)
+        labels = RaggedBatch(self.labels.flat.pin_memory(), self.labels.counts)
         return replace(self, images=self.images.pin_memory(), labels=labels)
 
 
-def collate(items: Sequence[Any]) -> Batch:
+def collate(items: Sequence[Item]) -> Batch:
     """Stack items of one shape; those that could not be decoded are left out, so a batch can be empty (B = 0)."""
-    good = [Item(*item) for item in items if item[0] is not None]
+    good = [item for item in items if item.image is not None]
     if not good:
         return Batch(torch.zeros((0, 3, 0, 0), dtype=torch.uint8))
-    images, labels, paths, shapes, masks = zip(*good, strict=True)
+    images, paths, letterboxes, labels, masks = zip(*good, strict=True)
     return Batch(
         default_collate(images),  # in a loading process right into the memory that it shares
-        tuple(paths), tuple(shapes), None if None in shapes else RaggedBatch.of(labels),
-        None if masks[0] is None else torch.cat(masks),
+        paths, letterboxes, RaggedBatch.of(labels), None if masks[0] is None else torch.cat(masks),
     )  # fmt: skip
 
 
 def polygon_masks(polygons: Sequence[np.ndarray], box: Letterbox, shape: tuple[int, int]) -> Tensor:
-    """Masks of an image's polygons on the prototypes' grid, bool `[n, H / 4, W / 4]`.
+    """Masks on the prototypes' grid, bool `[n, H / 4, W / 4]`, in an input of `shape` (height, width).
 
     Args:
         polygons: float32 `[points, 2]` each: x, y as fractions of the image.
         box: where the image lies in the input.
-        shape: (height, width) of the input.
     """
     masks: np.ndarray = np.zeros((len(polygons), shape[0] // MASK_STRIDE, shape[1] // MASK_STRIDE), bool)
     for mask, polygon in zip(masks, polygons, strict=True):
@@ -139,8 +134,6 @@ def polygon_masks(polygons: Sequence[np.ndarray], box: Letterbox, shape: tuple[i
 
 def filled(points: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
     """A polygon of `[points, 2]` x, y in pixels, truncated to whole ones, as uint8 `shape` of 0 and 1."""
-    import cv2
-
     mask: np.ndarray = np.zeros(shape, np.uint8)
     cv2.fillPoly(mask, [points.astype(np.int32)], 1)
     return mask

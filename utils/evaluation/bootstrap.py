@@ -1,10 +1,10 @@
 """Standard errors of AP, and of differences of AP, by resampling the images (the bootstrap).
 
 A resampling draws as many images as there are, with replacement, so that image i counts `weight[i]` times with its
-labels and detections. Nothing is sorted again for that: each class is sorted once, and counts of detections and hits
-become sums of weights, of all resamplings side by side. The resamplings depend on nothing but the number of images. So
-two networks are resampled alike, and their difference on each resampling gives the standard error of the difference
-(paired bootstrap; Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapters 6 and 8).
+labels and detections: each class is sorted once, and counts become sums of weights, of all resamplings side by side.
+They depend on nothing but the number of images. So two networks are resampled alike, and their difference on each
+resampling gives the standard error of the difference (paired bootstrap; Efron and Tibshirani, An Introduction to the
+Bootstrap, 1993, chapters 6 and 8).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Outcomes:
 def resample(outcomes: Outcomes, replicates: int = REPLICATES) -> Resampled | None:
     """AP of an evaluation on resamplings of its images; None for a single image or group, which cannot be resampled."""
     drawn = image_weights(outcomes, replicates)
-    return None if drawn is None else Resampled.of(drawn[0], weighted_ap(outcomes, drawn[1]))
+    return drawn and Resampled.of(drawn[0], weighted_ap(outcomes, drawn[1]))
 
 
 def image_weights(outcomes: Outcomes, replicates: int = REPLICATES) -> tuple[str, np.ndarray] | None:
@@ -76,12 +76,9 @@ def image_weights(outcomes: Outcomes, replicates: int = REPLICATES) -> tuple[str
     weights = np.empty_like(drawn)
     weights[order] = drawn
     digest = hashlib.sha256(np.ascontiguousarray(drawn, "<i4").tobytes())
-    by_image = np.lexsort((outcomes.label_classes, outcomes.label_image))
-    counts = np.bincount(outcomes.label_image, minlength=count)
-    labels = np.split(outcomes.label_classes[by_image].astype(int), counts.cumsum()[:-1])
     for index in order:
-        name = PurePath(outcomes.paths[index]).stem
-        digest.update(repr((name, labels[index].tolist())).encode("utf-8", "surrogatepass"))
+        labels = np.sort(outcomes.label_classes[outcomes.label_image == index]).astype(int).tolist()
+        digest.update(repr((PurePath(outcomes.paths[index]).stem, labels)).encode("utf-8", "surrogatepass"))
     return digest.hexdigest()[:32], weights
 
 
@@ -89,7 +86,6 @@ def group_images(paths: Sequence[str], groups: str) -> list[str]:
     """The group of each image: frames of a clip, or photographs of one scene, which are not independent of each other.
 
     Args:
-        paths: of the images.
         groups: a text file with a line `image group` for each image (the image's name, with or without folder and
             suffix), or a regular expression: what it matches at the beginning of an image's name is its group.
 
@@ -97,25 +93,21 @@ def group_images(paths: Sequence[str], groups: str) -> list[str]:
         InputError: it is neither, or an image has no group.
     """
     names = [PurePath(path).stem for path in paths]
-    if Path(groups).is_file():
-        lines = [line.split() for line in Path(groups).read_text("utf-8").splitlines() if line.strip()]
-        if bad := next((line for line in lines if len(line) != 2), None):
-            raise InputError(f"--groups {groups}: a line is an image and its group; found {' '.join(bad)!r}")
-        of_name = {PurePath(image).stem: group for image, group in lines}
-        found = [of_name.get(name) for name in names]
-    else:
-        try:
-            matches = [re.match(groups, name) for name in names]
-        except re.error as error:
-            what = f"--groups {groups} is neither a file nor a regular expression of image names ({error})"
-            raise InputError(what) from error
-        found = [match.group() if match else None for match in matches]
-    missing = [name for name, group in zip(names, found, strict=True) if not group]
-    if missing:
+    try:
+        if Path(groups).is_file():
+            lines = [line.split() for line in Path(groups).read_text("utf-8").splitlines() if line.strip()]
+            of_name = {PurePath(image).stem: group for image, group in lines}
+            found = [of_name.get(name, "") for name in names]
+        else:
+            found = [match.group() if (match := re.match(groups, name)) else "" for name in names]
+    except (ValueError, re.error) as error:
+        expected = "expected a file with a line 'image group' for each image, or a regular expression of image names"
+        raise InputError(f"--groups {groups}: {error}; {expected}") from error
+    if missing := [name for name, group in zip(names, found, strict=True) if not group]:
         raise InputError(
             f"--groups {groups} gives no group to {len(missing)} of {plural(len(names), 'image')}, first {missing[0]}"
         )
-    return [str(group) for group in found]
+    return found
 
 
 def draw_weights(images: int, replicates: int) -> np.ndarray:
@@ -129,12 +121,11 @@ def draw_weights(images: int, replicates: int) -> np.ndarray:
 
 
 def weighted_ap(outcomes: Outcomes, weights: np.ndarray) -> np.ndarray:
-    """AP as `metrics.score` would give it if each image were there several times.
+    """AP as `metrics.ap_per_class` would give it if each image were there several times.
 
     Detections of equal score stay in the order of their images; the copies of one image count as one after another.
 
     Args:
-        outcomes: the evaluation.
         weights: how often each image counts, int `[images, B]`.
 
     Returns:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
 import json
 import logging
@@ -11,8 +10,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from utils.core.errors import DataError, DependencyError, QatError
 from utils.core.files import distinct_names, read_json, refuse_overwrite, write_text
@@ -23,18 +20,14 @@ from utils.evaluation.images import label_file, source_name
 from utils.evaluation.masks import run_lengths
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from utils.evaluation.batch import Batch
     from utils.evaluation.detector import BatchDetections
     from utils.evaluation.loop import EvalConfig
 
 logger = logging.getLogger(__name__)
 
-# COCO numbers its 80 categories up to 90; these numbers were never used.
-_UNUSED = {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}
-COCO_CATEGORIES = [number for number in range(1, 91) if number not in _UNUSED]
-
+UNUSED = (12, 26, 29, 30, 45, 66, 68, 69, 71, 83)  # COCO numbers its 80 categories up to 90 without these
+COCO_CATEGORIES = [number for number in range(1, 91) if number not in UNUSED]
 STATISTICS = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large",
               "ar_1", "ar_10", "ar_100", "ar_small", "ar_medium", "ar_large")  # fmt: skip
 
@@ -50,183 +43,119 @@ class CocoEvaluation:
     """
 
     def __init__(
-        self, data: DataConfig, split: str, paths: Sequence[str], *, single_cls: bool = False, masks: bool = False
+        self, data: DataConfig, config: EvalConfig, paths: Sequence[str], json_file: Path, masks: bool
     ) -> None:
         """Read the annotations of a split, before the evaluation; with `masks` each must have a segmentation.
 
         Raises:
             DataError: the annotations cannot be read, or lack a category that the dataset names or one of the images
                 at `paths`.
-            DependencyError: masks cannot be written.
+            DependencyError: pycocotools is not installed.
+            InputError: `json_file`, which `finish` writes, is the annotations.
         """
-        self._installed = importlib.util.find_spec("pycocotools") is not None
-        if masks and not self._installed:
-            raise DependencyError(
-                "writing masks as COCO JSON needs pycocotools; install it with: pip install pycocotools"
-            )
-        self.file = data.annotations_of(split)
+        try:
+            from pycocotools.coco import COCO
+        except ImportError as error:
+            raise DependencyError("COCO JSON needs pycocotools; install it with: pip install pycocotools") from error
+        self.file = data.annotations_of(config.split)
         self.results: dict[str, list[dict[str, Any]]] = {}
-        self._single_cls = single_cls
-        self._coco: Any = None  # pycocotools' index of the annotations
-        self._ids: dict[str, list[int]] = {}  # by the image's name without folder and suffix
         self.category_ids = COCO_CATEGORIES if data.is_coco else list(range(data.nc))
+        self._json_file, self._masks, self._single_cls, self._coco = json_file, masks, config.single_cls, COCO()
+        self._ids: dict[str, list[int]] = {}  # by the image's name without folder and suffix
         if self.file:
-            content = read_json(self.file, "expected COCO's annotations", DataError)
+            refuse_overwrite([json_file], [self.file], "choose another --name or --project")
             with self._in_one_line():
-                self._read(content, masks)
-                if not data.is_coco:
-                    self.category_ids = self._categories(content["categories"], data)
+                self._read(self.file, data)
             stems = Counter(Path(path).stem for path in paths)
             if wrong := [stem for stem in stems if len(self._ids.get(stem, ())) != 1 or stems[stem] > 1]:
                 raise DataError(f"the image {wrong[0]} is not in {self.file}, or there are several of that name")
 
     @contextlib.contextmanager
-    def _in_one_line(self) -> Iterator[None]:
-        """Turn whatever annotations of another form make pycocotools (and us) raise into one `DataError`."""
+    def _in_one_line(self) -> Iterator[io.StringIO]:
+        """Make one `DataError` of what pycocotools raises on other annotations; yields what it prints."""
+        printed = io.StringIO()
         try:
-            yield
+            with contextlib.redirect_stdout(printed):
+                yield printed
         except QatError:
             raise
         except Exception as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             raise DataError(f"{self.file}: pycocotools cannot read these annotations: {reason}") from error
 
-    def _read(self, content: dict[str, Any], masks: bool) -> None:
+    def _read(self, file: Path, data: DataConfig) -> None:
         """Fill in what pycocotools relies on, and let it read boxes and masks now, not after the evaluation."""
+        content = read_json(file, "expected COCO's annotations", DataError)
         annotations = content["annotations"]
         for number, annotation in enumerate(annotations, 1):
+            _, _, width, height = annotation["bbox"]
             annotation["id"] = number  # pycocotools takes the id 0 for "no match"
             annotation.setdefault("iscrowd", 0)
-            annotation.setdefault("area", annotation["bbox"][2] * annotation["bbox"][3])
-        np.array([annotation["bbox"] for annotation in annotations], float).reshape(len(annotations), 4)
+            annotation.setdefault("area", width * height)
         for image in content["images"]:
             self._ids.setdefault(Path(image["file_name"]).stem, []).append(image["id"])
-        if not self._installed:
-            return
-        from pycocotools.coco import COCO
-
-        self._coco = COCO()
         self._coco.dataset = {"info": {}, "licenses": [], **content}  # loadRes copies both
-        with contextlib.redirect_stdout(io.StringIO()):
-            self._coco.createIndex()
-        for annotation in annotations if masks else ():
+        self._coco.createIndex()
+        for annotation in annotations if self._masks else ():
             if annotation["image_id"] in self._coco.imgs:
                 annotation["segmentation"] = self._coco.annToRLE(annotation)
-
-    def _categories(self, categories: Sequence[dict[str, Any]], data: DataConfig) -> list[int]:
         if self._single_cls:  # any category will do, as long as the annotations have it
-            return [categories[0]["id"]]
-        by_name = {str(category["name"]): category["id"] for category in categories}
-        missing = [name for name in data.names.values() if name not in by_name]
-        if missing:
-            known = short_repr(list(by_name))
-            raise DataError(f"{self.file} has no category {missing[0]!r}, which {data.file} names; it has {known}")
-        return [by_name[name] for name in data.names.values()]
+            self.category_ids = [content["categories"][0]["id"]]
+        elif not data.is_coco:
+            by_name = {str(category["name"]): category["id"] for category in content["categories"]}
+            if missing := [name for name in data.names.values() if name not in by_name]:
+                known = short_repr(list(by_name))
+                raise DataError(f"{file} has no category {missing[0]!r}, which {data.file} names; it has {known}")
+            self.category_ids = [by_name[name] for name in data.names.values()]
 
     def image_id(self, path: str) -> int | str:
         """The id of an image: the annotations', or else its name as upstream takes it: a number if it is one."""
         stem = Path(path).stem
         return self._ids[stem][0] if self.file else int(stem) if stem.isdecimal() else stem
 
-    def add(self, path: str, found: Tensor, masks: Sequence[dict[str, Any]] | None = None) -> None:
-        """Remember one image's detections `[n, 6]`: xyxy in pixels, score, class; and run lengths of their masks."""
-        image_id, entries = self.image_id(path), []
-        for index, (x1, y1, x2, y2, score, label) in enumerate(found.tolist()):
-            bbox = [round(value, 3) for value in (x1, y1, x2 - x1, y2 - y1)]
-            category = self.category_ids[int(label)]
-            entry = {"image_id": image_id, "category_id": category, "bbox": bbox, "score": round(score, 5)}
-            entries.append(entry if masks is None else {**entry, "segmentation": masks[index]})
-        self.results[path] = entries
+    def add(self, batch: Batch, detections: BatchDetections) -> None:
+        """Take in what is detected in a batch."""
+        for index, (path, rows) in enumerate(zip(batch.paths, detections.rows, strict=True)):
+            masks = detections.masks
+            coded = [] if masks is None else run_lengths(masks, index, batch.letterboxes[index])
+            entries = self.results[path] = []
+            for number, (x1, y1, x2, y2, score, label) in enumerate(rows.tolist()):
+                entries.append({
+                    "image_id": self.image_id(path), "category_id": self.category_ids[int(label)],
+                    "bbox": [round(value, 3) for value in (x1, y1, x2 - x1, y2 - y1)], "score": round(score, 5),
+                    **({"segmentation": coded[number]} if coded else {}),
+                })  # fmt: skip
 
-    def results_of(self, paths: Sequence[str]) -> list[dict[str, Any]]:
-        """COCO's list for images at `paths`, in their order."""
-        return [entry for path in paths for entry in self.results[path]]
-
-    def evaluate(self, paths: Sequence[str], iou_type: str, heading: str = "") -> dict[str, float] | None:
-        """Compute pycocotools' 12 statistics on images at `paths`; None, and a line in the log, if it cannot run.
-
-        Args:
-            iou_type: what it compares, `bbox` or `segm`.
-            heading: a line of the log in front of the statistics.
-
-        Raises:
-            DataError: pycocotools cannot read the annotations.
-        """
+    def finish(self, paths: Sequence[str]) -> tuple[dict[str, float] | None, dict[str, float] | None]:
+        """Write the JSON; return pycocotools' statistics of boxes and of masks on images at `paths`, if it can run."""
+        results = [entry for path in paths for entry in self.results[path]]
+        write_text(self._json_file, json.dumps(results))
         if not self.file:
             logger.info("pycocotools: no annotations for this split, so only the predictions were written")
-            return None
-        if self._coco is None:
-            logger.warning("pycocotools is not installed (pip install pycocotools); only the predictions were written")
-            return None
-        results = self.results_of(paths)
+            return None, None
+        boxes = self._evaluate(paths, results, DETECT.iou_type)
+        # the areas of results with boxes would be those of the boxes
+        without = [{key: value for key, value in entry.items() if key != "bbox"} for entry in results]
+        return boxes, self._evaluate(paths, without, SEGMENT.iou_type) if self._masks else None
+
+    def _evaluate(self, paths: Sequence[str], results: list[dict[str, Any]], iou_type: str) -> dict[str, float]:
+        """Pycocotools' 12 statistics on images at `paths`."""
         if not results:
             return dict.fromkeys(STATISTICS, 0.0)
         from pycocotools.cocoeval import COCOeval
 
-        printed = io.StringIO()
-        with self._in_one_line(), contextlib.redirect_stdout(printed):
-            if iou_type != "bbox":  # the areas of results with boxes would be those of the boxes
-                results = [{key: value for key, value in one.items() if key != "bbox"} for one in results]
+        with self._in_one_line() as printed:
             evaluator = COCOeval(self._coco, self._coco.loadRes(results), iou_type)
             evaluator.params.imgIds = [self.image_id(path) for path in paths]
             evaluator.params.useCats = int(not self._single_cls)
             evaluator.evaluate()
             evaluator.accumulate()
             evaluator.summarize()
-        if heading:
-            logger.info(heading)
+        logger.info("pycocotools, %s:", iou_type)
         for line in printed.getvalue().splitlines():
             if line.startswith(" Average"):
                 logger.info(line)
         return {name: float(value) for name, value in zip(STATISTICS, evaluator.stats, strict=True)}
-
-
-class PredictionFiles:
-    """The files of predictions that `save_txt` and `save_json` ask for: text for each image, and COCO's JSON."""
-
-    def __init__(
-        self, config: EvalConfig, data: DataConfig, out_dir: Path | None, name: str, paths: Sequence[str], masks: bool
-    ) -> None:
-        """Check, before the evaluation, that what is asked for can be written; `paths` are the images that will come.
-
-        Raises:
-            DataError: the annotations do not fit the dataset.
-            InputError: a file would be written over one that is read.
-            ValueError: there is no `out_dir` to write into.
-        """
-        if out_dir is None and (config.save_txt or config.save_json):
-            raise ValueError("save_txt and save_json need out_dir")
-        folder = out_dir or Path()
-        self._masks = masks
-        self.text = TextWriter(folder / "labels", config.save_conf, paths) if config.save_txt else None
-        self.coco: CocoEvaluation | None = None
-        self.json_file = folder / f"{name}_predictions.json"
-        if config.save_json:
-            self.coco = CocoEvaluation(data, config.split, paths, single_cls=config.single_cls, masks=masks)
-            refuse_overwrite(
-                [self.json_file], [self.coco.file] if self.coco.file else [], "choose another --name or --project"
-            )
-
-    def add(self, batch: Batch, detections: BatchDetections) -> None:
-        """Take in what is detected in a batch."""
-        if not (self.text or self.coco):
-            return
-        for index, (path, rows) in enumerate(zip(batch.paths, detections.rows, strict=True)):
-            rows, size = rows.cpu(), batch.shapes[index][0]
-            if self.text:
-                self.text.add(path, rows.tolist(), size)
-            if self.coco:
-                masks = None if detections.masks is None else run_lengths(detections.masks, index, batch.shapes[index])
-                self.coco.add(path, rows, masks)
-
-    def finish(self, paths: Sequence[str]) -> tuple[dict[str, float] | None, dict[str, float] | None]:
-        """Write the JSON; return pycocotools' statistics of boxes and of masks on images at `paths`, if it can run."""
-        if not self.coco:
-            return None, None
-        write_text(self.json_file, json.dumps(self.coco.results_of(paths)))
-        boxes = self.coco.evaluate(paths, DETECT.iou_type, "pycocotools, boxes:" if self._masks else "")
-        masks = self.coco.evaluate(paths, SEGMENT.iou_type, "pycocotools, masks:") if boxes and self._masks else None
-        return boxes, masks
 
 
 class TextWriter:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 from collections.abc import Mapping
@@ -28,14 +27,11 @@ COCO_CLASSES = 80
 
 def _by_id(names: Any) -> Any:
     """Class names as a mapping from 0 on; each may be a number, which YAML makes of a text such as 7 or yes."""
-    if isinstance(names, (list, tuple)):
-        names = dict(enumerate(names))
-    if not isinstance(names, Mapping) or not names:
-        raise ValueError("a name for each class")
+    names = dict(enumerate(names)) if isinstance(names, list) else names
+    if not isinstance(names, Mapping) or not names or set(names) != set(range(len(names))):
+        raise ValueError("a name for each class, from 0 on")
     if not all(isinstance(name, (str, int, float)) for name in names.values()):
         raise ValueError("a text for each class")
-    if set(names) != set(range(len(names))):
-        raise ValueError(f"the keys 0 to {len(names) - 1}")
     return {number: str(names[number]) for number in range(len(names))}
 
 
@@ -94,9 +90,7 @@ class DataConfig:
     def annotations_of(self, split: str) -> Path | None:
         """`root/annotations/instances_{stem of the split's entry}.json`, if anything is there."""
         entries = self.splits.get(split, ())
-        if len(entries) != 1:
-            return None
-        file = self.root / "annotations" / f"instances_{Path(entries[0]).stem}.json"
+        file = self.root / "annotations" / f"instances_{Path(entries[0]).stem if len(entries) == 1 else ''}.json"
         return file if os.path.lexists(file) else None
 
     def paths(self, split: str) -> tuple[str, ...]:
@@ -120,30 +114,31 @@ class DataConfig:
         Raises:
             DataError: the split is not there, no image of it can be used, or a label is wrong with `strict_labels`.
         """
-        if (split, limit) not in self.parts:
-            files, others = list_images(self.paths(split))
-            chosen, name = files, split
-            if limit is not None and limit < len(files):
-                chosen = [files[i] for i in np.linspace(0, len(files) - 1, max(limit, 1)).astype(int)]
-                name = f"{split} ({len(chosen)} of {plural(len(files), 'image')})"
-            part = read_images(chosen, self.nc, name=name, progress=progress)
-            part.left_out += [f"{file}: {Path(file).suffix} is not read; convert it to PNG or JPEG" for file in others]
-            if limit is None or not any(read == split for read, _ in self.parts):
-                counts = part.counts(self.root)
-                logger.info("%s", counts)
-                if counts.lacks_labels and split != "train":  # whose labels nothing reads
-                    logger.warning(
-                        "%s: %d of %s have no label file (first: %s) and count as backgrounds; AP is too low if they "
-                        "show objects", split, counts.without_a_label_file, plural(counts.images, "image"),
-                        counts.first["without_a_label_file"],
-                    )  # fmt: skip
-                for line in part.left_out[:5] if len(part.left_out) > 1 else ():
-                    logger.info("  %s", line.replace(f"{self.root}{os.sep}", ""))
-            if wrong := self.strict_labels and [*part.bad_lines, *part.clipped_lines]:
-                what = f"--strict-labels: wrong label lines of '{split}': {len(wrong)}; the first: {wrong[0]}"
-                raise DataError(f"{what}; correct them, or leave --strict-labels out")
-            self.parts[split, limit] = part
-        return self.parts[split, limit]
+        if (split, limit) in self.parts:
+            return self.parts[split, limit]
+        files, others = list_images(self.paths(split))
+        chosen, name = files, split
+        if limit is not None and limit < len(files):
+            chosen = [files[i] for i in np.linspace(0, len(files) - 1, max(limit, 1)).astype(int)]
+            name = f"{split} ({len(chosen)} of {plural(len(files), 'image')})"
+        part = read_images(chosen, self.nc, name=name, progress=progress)
+        part.left_out += [f"{file}: {Path(file).suffix} is not read; convert it to PNG or JPEG" for file in others]
+        if limit is None or not any(read == split for read, _ in self.parts):
+            counts = part.counts(self.root)
+            logger.info("%s", counts)
+            if counts.lacks_labels and split != "train":  # whose labels nothing reads
+                logger.warning(
+                    "%s: %d of %s have no label file (first: %s) and count as backgrounds; AP is too low if they show "
+                    "objects", split, counts.without_a_label_file, plural(counts.images, "image"),
+                    counts.first["without_a_label_file"],
+                )  # fmt: skip
+            for line in part.left_out[:5] if len(part.left_out) > 1 else ():
+                logger.info("  %s", line.replace(f"{self.root}{os.sep}", ""))
+        if wrong := self.strict_labels and [*part.bad_lines, *part.clipped_lines]:
+            what = f"--strict-labels: wrong label lines of '{split}': {len(wrong)}; the first: {wrong[0]}"
+            raise DataError(f"{what}; correct them, or leave --strict-labels out")
+        self.parts[split, limit] = part
+        return part
 
     def counts(self) -> list[SplitCounts]:
         """What was read; of a split of which all was read, that alone."""
@@ -168,20 +163,20 @@ def load_data(path: str | Path, strict_labels: bool = False) -> DataConfig:
     entries = {split: tuple(paths) for split in SPLITS if (paths := getattr(content, split))}
     if "val" not in entries and "train" not in entries:
         raise DataError(f"{file} has neither 'train:' nor 'val:'; they name the folders of images")
-    checkout = Path(__file__).resolve().parents[2]
-    bases = (checkout, Path.cwd(), file.resolve().parent)
+    bases = (Path(__file__).resolve().parents[2], Path.cwd(), file.resolve().parent)
     candidates = list(dict.fromkeys((base / (content.path or "")).resolve() for base in bases))
     with_images = (
         root for split in ("val", "train", "test") for root in candidates
-        if split in entries and _resolve(root, entries[split])
+        if split in entries and all(_resolve(root, entries[split]))
     )  # fmt: skip
     root = next(with_images, None) or next(filter(os.path.isdir, candidates), candidates[0])
-    splits = {split: found for split, paths in entries.items() if (found := _resolve(root, paths))}
-    missing = {
-        split: next(one for one in paths if not _resolve(root, (one,)))
-        for split, paths in entries.items()
-        if split not in splits
-    }
+    splits, missing = {}, {}
+    for split, paths in entries.items():
+        found = _resolve(root, paths)
+        if all(found):
+            splits[split] = tuple(filter(None, found))
+        else:
+            missing[split] = paths[found.index(None)]
     if "val" in missing:
         raise DataError(_not_found(file, "val", missing["val"], root))
     is_coco = len(content.names) == COCO_CLASSES and entries.get("val", ("",))[0].endswith("val2017.txt")
@@ -192,12 +187,8 @@ def _not_found(file: Path, split: str, entry: str, root: Path) -> str:
     return f"{file}: {split} images {entry!r} not found in {root}; correct 'path:' or '{split}:'"
 
 
-def _resolve(root: Path, entries: tuple[str, ...]) -> tuple[str, ...]:
-    """Absolute paths of all entries, or nothing when one is missing. `../x` is also looked for as `x`, as upstream."""
-    found = []
-    for entry in entries:
-        entry = entry.replace("\\", "/")  # a file from Windows
-        options = [root / entry] + ([root / entry[3:]] if entry.startswith("../") else [])
-        with contextlib.suppress(StopIteration):
-            found.append(str(next(option for option in options if os.path.exists(option)).resolve()))
-    return tuple(found) if len(found) == len(entries) else ()
+def _resolve(root: Path, entries: tuple[str, ...]) -> list[str | None]:
+    """The absolute path of each entry, None where it lies nowhere. `../x` is also looked for as `x`, as upstream."""
+    entries = tuple(entry.replace("\\", "/") for entry in entries)  # a file from Windows
+    places = ([root / entry, root / entry.removeprefix("../")] for entry in entries)
+    return [next((str(place.resolve()) for place in pair if os.path.exists(place)), None) for pair in places]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,16 +16,8 @@ from torch import Tensor
 from utils.core.errors import InputError
 from utils.core.tasks import BOX, DISPLAY_CONF, DISPLAY_IOU, Prediction
 from utils.core.text import plural, short_repr
-from utils.evaluation.batch import RaggedBatch
-from utils.evaluation.input_plan import (
-    batch_range,
-    gives_masks,
-    has_nms,
-    image_input,
-    nms_thresholds,
-    nms_words,
-    output_names,
-)
+from utils.evaluation.batch import Batch, RaggedBatch
+from utils.evaluation.input_plan import batch_range, gives_masks, has_nms, image_input, nms_thresholds, nms_words
 from utils.evaluation.letterbox import boxes_to_image
 from utils.evaluation.masks import Masks
 from utils.evaluation.nms import non_max_suppression, packed_detections
@@ -41,34 +33,39 @@ warn_once = cache(logger.warning)  # of what each evaluation of a run would say 
 
 @dataclass(frozen=True)
 class BatchDetections:
-    """What a network detects in a batch.
+    """What a network detects in a batch: of each image float32 `[n, 6]`, xyxy in its pixels, score, class, best first.
 
-    Attributes:
-        rows: of each image float32 `[n, 6]`: xyxy in the original's pixels, score, class; best first.
-        masks: of these; None for detection.
+    `masks` are of these; None for detection.
     """
 
     rows: RaggedBatch
     masks: Masks | None = None
 
 
-class Detector:
-    """Calls the runner on batches, in the runner's own batch size, and keeps the times.
+def output_names(runner: Runner) -> dict[str, str]:
+    """The task's names of the outputs → the runner's: the same, or else the first of as many dimensions.
 
-    Attributes:
-        device: the runner's.
+    Raises:
+        InputError: a network for segmentation has no prototypes.
     """
+    task, names = runner.task, {}
+    for name, dimensions in zip(task.outputs, (3, 4), strict=False):
+        fitting = [spec.name for spec in runner.outputs if len(spec.shape) == dimensions]
+        if not fitting and name == task.prototypes:
+            outputs = ", ".join(map(str, runner.outputs))
+            expected = f"{name} [batch, masks, height, width]"
+            raise InputError(f"a network for segmentation gives {expected}, too; this one gives {outputs}")
+        names[name] = name if name in fitting else [*fitting, runner.outputs[0].name][0]
+    return names
+
+
+class Detector:
+    """Calls the runner on batches, in the runner's own batch size, and keeps the times."""
 
     def __init__(
-        self,
-        runner: Runner,
-        data: DataConfig | None,
-        *,
-        conf_thres: float = DISPLAY_CONF,
-        iou_thres: float = DISPLAY_IOU,
-        max_det: int = 300,
-        single_cls: bool = False,
-    ) -> None:
+        self, runner: Runner, data: DataConfig | None, *, conf_thres: float = DISPLAY_CONF,
+        iou_thres: float = DISPLAY_IOU, max_det: int = 300, single_cls: bool = False,
+    ) -> None:  # fmt: skip
         """See `nms.non_max_suppression` for the thresholds; without `data` the network's classes are not checked.
 
         Raises:
@@ -76,79 +73,83 @@ class Detector:
         """
         if runner.metadata.get("form") == "deepstream":
             raise InputError("the network's output has DeepStream's form; give a file of export_qat.py's")
-        self.device = runner.device
-        self._runner, self._task, self._data = runner, runner.task, data
-        self._input, self._form, self._batch = image_input(runner), runner.input_spec, batch_range(runner)
-        self._suppressed = has_nms(runner)
-        self._masks = self._task.masks if self._suppressed and gives_masks(runner) else ""
-        self._outputs = {} if self._suppressed else output_names(runner)
-        if self._suppressed and data is not None:
+        self.device, self._runner = runner.device, runner
+        self._input, self._batch = image_input(runner), batch_range(runner)
+        self._nms_inside = has_nms(runner)
+        self._masks = runner.task.masks if self._nms_inside and gives_masks(runner) else ""
+        self._outputs = {} if self._nms_inside else output_names(runner)
+        self._conf_thres, self._iou_thres, self._max_det, self._single_cls = conf_thres, iou_thres, max_det, single_cls
+        self._nc = None if single_cls or data is None else data.nc
+        self._times: dict[str, list[float]] = defaultdict(list)
+        self._counts: list[int] = []
+        self._bad = torch.zeros((), dtype=torch.int64, device=runner.device)
+        if self._nms_inside and data is not None:
             settings = ", ".join(f"{name} {value:g}" for name, value in nms_thresholds(runner).items())
             logger.warning(
                 "%s is inside the network (%s); the loop has conf_thres %g, iou_thres %g, at most %d. With others "
                 "AP does not compare with that of other files: it can even be higher, since the curve is cut off",
                 nms_words(runner), settings or "unknown thresholds", conf_thres, iou_thres, max_det,
             )  # fmt: skip
-            if self._task.masks and not self._masks:
-                logger.warning("this network with NMS inside gives no masks (%s); its boxes are evaluated",
-                               self._task.masks)  # fmt: skip
-        self._nc = None if single_cls or data is None else data.nc
-        self._conf_thres, self._iou_thres, self._max_det, self._single_cls = conf_thres, iou_thres, max_det, single_cls
-        self._times: dict[str, list[float]] = defaultdict(list)
-        self._counts: list[int] = []
-        self._bad = torch.zeros((), dtype=torch.int64, device=runner.device)
-        if self._nc is not None and data is not None and (names := runner.names):
-            self._check_names(names, data)
+            if runner.task.masks and not self._masks:
+                logger.warning("the network gives no %s: its boxes are evaluated", runner.task.masks)
+        if data is not None and not single_cls and (names := runner.names):
+            own, expected = short_repr([*names.values()]), short_repr([*data.names.values()])
+            if len(names) != data.nc:
+                raise InputError(
+                    f"the network has {plural(len(names), 'class')} {own}, and {data.file} has {data.nc} {expected}; "
+                    "give the dataset that it was trained on"
+                )
+            if list(names.values()) != list(data.names.values()):
+                warn_once(f"the network's class names {own} differ from those of {data.file} {expected}: "
+                           "classes are matched by number")  # fmt: skip
 
-    def __call__(self, images: Tensor, shapes: Sequence[Any]) -> BatchDetections:
-        """Detect.
-
-        Args:
-            images: uint8 `[B, 3, H, W]` RGB, letterboxed.
-            shapes: where the originals lie in them, from the loader.
-
-        Returns:
-            What is in them, on the runner's device. Prototypes may be overwritten by the next call.
-        """
-        raw = self.raw(images)
+    def __call__(self, batch: Batch) -> BatchDetections:
+        """What is in the images, on the runner's device. Prototypes may be overwritten by the next call."""
+        raw = self.raw(batch.images)
         clock = self._now()
-        size, masks = (images.shape[2], images.shape[3]), None
-        if self._suppressed:
-            numbers, rows = self._best(raw[""])
-            if self._masks:
-                masks = Masks.from_model(raw[self._masks], numbers, [one[:, :4] for one in rows], size)
-        else:
-            prediction = Prediction.of(raw, self._task)
+        size, masks = (batch.images.shape[2], batch.images.shape[3]), None
+        if not self._nms_inside:
+            prediction = Prediction.of(raw, self._runner.task)
             rows = non_max_suppression(
                 prediction, self._conf_thres, self._iou_thres, max_det=self._max_det, agnostic=self._single_cls
             )
             masks = Masks.of(prediction, rows, size)
-        detections = BatchDetections(in_images(rows, shapes, single_cls=self._single_cls), masks)
+        else:
+            numbers, rows = self._best(raw[""])
+            if self._masks:
+                masks = Masks.from_model(raw[self._masks], numbers, [one[:, :4] for one in rows], size)
+        boxes = boxes_to_image(rows.flat[:, :4], rows.owners(), batch.letterboxes)
+        classes = rows.flat[:, 5:6] * (not self._single_cls)
+        detections = RaggedBatch(torch.cat([boxes, rows.flat[:, 4:5], classes], 1), rows.counts)
         self._lap("nms", clock)
-        return detections
+        return BatchDetections(detections, masks)
 
     def raw(self, images: Tensor) -> dict[str, Tensor]:
-        """The network's outputs by the task's names, on the runner's device, without NMS of ours; see a call."""
+        """The network's outputs by the task's names, on the runner's device, without NMS of ours.
+
+        Args:
+            images: uint8 `[B, 3, H, W]` RGB, letterboxed.
+
+        Returns:
+            Of a network with NMS inside its table of detections, by no name, and its masks.
+        """
         self._counts.append(len(images))
         clock = self._now()
-        inputs = as_feed(images.to(self.device, non_blocking=True), self._form, self._input.dtype)
+        inputs = as_feed(images.to(self.device, non_blocking=True), self._runner.input_spec, self._input.dtype)
         clock = self._lap("preprocess", clock)
         outputs = self._infer(inputs)
         self._lap("inference", clock)
         return outputs
 
-    def warm_up(self, images: Tensor, shapes: Sequence[Any]) -> None:
+    def warm_up(self, batch: Batch) -> None:
         """Before the first batch, detect in one of its images: libraries load and compile at their first call."""
         if not self._counts:
-            self(images[:1], shapes[:1])
+            self(Batch(batch.images[:1], batch.paths[:1], batch.letterboxes[:1]))
             self._counts, self._times = [], defaultdict(list)
             self._bad.zero_()
 
     def milliseconds(self) -> dict[str, float]:
-        """Milliseconds per image, for each part.
-
-        The first call, which warms up a batch size, counts only if it is the only one.
-        """
+        """Milliseconds per image, for each part, without the first call, which warms up, if there are more."""
         skip = 1 if len(self._counts) > 1 else 0
         images = max(sum(self._counts[skip:]), 1)
         return {part: 1000 * sum(times[skip:]) / images for part, times in self._times.items()}
@@ -159,12 +160,7 @@ class Detector:
         return int(self._bad)
 
     def _infer(self, images: Tensor) -> dict[str, Tensor]:
-        """Run in batches that the network takes: the last is filled up if it must be, and the filling is dropped.
-
-        Returns:
-            The outputs by the task's names; of a network with NMS inside, its table of detections by no name, and its
-            masks.
-        """
+        """Run in batches that the network takes: the last is filled up if it must be, and the filling is dropped."""
         min_batch, max_batch = self._batch
         outputs: dict[str, Tensor] = {}
         first = 0
@@ -172,7 +168,7 @@ class Detector:
             missing = min_batch - len(part)
             filled = part if missing <= 0 else torch.cat([part, part[-1:].expand(missing, -1, -1, -1)])
             raw = self._runner.infer({self._input.name: filled})
-            if self._suppressed:
+            if self._nms_inside:
                 result = {"": packed_detections(raw)} | ({self._masks: raw[self._masks]} if self._masks else {})
             else:
                 result = self._named(raw)
@@ -189,50 +185,33 @@ class Detector:
         self._bad += (~torch.stack(sums).isfinite().all(0)).sum()
         return outputs
 
-    def _best(self, raw: Tensor) -> tuple[RaggedBatch, RaggedBatch]:
+    def _best(self, table: Tensor) -> tuple[RaggedBatch, RaggedBatch]:
         """Those of a table of detections `[B, K, 6]` that the thresholds let through, best first.
 
         Returns:
             Of each image the numbers of its rows, `[n]`, and these rows, `[n, 6]`.
         """
-        order = raw[..., 4].argsort(dim=1, descending=True, stable=True)
-        raw = raw.gather(1, order[..., None].expand_as(raw))
-        valid = raw[..., 4] > self._conf_thres
+        order = table[..., 4].argsort(dim=1, descending=True, stable=True)
+        table = table.gather(1, order[..., None].expand_as(table))
+        valid = table[..., 4] > self._conf_thres
         valid &= valid.cumsum(1) <= self._max_det
         counts = valid.sum(1).tolist()
-        return RaggedBatch(order[valid], counts), RaggedBatch(raw[valid], counts)
-
-    def _check_names(self, names: Mapping[int, str], data: DataConfig) -> None:
-        """Raise `InputError` if the network has another number of classes than the dataset; warn of other names."""
-        first, second = (short_repr([*one.values()]) for one in (names, data.names))
-        if len(names) != data.nc:
-            raise InputError(
-                f"the network has {plural(len(names), 'class')} {first}, and {data.file} has {data.nc} {second}; "
-                "give the dataset that it was trained on"
-            )
-        if list(names.values()) != list(data.names.values()):
-            warn_once(f"the network's class names {first} differ from those of {data.file} {second}: "
-                       "classes are matched by number")  # fmt: skip
+        return RaggedBatch(order[valid], counts), RaggedBatch(table[valid], counts)
 
     def _named(self, raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The runner's outputs by the task's names, if they can be what the task and the dataset want.
-
-        Raises:
-            InputError: their shapes are others.
-        """
-        found = {name: raw[own] for name, own in self._outputs.items()}
-        prediction = found[self._task.prediction]
-        nm = found[self._task.prototypes].shape[1] if self._task.prototypes else 0
+        """The runner's outputs by the task's names; `InputError` if their shapes do not fit the task or the dataset."""
+        task, outputs = self._runner.task, {name: raw[own] for name, own in self._outputs.items()}
+        prediction = outputs[task.prediction]
+        nm = outputs[task.prototypes].shape[1] if task.prototypes else 0
         rows = prediction.shape[1] if prediction.ndim == 3 else 0
         least = BOX + (self._nc or 1) + nm
-        if rows < least or (self._nc and rows != least) or len(set(map(len, found.values()))) != 1:
-            shapes = ", ".join(f"{self._outputs[name]} {list(one.shape)}" for name, one in found.items())
+        if rows < least or (self._nc and rows != least) or len(set(map(len, outputs.values()))) != 1:
+            shapes = ", ".join(f"{self._outputs[name]} {list(tensor.shape)}" for name, tensor in outputs.items())
             masks = f" + {nm} for masks" if nm else ""
             raise InputError(
                 f"the network gives {shapes}; expected of each image [4 + {self._nc or 'classes'}{masks}, anchors]"
-                f"{f' for {self._data.file}' if self._data else ''}"
             )
-        return found
+        return outputs
 
     def _now(self) -> float:
         if self.device.type == "cuda":
@@ -243,13 +222,3 @@ class Detector:
         now = self._now()
         self._times[part].append(now - since)
         return now
-
-
-def in_images(found: Sequence[Tensor], shapes: Sequence[Any], *, single_cls: bool = False) -> RaggedBatch:
-    """Detections of NMS, in the input's pixels for each image, as `[n, 6]` in the pixels of the originals."""
-    found = RaggedBatch.of(found)
-    boxes = boxes_to_image(found.flat[:, :4], found.owners(), shapes)
-    rows = torch.cat([boxes, found.flat[:, 4:6]], 1)
-    if single_cls:
-        rows[:, 5] = 0
-    return RaggedBatch(rows, found.counts)

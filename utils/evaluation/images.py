@@ -19,13 +19,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+import cv2
 import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
+from tqdm import tqdm
 
 from utils.core.errors import DataError, InputError, no_file
 from utils.core.files import distinct_names
@@ -40,6 +41,7 @@ VIDEOS = (".mp4", ".avi", ".mov", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg", ".wm
 LISTS = (".txt", ".streams")  # of images, videos and streams, one a line
 SMALLEST = 10  # pixels: upstream leaves out images with a smaller side
 ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}  # of whole files, by Pillow's name of the format
+TURNED = ("JPEG", "MPO", *(("PNG", "WEBP") if cv2.__version__ >= "5" else ()))  # by OpenCV, as EXIF says
 OUTSIDE = 0.01  # of the image: labels further outside are wrong
 
 
@@ -49,8 +51,7 @@ class Labels(NamedTuple):
     Attributes:
         rows: float32 `[n, 5]`: class, cx, cy, w, h in 0..1.
         polygons: where one row is a polygon, those of all rows: float32 `[points, 2]`, x, y as fractions of the image.
-        bad: a text for each line that is wrong: its number and why.
-        clipped: a text for each label that lay up to `OUTSIDE` outside of the image.
+        bad, clipped: a text for each line that is wrong, and for each label that lay up to `OUTSIDE` outside.
         boxes: number of boxes (by their corners in `polygons`) among polygons; upstream takes two points for each.
     """
 
@@ -63,20 +64,12 @@ class Labels(NamedTuple):
 
 @dataclass(frozen=True)
 class ImageFile:
-    """One image.
-
-    Attributes:
-        size: (width, height) as shown.
-        labels: of its label file; nothing where there is none.
-        labelled: it has a label file, possibly an empty one.
-        whole: the file ends as its format wants it, without further bytes.
-    """
+    """One image: `size` is (width, height) as shown; one with a label file, also an empty one, is `labelled`."""
 
     path: str
     size: tuple[int, int]
     labels: Labels
     labelled: bool
-    whole: bool
 
 
 @dataclass
@@ -106,7 +99,6 @@ class SplitImages:
             "bad_label_lines": self.bad_lines,
             "clipped_labels": self.clipped_lines,
             "boxes_among_polygons": [image.path for image in images for _ in range(image.labels.boxes)],
-            "jpegs_with_bytes_behind_their_end": [image.path for image in images if not image.whole],
         }
         first = {name: lines[0].replace(f"{root}{os.sep}", "") for name, lines in named.items() if lines}
         return SplitCounts(
@@ -125,23 +117,26 @@ class SplitImages:
 def read_images(files: Sequence[str], nc: int, *, name: str = "images", progress: bool = False) -> SplitImages:
     """Read the sizes and labels of `files`.
 
-    Args:
-        name: of the split.
-
     Raises:
         DataError: a label file cannot be opened, or no image at all can be used.
     """
-    from tqdm import tqdm
+
+    def read(file: str) -> ImageFile | str:
+        if isinstance(size := read_header(file), str):
+            return size
+        labels = read_labels(label_file(file), nc)
+        return ImageFile(file, size, labels or Labels(), labels is not None)
 
     with ThreadPoolExecutor(8) as pool:  # disks are waited for
-        read = pool.map(partial(_read_image, nc=nc), files)
-        results = list(tqdm(read, "reading labels", len(files), unit="image", delay=2, disable=not progress))
+        results = list(
+            tqdm(pool.map(read, files), "reading labels", len(files), unit="image", delay=2, disable=not progress)
+        )
     split = SplitImages(name, [], [], [])
     for result in results:
         if isinstance(result, str):
             split.left_out.append(result)
         elif bad := [f"{label_file(result.path)}, {text}" for text in result.labels.bad]:
-            split.left_out.append(bad[0] + (f" (bad lines of the file: {len(bad)})" if len(bad) > 1 else ""))
+            split.left_out.append(bad[0])
             split.bad_lines += bad
         else:
             split.images.append(result)
@@ -150,25 +145,14 @@ def read_images(files: Sequence[str], nc: int, *, name: str = "images", progress
     return split
 
 
-def _read_image(file: str, nc: int) -> ImageFile | str:
-    """The image, or why it is left out."""
-    if isinstance(header := read_header(file), str):
-        return header
-    labels = read_labels(label_file(file), nc)
-    return ImageFile(file, header[0], labels or Labels(), labels is not None, header[1])
-
-
-def read_header(file: str) -> tuple[tuple[int, int], bool] | str:
-    """`size` and `whole` as `ImageFile` has them, or why evaluation leaves the image out."""
+def read_header(file: str) -> tuple[int, int] | str:
+    """(width, height) as OpenCV decodes the image, or why evaluation leaves it out."""
     try:
         with open(file, "rb") as stream, Image.open(stream) as image:  # reads the header only
-            (width, height), kind = image.size, image.format or ""
-            if _decoder_transposes(image):
-                width, height = height, width
-            end = ENDS.get(kind, b"")
+            size, kind, exif, end = image.size, image.format or "", Image.Exif(), ENDS.get(image.format or "", b"")
+            exif.load(image.info.get("exif", b"") if kind in TURNED else b"")  # image.getexif() would decode a PNG
             stream.seek(-len(end), os.SEEK_END)
-            whole = stream.read() == end if end else True
-            if not whole:  # upstream's reader loads such a JPEG, and checks every PNG
+            if stream.read() != end:  # upstream's reader loads such a JPEG, and checks every PNG
                 image.load() if kind == "JPEG" else image.verify()
     except UnidentifiedImageError:
         return f"{file}: not an image, or damaged"
@@ -176,23 +160,9 @@ def read_header(file: str) -> tuple[tuple[int, int], bool] | str:
         return f"{file}: {getattr(error, 'strerror', None) or ' '.join(str(error).split()) or type(error).__name__}"
     if f".{kind.lower()}" not in SUFFIXES:
         return f"{file}: its content is {kind}, which is not read; convert it to PNG or JPEG"
-    if min(width, height) < SMALLEST:
-        return f"{file}: {width}x{height} pixels, smaller than {SMALLEST}"
-    return (width, height), whole or kind != "JPEG"
-
-
-def _decoder_transposes(image: Image.Image) -> bool:
-    """True if OpenCV swaps width and height as EXIF says: in JPEG always, from OpenCV 5 on in PNG and WebP as well."""
-    import cv2
-
-    if image.format in ("JPEG", "MPO"):
-        exif = image.getexif()
-    elif image.format in ("PNG", "WEBP") and int(cv2.__version__.split(".")[0]) >= 5:
-        exif = Image.Exif()  # image.getexif() would decode all of a PNG
-        exif.load(image.info.get("exif", b""))
-    else:
-        return False
-    return exif.get(ExifTags.Base.Orientation) in (5, 6, 7, 8)
+    if min(size) < SMALLEST:
+        return f"{file}: {size[0]}x{size[1]} pixels, smaller than {SMALLEST}"
+    return size[::-1] if exif.get(ExifTags.Base.Orientation) in (5, 6, 7, 8) else size
 
 
 def read_labels(path: Path, nc: int) -> Labels | None:
@@ -208,48 +178,44 @@ def read_labels(path: Path, nc: int) -> Labels | None:
             return None
         expected = "expected a text file with one object a line, or no file for an image without objects"
         raise DataError(f"cannot read the labels {path}: {error.strerror}; {expected}") from error
-    rows: list[np.ndarray] = []
-    polygons: list[np.ndarray] = []
-    bad: list[str] = []
-    clipped: list[str] = []
-    boxes = 0
+    labels: list[tuple[np.ndarray, np.ndarray]] = []
+    bad, clipped, boxes = list[str](), list[str](), 0
     for number, line in enumerate(text.rstrip().splitlines(), 1):
-        if not line or not (rows or bad or line.strip()):  # a line of blanks in the middle is wrong for upstream
+        if not line or not (labels or bad or line.strip()):  # a line of blanks in the middle is wrong for upstream
             continue
         words = line.split()
-        label = _label(words, nc)
-        if isinstance(label, str):
-            bad.append(f"line {number}: {label}")
+        try:
+            row, polygon, is_clipped = _label(words, nc)
+        except ValueError as error:
+            bad.append(f"line {number}: {error}")
             continue
-        row, points, is_clipped = label
-        rows.append(row)
-        polygons.append(points)
+        labels.append((row, polygon))
         boxes += len(words) == 5
         if is_clipped:
             clipped.append(f"line {number}: {' '.join(words)[:60]!r}")
-    if not rows:
+    if not labels:
         return Labels(bad=tuple(bad))
-    labels = np.stack(rows)
-    order = np.lexsort(labels.T[::-1])  # np.unique over rows takes longer than all the rest
-    order = order[np.r_[True, (labels[order][1:] != labels[order][:-1]).any(1)]]
+    rows = np.stack([row for row, _ in labels])
+    order = np.lexsort(rows.T[::-1])  # np.unique over rows takes longer than all the rest
+    order = order[np.r_[True, (rows[order][1:] != rows[order][:-1]).any(1)]]
     mixed = boxes < len(rows)
-    outlines = tuple(polygons[index] for index in order) if mixed else ()
-    return Labels(labels[order], outlines, tuple(bad), tuple(clipped), boxes * mixed)
+    polygons = tuple(labels[index][1] for index in order) if mixed else ()
+    return Labels(rows[order], polygons, tuple(bad), tuple(clipped), boxes * mixed)
 
 
-def _label(words: list[str], nc: int) -> tuple[np.ndarray, np.ndarray, bool] | str:
-    """A line's row, its polygon, and whether it was clipped; or what is wrong with it."""
-    shown = repr(" ".join(words)[:60])
+def _label(words: list[str], nc: int) -> tuple[np.ndarray, np.ndarray, bool]:
+    """A line's row, its polygon, and whether it was clipped; raises `ValueError` with what is wrong with it."""
+    line = repr(" ".join(words)[:60])
     try:
         values = np.array(words, dtype=np.float32)
     except ValueError:
-        return f"{shown} is not a list of numbers"
+        raise ValueError(f"{line} is not a list of numbers") from None
     if len(values) == 6:
-        return f"6 values; expected class cx cy w h, without a sixth, which may be a confidence; found {shown}"
+        raise ValueError(f"6 values; expected class cx cy w h, without a sixth, such as a confidence; found {line}")
     if len(values) != 5 and (len(values) < 7 or len(values) % 2 == 0):
-        return f"{plural(len(values), 'value')}; expected class cx cy w h, or a class and a polygon"
+        raise ValueError(f"{len(values)} values; expected class cx cy w h, or a class and a polygon; found {line}")
     if not 0 <= values[0] < nc or values[0] != int(values[0]):  # NaN fails the first comparison
-        return f"class {words[0]} is not one of the dataset's {plural(nc, 'class')} (0 to {nc - 1})"
+        raise ValueError(f"class {words[0]} is none of the dataset's, 0 to {nc - 1}")
     box, points = values[1:], values[1:].reshape(-1, 2)
     if len(values) > 5:
         low, high = points.min(0), points.max(0)
@@ -262,7 +228,7 @@ def _label(words: list[str], nc: int) -> tuple[np.ndarray, np.ndarray, bool] | s
     low, high = points.min(0).clip(0, 1), points.max(0).clip(0, 1)
     most = 1 + OUTSIDE * np.array([1, 1, 2, 2], np.float32)  # a box can be as wide as the image and both margins
     if not (box[:2].min() >= -OUTSIDE and box[2:].min() > 0 and (box <= most).all() and (low < high).all()):
-        return f"coordinates must be fractions of the image, 0 to 1; found {shown}"
+        raise ValueError(f"coordinates must be fractions of the image, 0 to 1; found {line}")
     return np.concatenate([values[:1], (low + high) / 2, high - low]), points.clip(0, 1), True
 
 
@@ -271,9 +237,9 @@ def _text(path: Path) -> str:
     data = path.read_bytes()
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return data.decode("utf-16", "replace")
-    if 0 in data[:2]:  # without a mark, of which the first character is a digit or a letter
-        return data.decode("utf-16-be" if data[0] == 0 else "utf-16-le", "replace")
-    return data.decode("utf-8-sig", "replace")
+    # without a mark: the first character is a digit or a letter
+    encoding = "utf-8-sig" if 0 not in data[:2] else "utf-16-be" if data[0] == 0 else "utf-16-le"
+    return data.decode(encoding, "replace")
 
 
 @contextmanager
@@ -292,8 +258,6 @@ def quiet_decoders() -> Iterator[None]:
 
 def decode(path: str) -> np.ndarray | None:
     """The image as BGR uint8 `[H, W, 3]`, turned as its EXIF orientation says; None when it cannot be decoded."""
-    import cv2
-
     try:
         if "://" in path:
             with open_video(path) as video:
@@ -309,16 +273,16 @@ def decode(path: str) -> np.ndarray | None:
 
 
 def find_images(paths: Iterable[str]) -> list[str]:
-    """The image files in folders (with their subfolders) and in `.txt` lists, each once, sorted as upstream sorts them.
-
-    Raises:
-        DataError: a path does not exist, or there is no image.
-    """
+    """The image files in folders (with their subfolders) and in `.txt` lists, see `list_images`."""
     return list_images(paths)[0]
 
 
 def list_images(paths: Iterable[str]) -> tuple[list[str], list[str]]:
-    """What `find_images` gives, and images in formats that neither upstream nor this reads, such as GIF."""
+    """The images of folders and lists, each once, sorted as upstream does; and those in other formats, such as GIF.
+
+    Raises:
+        DataError: a path does not exist, or there is no image.
+    """
     paths = list(paths)
     listed: list[str] = []
     for path in map(Path, paths):
@@ -331,11 +295,8 @@ def list_images(paths: Iterable[str]) -> tuple[list[str], list[str]]:
     files = [file for file in listed if os.path.splitext(file)[1].lower() in SUFFIXES]
     if not files:
         raise DataError(f"no images in {', '.join(paths)}; expected {' '.join(sorted(SUFFIXES))}")
-    images = sorted(set(files))
-    if len(images) < len(files):
-        logger.warning("%d images are listed more than once; each is used once", len(files) - len(images))
     others = {file for file in set(listed) - set(files) if (mimetypes.guess_type(file, False)[0] or "")[:6] == "image/"}
-    return images, sorted(others)
+    return sorted(set(files)), sorted(others)
 
 
 def _read_list(path: Path) -> list[str]:
@@ -359,8 +320,8 @@ def label_file(image: str) -> Path:
 
 def unlabelled(split: str, first: str) -> DataError:
     """The error that no image of a split has a label file; its first image says where one is expected."""
-    where = f"expected, for the first, {label_file(first)}"
-    return DataError(f"no image of '{split}' has a label file; {where}; for images without labels, give --unlabelled")
+    expected = f"expected, for the first, {label_file(first)}"
+    return DataError(f"no image of '{split}' has a label file; {expected}; without labels, give --unlabelled")
 
 
 def source_name(source: str) -> str:
@@ -372,7 +333,7 @@ def source_name(source: str) -> str:
 
 
 def is_stream(source: str) -> bool:
-    """Whether it is a camera's number, such as `0`, or a URL that is not an image's, such as `rtsp://host/live`."""
+    """A camera's number, such as `0`, or a URL that is not an image's, such as `rtsp://host/live`."""
     return source.isdecimal() or ("://" in source and Path(source_name(source)).suffix.lower() not in SUFFIXES)
 
 
@@ -394,23 +355,17 @@ def find_sources(sources: Iterable[str]) -> list[str]:
     """
     paths: list[str] = []
     for source in sources:
-        listed = [source]
         if os.path.isdir(source):
             listed = sorted(glob.glob(f"{glob.escape(source)}/*"))
-        elif os.path.isfile(source):
-            listed = _read_list(Path(source)) if source.lower().endswith(LISTS) else listed
-        elif "://" not in source and not source.isdecimal():
-            listed = sorted(glob.glob(source, recursive=True))
-            if not listed:
-                expected = "expected a file, folder, glob or list (.txt) of images or videos, a camera or a URL"
-                raise InputError(f"--source {no_file(source, expected)}")
-        named = [path for path in listed if is_video(path) or Path(source_name(path)).suffix.lower() in SUFFIXES]
-        files = [path for path in named if "://" in path or is_stream(path) or os.path.isfile(path)]
-        missing = sorted(set(named) - set(files))
-        if missing:
-            logger.warning("%s: %d of %d files do not exist, as %s", source, len(missing), len(named), missing[0])
+        elif os.path.isfile(source) and source.lower().endswith(LISTS):
+            listed = _read_list(Path(source))
+        else:
+            listed = [source] if os.path.isfile(source) or is_stream(source) or "://" in source else []
+            listed = listed or sorted(glob.glob(source, recursive=True))
+        files = [path for path in listed if is_video(path) or Path(source_name(path)).suffix.lower() in SUFFIXES]
         if not files:
-            raise InputError(f"--source {source} holds neither images nor videos by their names")
+            expected = "expected a file, folder, glob or list (.txt) of images or videos, a camera or a URL"
+            raise InputError(f"--source {source} holds neither images nor videos by their names; {expected}")
         paths += files
     return list(dict.fromkeys(paths))
 
@@ -430,13 +385,7 @@ def target_names(sources: Sequence[str]) -> list[str]:
 
 @contextmanager
 def open_video(source: str) -> Iterator[Any]:
-    """OpenCV's VideoCapture of a file, a URL or a camera.
-
-    Raises:
-        DataError: it cannot be opened.
-    """
-    import cv2
-
+    """OpenCV's VideoCapture of a file, a URL or a camera; `DataError` if it cannot be opened."""
     with quiet_decoders():
         video = cv2.VideoCapture(int(source) if source.isdecimal() else source)
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from dataclasses import dataclass
@@ -10,12 +9,16 @@ from typing import TYPE_CHECKING
 
 from utils.core.errors import InputError
 from utils.core.input_spec import COLOURS
+from utils.core.options import height_width, size_text
 from utils.core.tasks import DETECTIONS
+from utils.runners.base import literal
 
 if TYPE_CHECKING:
     from utils.runners.base import Runner, TensorSpec
 
 logger = logging.getLogger(__name__)
+
+DTYPES = ("float32", "float16", "uint8")  # of images
 
 
 @dataclass(frozen=True)
@@ -47,71 +50,58 @@ class InputPlan:
         Raises:
             InputError: the network takes no images, or has another static size than was asked for.
         """
-        batch, _, height, width = fixed_sizes(runner)
-        wanted_batch, (_, largest) = batch_size, batch_range(runner)
-        if batch is not None and batch != batch_size:
-            logger.info("the network has a static batch of %d, which is used instead of %d", batch, batch_size)
-            batch_size = batch
-        elif largest is not None and batch_size > largest:
-            logger.info("the engine takes up to %d images at a time; using that instead of %d", largest, batch_size)
-            batch_size = largest
+        _, _, height, width = fixed_sizes(runner)
+        smallest, largest = batch_range(runner)
+        fitting = largest if largest and (smallest == largest or batch_size > largest) else batch_size
+        if fitting != batch_size:
+            logger.info("the network takes %d images at a time; using that instead of %d", fitting, batch_size)
         if height is None and width is None:
             known = runner.imgsz
-            sides = imgsz or known or 640
-            height, width = (sides, sides) if isinstance(sides, int) else sides
-            size = (math.ceil(height / runner.stride) * runner.stride, math.ceil(width / runner.stride) * runner.stride)
-            text = f"{size[0]}" if isinstance(imgsz, int) else f"{size[0]}x{size[1]}"
-            if size != (height, width):
-                logger.warning("image size %s is no multiple of the stride %d; using %s", sides, runner.stride, text)
-            if imgsz and known and max(known) != max(height, width):
+            sides = height_width(imgsz or known or 640)
+            rows, columns = (math.ceil(side / runner.stride) * runner.stride for side in sides)
+            size = rows, columns
+            text = size_text(size)
+            if size != sides:
+                what = "image size %s is no multiple of the stride %d; using %s"
+                logger.warning(what, size_text(sides), runner.stride, text)
+            if imgsz and known and max(known) != max(sides):
                 logger.warning("the input is %s, and the network is for images of %s", text, max(known))
-            if not takes_size(runner, *size):
-                low, high = _limits(runner)
-                raise InputError(
-                    f"--imgsz {text} was asked for, and the engine takes {low[2]}x{low[3]} to {high[2]}x{high[3]}; "
-                    "build one for that size"
-                )
+            limits = [(low or 0, high or side) for (low, high), side in zip(_ranges(runner)[2:], size, strict=True)]
+            if not all(low <= side <= high for (low, high), side in zip(limits, size, strict=True)):
+                least, most = ("x".join(map(str, sides)) for sides in zip(*limits, strict=True))
+                found = f"--imgsz {text} was asked for, and the engine takes {least} to {most}"
+                raise InputError(f"{found}; build one for that size")
         else:
             size, spec = (height or width or 0, width or height or 0), image_input(runner)
             if imgsz not in (None, size, *size):
-                text = str(imgsz) if isinstance(imgsz, int) else "{}x{}".format(*imgsz)
-                raise InputError(f"--imgsz {text} was asked for, and the network takes {spec}; export it for that size")
+                asked = f"--imgsz {size_text(imgsz or 0)} was asked for"
+                raise InputError(f"{asked}, and the network takes {spec}; export it for that size")
             if rect:
                 raise InputError(f"rectangular inference needs a network of dynamic size; this one takes {spec}")
-        several = 1 if runner.task.prototypes else max(wanted_batch // batch_size, 1)  # masks take memory
-        return cls(size, batch_size, several * batch_size)
+        several = 1 if runner.task.prototypes else max(batch_size // fitting, 1)  # masks take memory
+        return cls(size, fitting, several * fitting)
 
     def size(self, rect: bool) -> str:
         """The size of the input in words, such as '640x640'."""
         return f"up to {max(self.imgsz)}, rectangular" if rect else f"{self.imgsz[0]}x{self.imgsz[1]}"
 
 
-def _limits(runner: Runner) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Smallest and largest batch, channels, height and width of an engine; nothing for a file without limits."""
-    low, high = runner.limits.get(image_input(runner).name, ((), ()))
-    return (runner.input_spec.nchw(low), runner.input_spec.nchw(high)) if low else ((), ())
+def _ranges(runner: Runner) -> list[tuple[int | None, int | None]]:
+    """Smallest and largest batch, channels, height and width, by shape or an engine's profile; None for any."""
+    spec, nchw = image_input(runner), runner.input_spec.nchw
+    low, high = runner.limits.get(spec.name, ((None,) * 4, (None,) * 4))
+    return [(size or a, size or b) for size, a, b in zip(nchw(spec.shape), nchw(low), nchw(high), strict=True)]
 
 
 def fixed_sizes(runner: Runner) -> tuple[int | None, ...]:
     """Batch, channels, height and width, None where several sizes go: an engine's profile may allow only one."""
-    low, high = _limits(runner)
-    shape = runner.input_spec.nchw(image_input(runner).shape)
-    if not low:
-        return shape
-    return tuple(a if size is None and a == b else size for size, a, b in zip(shape, low, high, strict=True))
-
-
-def takes_size(runner: Runner, height: int, width: int) -> bool:
-    """Whether a network of dynamic size takes images of so many pixels, multiples of its stride."""
-    low, high = _limits(runner)
-    return not low or (low[2] <= height <= high[2] and low[3] <= width <= high[3])
+    return tuple(low if low == high else None for low, high in _ranges(runner))
 
 
 def batch_range(runner: Runner) -> tuple[int, int | None]:
     """Smallest and largest number of images that the network takes at a time; None for any."""
-    low, high = _limits(runner)
-    fixed = image_input(runner).shape[0]
-    return (low[0], high[0]) if low else (fixed or 1, fixed)
+    smallest, largest = _ranges(runner)[0]
+    return smallest or 1, largest
 
 
 def image_input(runner: Runner) -> TensorSpec:
@@ -121,11 +111,10 @@ def image_input(runner: Runner) -> TensorSpec:
         InputError: it has several, or one that is no batch of images.
     """
     spec = runner.inputs[0]
-    if len(runner.inputs) != 1 or len(spec.shape) != 4 or runner.input_spec.nchw(spec.shape)[1] not in (*COLOURS, None):
+    shaped = len(runner.inputs) == 1 and len(spec.shape) == 4
+    if not shaped or runner.input_spec.nchw(spec.shape)[1] not in (*COLOURS, None) or spec.dtype not in DTYPES:
         found = ", ".join(map(str, runner.inputs))
-        raise InputError(f"the network takes {found}; expected one input [batch, 3 or 1, height, width]")
-    if spec.dtype not in ("float32", "float16", "uint8"):
-        raise InputError(f"the network takes {spec}; expected float32, float16 or uint8")
+        raise InputError(f"the network takes {found}; expected {' or '.join(DTYPES)} [batch, 3 or 1, height, width]")
     return spec
 
 
@@ -139,6 +128,15 @@ def nms_words(runner: Runner) -> str:
     return "top-k without NMS" if list(nms_thresholds(runner)) == ["conf_thres"] else "NMS"
 
 
+def nms_thresholds(runner: Runner) -> dict[str, float]:
+    """`conf_thres` and `iou_thres` of NMS inside the network, as far as its file says them and they are used there."""
+    entries = literal(runner.metadata.get("nms", ""))
+    if not isinstance(entries, dict):
+        return {}
+    names = ("conf_thres",) if entries.get("kind") == "none" else ("conf_thres", "iou_thres")
+    return {name: float(entries[name]) for name in names if isinstance(entries.get(name), (int, float))}
+
+
 def gives_masks(runner: Runner) -> bool:
     """Whether a network with NMS inside gives masks too."""
     return runner.task.masks in {spec.name for spec in runner.outputs}
@@ -146,45 +144,10 @@ def gives_masks(runner: Runner) -> bool:
 
 def mask_frame(runner: Runner) -> int | None:
     """Rows and columns of the masks that a network gives in its boxes' frames; None if it gives none."""
-    for spec in runner.outputs:
-        if spec.name == runner.task.masks and len(spec.shape) == 3 and spec.shape[2]:
-            return math.isqrt(spec.shape[2])
-    return None
-
-
-def nms_thresholds(runner: Runner) -> dict[str, float]:
-    """`conf_thres` and `iou_thres` of NMS inside the network, as far as its file says them and they are used there."""
-    try:
-        content = json.loads(runner.metadata.get("nms", ""))
-    except (ValueError, RecursionError):
-        return {}
-    entries = content if isinstance(content, dict) else {}
-    names = ("conf_thres",) if entries.get("kind") == "none" else ("conf_thres", "iou_thres")
-    found = {name: entries.get(name) for name in names}
-    return {name: float(value) for name, value in found.items() if isinstance(value, (int, float))}
+    frames = [spec.shape[2] for spec in runner.outputs if spec.name == runner.task.masks and len(spec.shape) == 3]
+    return math.isqrt(frames[0]) if frames and frames[0] else None
 
 
 def compares_masks(runner: Runner) -> bool:
     """Whether the masks of a network are compared with the labels'; they are not if it has NMS inside and no masks."""
     return bool(runner.task.prototypes) and (gives_masks(runner) or not has_nms(runner))
-
-
-def output_names(runner: Runner) -> dict[str, str]:
-    """The task's names of the outputs → the runner's: the same, or else the first of as many dimensions.
-
-    Raises:
-        InputError: a network for segmentation has no prototypes.
-    """
-    task, given = runner.task, [spec.name for spec in runner.outputs]
-    flat = next((spec.name for spec in runner.outputs if len(spec.shape) == 3), given[0])
-    found = {task.prediction: task.prediction if task.prediction in given else flat}
-    if task.prototypes:
-        maps = [spec.name for spec in runner.outputs if len(spec.shape) == 4]
-        if not maps:
-            outputs = ", ".join(map(str, runner.outputs))
-            raise InputError(
-                f"a network for segmentation gives {task.prototypes} [batch, masks, height, width] too; this one gives "
-                f"{outputs}"
-            )
-        found[task.prototypes] = task.prototypes if task.prototypes in maps else maps[0]
-    return found

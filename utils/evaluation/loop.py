@@ -6,38 +6,27 @@ import logging
 import time
 from collections import ChainMap
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
 from utils.core import distributed
-from utils.core.device import sent
-from utils.core.tasks import AP_CONFIDENCE, Prediction, Task
+from utils.core.tasks import AP_CONFIDENCE, Task
 from utils.core.text import plural
-from utils.evaluation.batch import Batch, RaggedBatch
+from utils.evaluation.batch import RaggedBatch
 from utils.evaluation.bootstrap import group_images
-from utils.evaluation.coco import PredictionFiles
+from utils.evaluation.coco import CocoEvaluation, TextWriter
 from utils.evaluation.data_yaml import DataConfig
 from utils.evaluation.dataset import ImageDataset, make_loader
-from utils.evaluation.detector import BatchDetections, Detector, in_images
+from utils.evaluation.detector import Detector
 from utils.evaluation.images import unlabelled
 from utils.evaluation.input_plan import InputPlan, compares_masks
-from utils.evaluation.masks import Masks, mask_overlaps
+from utils.evaluation.masks import mask_overlaps
 from utils.evaluation.metrics import EvalStatistics
-from utils.evaluation.nms import non_max_suppression
-from utils.evaluation.results import (
-    AgreementScore,
-    EvalResult,
-    Reference,
-    as_labels,
-    per_class_results,
-    result_table,
-)
+from utils.evaluation.results import ClassResult, EvalResult, Reference, as_labels, result_table
 
 if TYPE_CHECKING:
     from utils.runners.base import Runner
@@ -56,7 +45,6 @@ class EvalConfig:
         workers: processes that read images ahead.
         rect: smallest input that holds an image instead of a square; only for networks of dynamic size.
         single_cls: all classes count as one.
-        split: `val`, `test` or `train`.
         save_txt, save_conf, save_json: write detections, see `coco.py`; save_json also runs pycocotools.
         verbose: log a row for each class.
         limit: only so many images, evenly spread.
@@ -87,24 +75,15 @@ class EvalConfig:
 
 
 def evaluate(
-    runner: Runner,
-    data: DataConfig,
-    config: EvalConfig,
-    *,
-    out_dir: Path | None = None,
-    progress: bool = True,
-    name: str = "model",
-    reference: Reference | None = None,
-    as_reference: bool = False,
-) -> EvalResult:
+    runner: Runner, data: DataConfig, config: EvalConfig, *, out_dir: Path | None = None, progress: bool = True,
+    name: str = "model", reference: Reference | None = None, as_reference: bool = False,
+) -> EvalResult:  # fmt: skip
     """Evaluate a network on a split of a dataset.
 
     Several processes evaluate their parts of every batch; the main one computes AP of all and writes.
 
     Args:
         out_dir: where `save_txt` (`labels/`) and `save_json` (`{name}_predictions.json`) write.
-        progress: show a progress bar.
-        name: of the network, for file names.
         reference: what the float network detects, which this one's agreement and scores are measured against.
         as_reference: keep the detections, for `EvalResult.reference`.
 
@@ -116,69 +95,88 @@ def evaluate(
     plan = InputPlan.of(runner, config.imgsz, config.batch_size, rect=config.rect)
     detector = Detector(runner, data, conf_thres=config.conf_thres, iou_thres=config.nms_iou(runner.task),
                         max_det=config.max_det, single_cls=config.single_cls)  # fmt: skip
-    masks = compares_masks(runner) and not config.unlabelled
+    with_masks = compares_masks(runner) and not config.unlabelled
     loader = make_loader(data, config.split, imgsz=plan.imgsz, batch_size=plan.loaded, stride=runner.stride,
                          rect=config.rect, workers=config.workers, single_cls=config.single_cls,
-                         limit=config.limit, masks=masks, progress=progress, share=True)  # fmt: skip
+                         limit=config.limit, masks=with_masks, progress=progress, share=True)  # fmt: skip
     dataset: ImageDataset = loader.dataset
-    if not (dataset.labelled or config.save_json or config.unlabelled):
-        raise unlabelled(config.split, dataset.images[0].path)
     paths = [image.path for image in dataset.images]
+    if not (config.save_json or config.unlabelled or any(image.labelled for image in dataset.images)):
+        raise unlabelled(config.split, paths[0])
     groups = len(set(group_images(paths, config.groups))) if config.groups else 0
-    files = PredictionFiles(config, data, out_dir, name, paths, masks=masks)
+    folder = out_dir or Path()
+    text = TextWriter(folder / "labels", config.save_conf, paths) if config.save_txt else None
+    json_file = folder / f"{name}_predictions.json"
+    coco = CocoEvaluation(data, config, paths, json_file, with_masks) if config.save_json else None
 
-    statistics = EvalStatistics(correct_masks=[] if masks else None, groups=config.groups)
-    agreement = EvalStatistics(groups=config.groups)
+    statistics, agreement = EvalStatistics(groups=config.groups), EvalStatistics(groups=config.groups)
     confident: dict[str, Tensor] = {}  # of each image the detections as labels, if this is to be a reference
     bar = tqdm(total=sum(map(len, loader.batch_sampler)), desc="evaluating", unit="image",
                disable=not (progress and distributed.is_main()))  # fmt: skip
     with torch.inference_mode(), bar:
         for batch in filter(len, loader):
             if len(loader) == 1:  # whose times are all that there is
-                detector.warm_up(batch.images, batch.shapes)
-            detections = detector(batch.images, batch.shapes)
-            labels = batch.labels
+                detector.warm_up(batch)
+            detections = detector(batch)
+            labels = batch.labels.to(detector.device)
             if reference:
-                labels = reference.labels(batch.paths, detector.device)
-                agreement.add(detections.rows, labels, batch.paths)
+                expected = RaggedBatch.of([reference.detections[path] for path in batch.paths]).to(detector.device)
+                agreement.add(detections.rows, expected, batch.paths)
+                labels = expected if config.unlabelled else labels
             elif config.unlabelled:
                 labels = as_labels(detections.rows)
-            add_detections(statistics, detections, replace(batch, labels=labels) if config.unlabelled else batch)
+            overlaps = None
+            if detections.masks and batch.masks is not None:
+                overlaps = mask_overlaps(detections.masks, batch.masks, detections.rows, labels)
+            statistics.add(detections.rows, labels, batch.paths, overlaps)
             if as_reference:
-                confident.update(zip(batch.paths, as_labels(detections.rows.cpu()), strict=True))
-            files.add(batch, detections)
+                confident.update(zip(batch.paths, as_labels(detections.rows.to("cpu")), strict=True))
+            if coco:
+                coco.add(batch, detections)
+            if text:
+                for path, rows, box in zip(batch.paths, detections.rows, batch.letterboxes, strict=True):
+                    text.add(path, rows.tolist(), box.original)
             bar.update(len(batch))
-    statistics, agreement = (_of_all_processes(one, dataset, loader.batch_sampler) for one in (statistics, agreement))
-    if files.coco:
-        files.coco.results = dict(ChainMap(*distributed.gather(files.coco.results)))
+    order = [paths[index] for indices in loader.batch_sampler.batches for index in indices]
+    for of_process in (statistics, agreement):  # those of all processes in the main one, as one process comes to them
+        images = dict(ChainMap(*distributed.gather(of_process.images)))
+        of_process.images = {path: images[path] for path in order if path in images}
+    if coco:
+        coco.results = dict(ChainMap(*distributed.gather(coco.results)))
     processes = distributed.world().size
     not_finite = sum(distributed.gather(detector.not_finite))
 
     def summary() -> EvalResult:
-        scores, mask_scores = statistics.scores(), statistics.mask_scores()
-        decoded = set(statistics.paths)
-        lost = [path for path in paths if path not in decoded]
-        undecodable = [f"{path}: cannot be decoded" for path in lost]
+        scores = statistics.class_scores()
+        mask_scores = statistics.class_scores(masks=True) if statistics.has_masks else None
+        evaluated = list(statistics.images)
+        lost = [path for path in paths if path not in statistics.images]
+        left_out = [f"{path}: cannot be decoded" for path in lost]
         dataset.split.undecodable.update(lost)
-        if undecodable:
-            logger.warning("images left out: %d; the first: %s", len(undecodable), undecodable[0])
-        coco, mask_coco = files.finish(statistics.paths)
-        per_class = per_class_results(scores, mask_scores, data, len(statistics.paths), config.single_cls)
-        threshold = reference.threshold if reference else scores.threshold
+        if lost:
+            logger.warning("images left out: %d; the first: %s", len(lost), left_out[0])
+        box_coco, mask_coco = coco.finish(evaluated) if coco else (None, None)
+        per_class = tuple(
+            ClassResult(
+                **vars(scores.mean(row)), id=label, name="object" if config.single_cls else data.names[label],
+                images=len(evaluated), instances=int(scores.labels[row]),
+                masks=mask_scores.mean(row) if mask_scores else None,
+            )
+            for row, label in enumerate(scores.classes.tolist())
+        )  # fmt: skip
         result = EvalResult(
-            **vars(scores.mean()),
-            ap_coco=float(np.mean(scores.ap_coco)) if len(scores.classes) else 0.0,
-            ap50_coco=float(np.mean(scores.ap_coco[:, 0])) if len(scores.classes) else 0.0,
-            per_class=per_class,
-            images=len(statistics.paths), instances=int(scores.labels.sum()), ms=detector.milliseconds(), coco=coco,
-            seconds=time.perf_counter() - start, left_out=(*dataset.split.left_out, *undecodable),
+            **vars(scores.mean()), per_class=per_class, images=len(evaluated), instances=int(scores.labels.sum()),
+            ms=detector.milliseconds(), coco=box_coco,
+            seconds=time.perf_counter() - start, left_out=(*dataset.split.left_out, *left_out),
             measured_on=f"{runner.description}, batch {plan.batch_size}, {plan.size(config.rect)}"
             + (f", {plural(processes, 'process')}" if processes > 1 else ""),
             not_finite=not_finite, masks=mask_scores.mean() if mask_scores else None, mask_coco=mask_coco,
             threshold=scores.threshold, f1=tuple(scores.f1.tolist()),
-            agreement=AgreementScore(agreement.scores().mean().ap, agreement.resampled()) if reference else None,
+            agreement=agreement.class_scores().mean().ap if reference else None,
+            agreement_resampled=agreement.resampled() if reference else None,
             groups=groups, limited=dataset.split.name != config.split,
-            at=statistics.at(threshold, {one.id: one.name for one in per_class}),
+            at=statistics.at(reference.threshold if reference else scores.threshold,
+                             {of_class.id: of_class.name for of_class in per_class}),
         )  # fmt: skip
         if result.mark:
             logger.warning("the network %s gives %s: its AP means nothing", name, result.mark)
@@ -191,44 +189,3 @@ def evaluate(
         result, statistics=statistics if distributed.is_main() else None, task=runner.task,
         input_size=plan.size(config.rect), reference=Reference(result.threshold, confident) if as_reference else None,
     )  # fmt: skip
-
-
-def _of_all_processes(statistics: EvalStatistics, dataset: ImageDataset, sampler: Any) -> EvalStatistics:
-    """The statistics of all processes in the main one, in the order in which one process comes to the images."""
-    if distributed.world().size == 1:
-        return statistics
-    rows = {name: list(chain(*distributed.gather(own))) for name, own in statistics.to_plain().items()}
-    paths = [dataset.images[index].path for batch in sampler.batches for index in batch]
-    position = {path: place for place, path in enumerate(paths)}
-    order = sorted(range(len(rows["paths"])), key=lambda row: position[rows["paths"][row]])
-    whole = EvalStatistics(groups=statistics.groups)
-    whole.extend({name: [of_name[row] for row in order] for name, of_name in rows.items()})
-    return whole
-
-
-def detections_of(prediction: Prediction, batch: Batch) -> BatchDetections:
-    """What a network detects in a batch, with the usual thresholds of AP.
-
-    Args:
-        prediction: in the pixels of the batch's images.
-        batch: as the loader gives it.
-    """
-    config = EvalConfig()
-    rows = non_max_suppression(prediction, config.conf_thres, config.nms_iou(prediction.task), max_det=config.max_det)
-    height, width = batch.images.shape[2:]
-    return BatchDetections(in_images(rows, batch.shapes), Masks.of(prediction, rows, (height, width)))
-
-
-def add_detections(statistics: EvalStatistics, detections: BatchDetections, batch: Batch) -> None:
-    """Take in what a network detects in a batch."""
-    labels = labels_in_images(batch, detections.rows.flat.device)
-    overlaps = None
-    if detections.masks is not None and batch.masks is not None:
-        overlaps = mask_overlaps(detections.masks, batch.masks, detections.rows, labels)
-    statistics.add(detections.rows, labels, batch.paths, overlaps)
-
-
-def labels_in_images(batch: Batch, device: torch.device) -> RaggedBatch:
-    """A batch's labels for each image: class, xyxy in the original's pixels, `[m, 5]` on `device`."""
-    assert batch.labels is not None, "images that are put together of several have no originals"
-    return RaggedBatch(sent(batch.labels.flat, device), batch.labels.counts)

@@ -1,19 +1,17 @@
 """Masks of detections, and their overlap with the labels' masks.
 
-A mask is the sigmoid of a sum of prototypes, or what a network with NMS inside gives, cropped to its box. It is
-compared on the prototypes' grid, as upstream's evaluation does. For COCO's JSON it is resized to the input before it is
-cropped (`upsampled`), as upstream does it there.
-
-Masks take much memory: 300 of them at 640 pixels 30 MB. They are computed for some detections of an image at a time.
+A mask is the sigmoid of a sum of prototypes, or what a network with NMS inside gives, cropped to its box. As upstream
+does it, it is compared on the prototypes' grid; for COCO's JSON it is resized to the input before it is cropped.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import cv2
 import numpy as np
 import torch
 from torch.nn.functional import grid_sample, interpolate
@@ -21,14 +19,14 @@ from torch.nn.functional import grid_sample, interpolate
 from utils.core.device import disable_tf32
 from utils.core.errors import InputError
 from utils.evaluation.batch import MASK_STRIDE
-from utils.evaluation.letterbox import boxes_to_image
+from utils.evaluation.letterbox import Letterbox, boxes_to_image
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from utils.core.tasks import Prediction
 
-LARGEST = {"cuda": 256 << 20, "cpu": 32 << 20}  # bytes of masks at a time
+LARGEST = {"cuda": 256 << 20, "cpu": 32 << 20}  # bytes of masks at a time; 300 of them at 640 pixels take 30 MB
 
 
 @dataclass(frozen=True)
@@ -43,15 +41,13 @@ class Masks:
         boxes: of each image float32 `[n, 4]`, xyxy in pixels of the input.
         size: (height, width) of the input.
         framed: whether the source lies in the boxes' frames.
-        upsampled: at the input's size, and not on the prototypes' grid.
     """
 
     source: Tensor
-    picks: tuple[Tensor, ...]
-    boxes: tuple[Tensor, ...]
+    picks: Sequence[Tensor]
+    boxes: Sequence[Tensor]
     size: tuple[int, int]
     framed: bool = False
-    upsampled: bool = False
 
     @classmethod
     def of(cls, prediction: Prediction, rows: Sequence[Tensor], size: tuple[int, int]) -> Masks | None:
@@ -59,31 +55,25 @@ class Masks:
         if prediction.prototypes is None:
             return None
         pairs = zip(prediction.coefficients, rows, strict=True)
-        coefficients = tuple(one[:, found[:, 6].long()].T.float() for one, found in pairs)
-        return cls(prediction.prototypes, coefficients, tuple(found[:, :4] for found in rows), size)
+        coefficients = [of_image[:, found[:, 6].long()].T.float() for of_image, found in pairs]
+        return cls(prediction.prototypes, coefficients, [found[:, :4] for found in rows], size)
 
     @classmethod
     def from_model(
         cls, output: Tensor, picks: Sequence[Tensor], boxes: Sequence[Tensor], size: tuple[int, int]
     ) -> Masks:
-        """Of a network's own masks, `[B, K, R * R]` in the boxes' frames, or `[B, K, h, w]`.
-
-        Raises:
-            InputError: they have another shape.
-        """
+        """Of a network's own masks, `[B, K, R * R]` in the boxes' frames, or `[B, K, h, w]`; of others `InputError`."""
         framed = output.ndim == 3
         if framed:
             side = math.isqrt(output.shape[2])
             if side * side != output.shape[2] or not side:
                 raise InputError(f"the network's masks are {list(output.shape)}; expected [batch, detections, R * R]")
             output = output.unflatten(2, (side, side))
-        return cls(output, tuple(picks), tuple(boxes), size, framed)
+        return cls(output, picks, boxes, size, framed)
 
     @property
     def grid(self) -> tuple[int, int]:
-        """(height, width) of the masks that `pixels` gives."""
-        if self.upsampled:
-            return self.size
+        """(height, width) of the prototypes' grid, on which masks are compared."""
         if self.framed:
             return self.size[0] // MASK_STRIDE, self.size[1] // MASK_STRIDE
         return self.source.shape[2], self.source.shape[3]
@@ -102,14 +92,17 @@ class Masks:
         with disable_tf32():
             return (picks @ source.float().flatten(1)).sigmoid_().unflatten(1, source.shape[1:])
 
-    def pixels(self, image: int, rows: Tensor) -> Tensor:
-        """Masks of some detections of an image, int64 `[n]`, cropped to their boxes: bool `[n, *grid]`."""
-        shares, boxes = self.shares(image, rows), self.boxes[image][rows]
+    def pixels(self, image: int, rows: Tensor, grid: tuple[int, int] | None = None) -> Tensor:
+        """Masks of some detections of an image, int64 `[n]`, cropped to their boxes: bool `[n, *grid]`.
+
+        Args:
+            grid: (height, width); the prototypes', unless it is the input's size.
+        """
+        shares, boxes, (height, width) = self.shares(image, rows), self.boxes[image][rows], grid or self.grid
         if self.framed:
-            shares = pasted(shares, boxes, self.size, self.grid)
-        elif self.upsampled:
-            shares = interpolate(shares[None], self.size, mode="bilinear", align_corners=False)[0]
-        height, width = self.grid
+            shares = pasted(shares, boxes, self.size, (height, width))
+        elif grid:
+            shares = interpolate(shares[None], grid, mode="bilinear", align_corners=False)[0]
         x1, y1, x2, y2 = (boxes * boxes.new_tensor([width / self.size[1], height / self.size[0]] * 2)).unbind(1)
         return (shares > 0.5) & between(x1, x2, width)[:, None, :] & between(y1, y2, height)[:, :, None]
 
@@ -123,8 +116,7 @@ def between(low: Tensor, high: Tensor, count: int) -> Tensor:
 def pasted(shares: Tensor, boxes: Tensor, size: tuple[float, float], grid: tuple[int, int]) -> Tensor:
     """Masks `[n, R, R]` in the frames of `boxes` `[n, 4]`, on a grid over an input: `[n, *grid]`.
 
-    Each pixel of the grid looks up the place of its middle in the frame, bilinearly. Outside of a box lies what is at
-    its border.
+    Each pixel of the grid looks up the place of its middle in the frame, bilinearly, outside of it that of its border.
     """
     places = []
     for low, high, pixels, cells in ((0, 2, size[1], grid[1]), (1, 3, size[0], grid[0])):
@@ -137,10 +129,7 @@ def pasted(shares: Tensor, boxes: Tensor, size: tuple[float, float], grid: tuple
 
 
 def mask_overlaps(masks: Masks, truth: Tensor, detections: Sequence[Tensor], labels: Sequence[Tensor]) -> list[Tensor]:
-    """IoU of the masks of labels and of detections, for each image float32 `[m, n]`.
-
-    Detections of a class that no label of their image has stand for no label whatever they look like: theirs is 0, and
-    is not computed.
+    """IoU of the masks of labels and of detections, for each image float32 `[m, n]`; 0 where no label has the class.
 
     Args:
         masks: of the detections.
@@ -154,10 +143,10 @@ def mask_overlaps(masks: Masks, truth: Tensor, detections: Sequence[Tensor], lab
     if tuple(truth.shape[1:]) != masks.grid:
         found = "prototypes of {}x{} do not fit an input of {}x{}".format(*masks.grid, *masks.size)
         raise InputError(f"{found}; expected one of {MASK_STRIDE} pixels in each direction")
-    truths = truth.to(masks.source.device).flatten(1).split([len(of_image) for of_image in labels])
+    truths = truth.to(masks.source.device).flatten(1).float().split([len(of_image) for of_image in labels])
     overlaps = []
-    for image, (rows, of_image) in enumerate(zip(detections, labels, strict=True)):
-        overlap, labelled = rows.new_zeros((len(of_image), len(rows))), truths[image].float()
+    for image, (rows, of_image, labelled) in enumerate(zip(detections, labels, truths, strict=True)):
+        overlap = rows.new_zeros((len(of_image), len(rows)))
         wanted = torch.isin(rows[:, 5], of_image[:, 0]).nonzero()[:, 0]
         for chosen in wanted.split(masks.at_a_time) if len(wanted) else ():
             detected = masks.pixels(image, chosen).flatten(1).float()
@@ -168,54 +157,41 @@ def mask_overlaps(masks: Masks, truth: Tensor, detections: Sequence[Tensor], lab
     return overlaps
 
 
-def run_lengths(masks: Masks, image: int, shapes: Any) -> list[dict[str, Any]]:
+def run_lengths(masks: Masks, image: int, letterbox: Letterbox) -> list[dict[str, Any]]:
     """COCO's `segmentation` of each detection of an image: `size` (height, width) and `counts`, a text."""
     from pycocotools import mask as coco_mask
 
-    found = []
-    for pixels in image_pixels(masks, image, shapes):
-        for rle in coco_mask.encode(np.asfortranarray(pixels.transpose(1, 2, 0))):
-            found.append({"size": list(rle["size"]), "counts": rle["counts"].decode("ascii")})
-    return found
+    return [
+        {"size": list(rle["size"]), "counts": rle["counts"].decode("ascii")}
+        for pixels in image_pixels(masks, image, letterbox)
+        for rle in coco_mask.encode(np.asfortranarray(pixels.transpose(1, 2, 0)))
+    ]
 
 
-def image_pixels(masks: Masks, image: int, shapes: Any) -> Iterator[np.ndarray]:
+def image_pixels(masks: Masks, image: int, letterbox: Letterbox) -> Iterator[np.ndarray]:
     """Masks of an image's detections in its own pixels, a few at a time: uint8 `[n, H, W]` of 0 and 1.
 
     As upstream does it: made at the input's size, without the padding, then resized bilinearly.
-
-    Args:
-        shapes: where the image lies in the input.
     """
-    import cv2
-
-    wide = replace(masks, upsampled=True)
-    (height, width), (_, (left, top)) = shapes
-    rows = slice(int(top), int(masks.size[0] - top))
-    columns = slice(int(left), int(masks.size[1] - left))
+    (height, width), (left, top) = letterbox.original, letterbox.pad
+    rows, columns = slice(int(top), int(masks.size[0] - top)), slice(int(left), int(masks.size[1] - left))
     numbers = torch.arange(len(masks.boxes[image]), device=masks.source.device)
     for part in numbers.split(16) if len(numbers) else ():
-        inside = wide.pixels(image, part)[:, rows, columns]
+        inside = masks.pixels(image, part, masks.size)[:, rows, columns]
         planes = np.ascontiguousarray(inside.permute(1, 2, 0).to(torch.uint8).cpu().numpy())
-        resized = cv2.resize(planes, (width, height))
-        yield resized.reshape(height, width, len(part)).transpose(2, 0, 1)
+        yield cv2.resize(planes, (width, height)).reshape(height, width, len(part)).transpose(2, 0, 1)
 
 
 @dataclass(frozen=True)
 class Patch:
-    """The part of an image that holds a mask.
-
-    Attributes:
-        left, top: its first pixel.
-        inside: bool `[h, w]`: which of its pixels belong to the mask; there may be none.
-    """
+    """A part of an image, from its first pixel on, and which of its pixels belong to a mask, bool `[h, w]`."""
 
     left: int
     top: int
     inside: np.ndarray
 
 
-def patches(masks: Masks, image: int, chosen: Tensor, shapes: Any) -> Iterator[Patch]:
+def patches(masks: Masks, image: int, chosen: Tensor, letterbox: Letterbox) -> Iterator[Patch]:
     """Masks of some of an image's detections for drawing, one after the other, and of each what lies in its box.
 
     The sigmoid of the sum of prototypes, or what the network gives, is resized bilinearly to the image, and only there
@@ -223,18 +199,16 @@ def patches(masks: Masks, image: int, chosen: Tensor, shapes: Any) -> Iterator[P
     first corner up to the second, which does not belong to it, as on the grid.
 
     Args:
-        image: its place in the batch.
-        chosen: int64 `[n]`, which of its detections.
-        shapes: where the image lies in the input.
+        chosen: int64 `[n]`, which of the image's detections.
     """
-    _, ((ratio_y, ratio_x), (pad_x, pad_y)) = shapes
+    (ratio_y, ratio_x), (pad_x, pad_y) = letterbox.ratio, letterbox.pad
     boxes = masks.boxes[image][chosen]
-    places = boxes_to_image(boxes, torch.zeros(len(boxes), dtype=torch.int64, device=boxes.device), [shapes])
+    places = boxes_to_image(boxes, torch.zeros(len(boxes), dtype=torch.int64, device=boxes.device), [letterbox])
     whole = boxes.new_tensor([0, 0, masks.size[1], masks.size[0]])
     for number, box, (left, top, right, bottom) in zip(chosen, boxes, places.ceil().int().tolist(), strict=True):
-        share = masks.shares(image, number[None])
         origin = boxes.new_tensor([left * ratio_x + int(pad_x), top * ratio_y + int(pad_y)] * 2)  # in the input
         frame = (box if masks.framed else whole) - origin
         height, width = max(bottom - top, 0), max(right - left, 0)
-        wide = pasted(share, frame[None], (height * ratio_y, width * ratio_x), (height, width))
+        size = height * ratio_y, width * ratio_x
+        wide = pasted(masks.shares(image, number[None]), frame[None], size, (height, width))
         yield Patch(left, top, (wide[0] > 0.5).cpu().numpy())

@@ -30,12 +30,7 @@ STEPS = 8  # between two looks at whether anything still changes
 
 
 def non_max_suppression(
-    prediction: Prediction,
-    conf_thres: float,
-    iou_thres: float,
-    *,
-    max_det: int = 300,
-    agnostic: bool = False,
+    prediction: Prediction, conf_thres: float, iou_thres: float, *, max_det: int = 300, agnostic: bool = False
 ) -> RaggedBatch:
     """Detections of each image, best first. A box counts once for each class whose score suffices.
 
@@ -53,8 +48,8 @@ def non_max_suppression(
     if prediction.raw.is_cuda:
         return suppress_together(prediction, conf_thres, iou_thres, max_det, agnostic)
     rows, counts, _ = _candidates(prediction, conf_thres)
-    kept = [one[_kept(one, iou_thres, max_det, agnostic)] for one in rows.split(counts.tolist())]
-    return RaggedBatch.of(kept if prediction.nm else [one[:, :6] for one in kept])
+    kept = RaggedBatch.of([one[_kept(one, iou_thres, max_det, agnostic)] for one in rows.split(counts.tolist())])
+    return kept if prediction.nm else RaggedBatch(kept.flat[:, :6], kept.counts)
 
 
 def _candidates(prediction: Prediction, conf_thres: float) -> tuple[Tensor, Tensor, Tensor]:

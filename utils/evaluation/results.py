@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
-from utils.core.device import sent
 from utils.core.score import AtThreshold, Resampled, Score
 from utils.core.tasks import DETECT, DISPLAY_CONF, Task
 from utils.core.text import aligned, plural
 from utils.evaluation.batch import RaggedBatch
-from utils.evaluation.metrics import Averages, ClassScores, EvalStatistics
-
-if TYPE_CHECKING:
-    from utils.evaluation.data_yaml import DataConfig
+from utils.evaluation.metrics import Averages, EvalStatistics
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ClassResult(Averages):
     """One class: its labels, and scores as fractions; `images` is the number of images evaluated.
 
@@ -54,28 +48,14 @@ class Reference:
     threshold: float
     detections: Mapping[str, Tensor]
 
-    def labels(self, paths: Sequence[str], device: torch.device) -> RaggedBatch:
-        """The labels of these images, on `device`."""
-        rows = RaggedBatch.of([self.detections[path] for path in paths])
-        return RaggedBatch(sent(rows.flat, device), rows.counts)
 
-
-@dataclass(frozen=True)
-class AgreementScore:
-    """AP with the float network's detections in place of labels, 1 at most, and on resamplings of the images."""
-
-    ap: float
-    resampled: Resampled | None
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EvalResult(Averages):
     """What an evaluation found.
 
     Attributes:
         ap, ap50, precision, recall: fractions, means over the classes that have labels, as upstream's val.py has them.
-        per_class: those classes.
-        images, instances: images evaluated and labels on them.
+        per_class, images, instances: those classes, images evaluated and labels on them.
         ms: milliseconds per image for `preprocess`, `inference`, `nms`, without the first batch if there are more; of
             several processes those of the main one.
         coco, mask_coco: pycocotools' statistics (see `coco.STATISTICS`), with `save_json` and annotations.
@@ -83,7 +63,6 @@ class EvalResult(Averages):
         left_out: images that could not be read, one line each.
         measured_on: what ran the network, where, at which input.
         not_finite: images for which the network gave NaN or infinity; such boxes are left out.
-        ap_coco, ap50_coco: the same detections by pycocotools' definition of AP, see `coco_average_precision`.
         statistics: what AP was computed from, image by image; of several processes the main one has it.
         masks: scores of masks; None for detection.
         input_size: of the images that went in, such as '640x640', or 'up to 640, rectangular'.
@@ -91,7 +70,7 @@ class EvalResult(Averages):
         groups: how many groups of images are resampled; 0: each image by itself.
         limited: these are not all images of the split.
         at: what is found and missed at the reference's threshold, or at its own where there is none.
-        agreement: with the reference; None where there is none.
+        agreement: AP with the reference's detections in place of labels; None without a reference.
         reference: this network's detections, if they were asked for.
     """
 
@@ -104,8 +83,6 @@ class EvalResult(Averages):
     left_out: tuple[str, ...]
     measured_on: str
     not_finite: int = 0
-    ap_coco: float | None = None
-    ap50_coco: float | None = None
     statistics: EvalStatistics | None = field(default=None, repr=False, compare=False)
     masks: Averages | None = None
     mask_coco: dict[str, float] | None = None
@@ -116,7 +93,8 @@ class EvalResult(Averages):
     groups: int = 0
     limited: bool = False
     at: AtThreshold | None = None
-    agreement: AgreementScore | None = None
+    agreement: float | None = None
+    agreement_resampled: Resampled | None = None
     reference: Reference | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -130,29 +108,20 @@ class EvalResult(Averages):
         return f"NaN or infinity for {self.not_finite} of {plural(self.images, 'image')}" if self.not_finite else ""
 
 
-def per_class_results(
-    scores: ClassScores, masks: ClassScores | None, data: DataConfig, images: int, single_cls: bool
-) -> tuple[ClassResult, ...]:
-    """The classes that have labels; `masks` are the scores of masks."""
-    return tuple(
-        ClassResult(
-            **vars(scores.mean(i)), id=int(label), name="object" if single_cls else data.names[int(label)],
-            images=images, instances=int(scores.labels[i]), masks=masks.mean(i) if masks else None,
-        )
-        for i, label in enumerate(scores.classes)
-    )  # fmt: skip
-
-
 def result_table(result: EvalResult, *, per_class: bool) -> list[str]:
     """The result as upstream's val.py prints it, and what it was measured on."""
     names: tuple[str, ...] = ("Images", "Instances", "P", "R", "mAP50", "mAP50-95")
     if result.masks:
         names = (*names[:2], "Box(P", "R", "mAP50", "mAP50-95)", "Mask(P", "R", "mAP50", "mAP50-95)")
-    rows = [_cells("all", result), *(_cells(one.name, one) for one in result.per_class if per_class)]
+    rows = []
+    shown: list[EvalResult | ClassResult] = [result, *(result.per_class if per_class else ())]
+    for row in shown:
+        parts = (row, row.masks) if row.masks else (row,)
+        scores = (f"{value:.3g}" for part in parts for value in (part.precision, part.recall, part.ap50, part.ap))
+        rows.append((row.name if isinstance(row, ClassResult) else "all", str(row.images), str(row.instances), *scores))
     lines = aligned(("Class", *names), rows)
-    if result.ap_coco is not None:
-        of = ", boxes" if result.masks else ""
-        lines.append(f"By pycocotools' definition{of}: mAP50 {result.ap50_coco:.3f}, mAP50-95 {result.ap_coco:.3f}")
+    boxes = ", boxes" if result.masks else ""
+    lines.append(f"By pycocotools' definition{boxes}: mAP50 {result.ap50_coco:.3f}, mAP50-95 {result.ap_coco:.3f}")
     if result.mark:
         lines.append(f"The network gives {result.mark}")
     if result.left_out:
@@ -160,9 +129,3 @@ def result_table(result: EvalResult, *, per_class: bool) -> list[str]:
     speeds = ", ".join(f"{value:.1f} ms {part}" for part, value in result.ms.items())
     lines.append(f"Speed: {speeds} per image; {result.measured_on}")
     return lines
-
-
-def _cells(name: str, row: EvalResult | ClassResult) -> tuple[str, ...]:
-    parts = (row, row.masks) if row.masks else (row,)
-    scores = (f"{value:.3g}" for part in parts for value in (part.precision, part.recall, part.ap50, part.ap))
-    return (name, str(row.images), str(row.instances), *scores)

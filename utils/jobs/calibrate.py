@@ -103,7 +103,7 @@ def run(options: CalibrateOptions) -> dict[str, Any]:
         }
         best = max(METHODS, key=ap.__getitem__)
         equal = no_measurable_loss({**ap, "float": result.score.decides}, resampled)
-        agreement = {name: one.agreement.ap for name, one in results.items() if one.agreement}
+        agreement = {name: one.agreement for name, one in results.items() if one.agreement is not None}
         chosen = max(equal, key=lambda name: (agreement.get(name, 0), ap[name]))
         found = {
             "schema_version": 1, "command": report.command, "options": options.model_dump(),

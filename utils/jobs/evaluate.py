@@ -5,7 +5,6 @@ A row is marked where its AP does not compare with that of other rows.
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import os
 import shlex
@@ -137,7 +136,7 @@ def evaluate_file(options: ValOptions, folder: Path) -> Report:
             known[float_file] = float_runner.metadata.get("data")
         options = options.model_copy(update={"data": dataset_of(options.data, known)})
         data = load_data(options.data or "", options.strict_labels)
-        config = make_config(options, runner)
+        config = make_config(options)
         report = Report(command=command_line(), title="Evaluation", data=str(options.data))
         reference, own = None, stage(file)
         if float_file and float_runner:
@@ -174,10 +173,9 @@ def open_reference(file: Path, network: Path, runner: Runner) -> Runner:
     return float_runner
 
 
-def make_config(options: ValOptions, runner: Runner) -> EvalConfig:
+def make_config(options: ValOptions) -> EvalConfig:
     """How to evaluate, as `options` say: a field of `EvalConfig` that has the name of an option is that option."""
-    coco = Path(options.data or "").name == "coco.yaml"  # as upstream's val.py, where what masks need is installed
-    coco = coco and not (runner.task.prototypes and importlib.util.find_spec("pycocotools") is None)
+    coco = Path(options.data or "").name == "coco.yaml"  # as upstream's val.py
     conf_thres = AP_CONFIDENCE if options.conf_thres is None else options.conf_thres
     if conf_thres > AP_CONFIDENCE:
         what = "AP is only comparable at --conf-thres %g; this is %g: the curve is cut off"
@@ -231,7 +229,7 @@ def make_row(
         return Row(**values)
     if stage == "float":
         warn_of_low_ap(result.ap)
-    marks, statistics, agreement = ap_with(config, result, runner), result.statistics, result.agreement
+    marks, statistics = ap_with(config, result, runner), result.statistics
     values |= {name: getattr(result, name) for name in ("ap", "ap50", "precision", "recall", "input_size")} | {
         "at_threshold": result.at,
         "ms_per_image": result.ms["inference"],
@@ -243,9 +241,9 @@ def make_row(
     if result.masks:
         values |= {f"mask_{name}": getattr(result.masks, name) for name in ("ap", "ap50", "precision", "recall")}
     if statistics:
-        values |= {"ap_resampled": statistics.resampled(), "mask_ap_resampled": statistics.mask_resampled()}
-    if agreement:
-        values |= {"agreement": agreement.ap, "agreement_resampled": agreement.resampled}
+        values |= {"ap_resampled": statistics.resampled(), "mask_ap_resampled": statistics.resampled(masks=True)}
+    if result.agreement is not None:
+        values |= {"agreement": result.agreement, "agreement_resampled": result.agreement_resampled}
     if result.f1:
         values |= {"best_threshold": result.threshold, "f1": tuple(result.f1[round(i * 9.99)] for i in range(101))}
     if result.coco:  # pycocotools says -1 where there are no objects of a size

@@ -37,7 +37,7 @@ from utils.evaluation.images import (
     target_names,
 )
 from utils.evaluation.input_plan import InputPlan, compares_masks, has_nms, nms_thresholds, nms_words
-from utils.evaluation.letterbox import letterboxed_planes
+from utils.evaluation.letterbox import Letterbox, letterboxed_planes
 from utils.evaluation.masks import Patch, patches
 from utils.evaluation.nms import best_class
 from utils.jobs.open import open_runner
@@ -99,17 +99,16 @@ class Artist:
     def detect(self, image: np.ndarray) -> tuple[Tensor, list[Patch]]:
         """Uint8 BGR `[H, W, 3]` → `[n, 6]` xyxy in its pixels, score, best class of each place; and masks."""
         planes, box = letterboxed_planes(image, self._plan.imgsz, self._plan.imgsz)
-        images = torch.from_numpy(planes)[None]
+        batch = Batch(torch.from_numpy(planes)[None], ("",), (box,))
         with torch.inference_mode():
-            self.detector.warm_up(images, [box.shapes])
-            detections = self.detector(images, [box.shapes])
-            return best_detections(detections, box.shapes)
+            self.detector.warm_up(batch)
+            return best_detections(self.detector(batch), box)
 
 
-def best_detections(detections: BatchDetections, shapes: Any) -> tuple[Tensor, list[Patch]]:
+def best_detections(detections: BatchDetections, letterbox: Letterbox) -> tuple[Tensor, list[Patch]]:
     """Of the first image the rows `[n, 6]` of the best class of each place, on the CPU, and their masks, maybe none."""
     best = best_class(detections.rows[0])
-    masks = [] if detections.masks is None else list(patches(detections.masks, 0, best, shapes))
+    masks = [] if detections.masks is None else list(patches(detections.masks, 0, best, letterbox))
     return detections.rows[0][best].cpu(), masks
 
 
@@ -289,7 +288,7 @@ def collect_samples(
     }
 
     def predictions(detector: Detector, batch: Batch) -> list[Box]:
-        rows, masks = best_detections(detector(batch.images, batch.shapes), batch.shapes[0])
+        rows, masks = best_detections(detector(batch), batch.letterboxes[0])
         outlines = [outline_of(mask.inside, mask.left, mask.top) for mask in masks]
         return report_boxes(rows, data.names, outlines)
 

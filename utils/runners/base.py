@@ -1,7 +1,6 @@
 """What runs a network: named inputs to named outputs, the same for PyTorch, ONNX Runtime and TensorRT.
 
-The public methods check the state and the feeds, and say what was received and what was expected; a subclass only runs
-the network. (The idea is Polygraphy's `BaseRunner`.)
+The public methods check the state and the feeds; a subclass only runs the network, as Polygraphy's `BaseRunner` has it.
 """
 
 from __future__ import annotations
@@ -37,9 +36,7 @@ class TensorSpec:
 
     def accepts(self, shape: Sequence[int]) -> bool:
         """Whether a tensor of this shape fits."""
-        return len(shape) == len(self.shape) and all(
-            want is None or want == got for want, got in zip(self.shape, shape, strict=True)
-        )
+        return len(shape) == len(self.shape) and all(a in (None, b) for a, b in zip(self.shape, shape, strict=True))
 
 
 class Runner(ABC):
@@ -54,20 +51,12 @@ class Runner(ABC):
     """
 
     def __init__(
-        self,
-        inputs: Sequence[TensorSpec],
-        outputs: Sequence[TensorSpec],
-        metadata: Mapping[str, str],
-        device: torch.device,
-        description: str,
-    ) -> None:
-        self.inputs = tuple(inputs)
-        self.outputs = tuple(outputs)
-        self.metadata = dict(metadata)
+        self, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], metadata: Mapping[str, str],
+        device: torch.device, description: str,
+    ) -> None:  # fmt: skip
+        self.inputs, self.outputs, self.metadata = tuple(inputs), tuple(outputs), dict(metadata)
         self.limits: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
-        self.device = device
-        self.description = description
-        self._open = True
+        self.device, self.description, self._open = device, description, True
 
     def __enter__(self) -> Runner:
         self._check_open()
@@ -89,11 +78,10 @@ class Runner(ABC):
             feeds: one tensor for each input, of its dtype and shape; those on another device are copied.
 
         Returns:
-            One tensor on `device` for each output. They may be overwritten by the next call.
+            One tensor on `device` for each output, which may be overwritten by the next call.
 
         Raises:
-            InputError: names, dtype or shape of a feed are not what the network takes; of images the line says which
-                values these are.
+            InputError: names, dtype or shape of a feed are not what the network takes.
             QatError: the runner is closed.
         """
         self._check_open()
@@ -101,21 +89,16 @@ class Runner(ABC):
         if set(feeds) != {spec.name for spec in self.inputs}:
             raise InputError(f"received inputs {sorted(feeds)}; the network takes {expected}")
         for spec in self.inputs:
-            tensor = feeds[spec.name]
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            if dtype != spec.dtype or not spec.accepts(tensor.shape):
-                values = f": {self.input_spec}" if len(self.inputs) == 1 and len(spec.shape) == 4 else ""
-                raise InputError(
-                    f"input {spec.name} is {dtype} {list(tensor.shape)}; the network takes {expected}{values}"
-                )
+            shape, dtype = feeds[spec.name].shape, str(feeds[spec.name].dtype).removeprefix("torch.")
+            if dtype != spec.dtype or not spec.accepts(shape):
+                raise InputError(f"input {spec.name} is {dtype} {list(shape)}; the network takes {expected}")
         return self._infer({spec.name: self._to_device(spec.name, feeds[spec.name]) for spec in self.inputs})
 
     @property
     def names(self) -> dict[int, str] | None:
         """Class names by id, when the metadata has them: as JSON, or as the Python literal that upstream writes."""
         value = literal(self.metadata.get("names", ""))
-        if isinstance(value, (list, tuple)):
-            value = dict(enumerate(value))
+        value = dict(enumerate(value)) if isinstance(value, (list, tuple)) else value
         if not isinstance(value, dict) or not all(str(key).isdigit() for key in value):
             return None
         return {int(key): str(name) for key, name in value.items()}
@@ -127,13 +110,8 @@ class Runner(ABC):
 
     @property
     def input_spec(self) -> InputSpec:
-        """The form in which the network takes images.
-
-        Raises:
-            InputError: the metadata say what is not so.
-        """
-        spec = self.inputs[0]
-        return InputSpec.of_file(self.metadata, spec.dtype, spec.shape)
+        """The form in which the network takes images; see `InputSpec.of_file`."""
+        return InputSpec.of_file(self.metadata, self.inputs[0].dtype, self.inputs[0].shape)
 
     @property
     def stride(self) -> int:

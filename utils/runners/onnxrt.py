@@ -46,13 +46,12 @@ class OnnxRuntimeRunner(Runner):
         path, device = Path(path), torch.device(device)
         if not path.is_file():
             raise InputError(no_file(path, "expected an ONNX file"))
-        if device.type == "cuda" and _CUDA not in onnxruntime.get_available_providers():
-            logger.warning("this ONNX Runtime has no CUDA provider (pip install onnxruntime-gpu); using the CPU")
-            device = torch.device("cpu")
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
         options.intra_op_num_threads = threads or 0
-        providers: list[Any] = [(_CUDA, {"device_id": device.index or 0}), _CPU] if device.type == "cuda" else [_CPU]
+        providers: list[Any] = [_CPU]
+        if device.type == "cuda" and _CUDA in onnxruntime.get_available_providers():
+            providers.insert(0, (_CUDA, {"device_id": device.index or 0}))
         try:
             session = open_session(str(path), options, providers)
         except _runtime_errors() as error:
@@ -60,23 +59,19 @@ class OnnxRuntimeRunner(Runner):
             raise InputError(f"ONNX Runtime {onnxruntime.__version__} cannot load {path}: {reason}") from error
         metadata = session.get_modelmeta().custom_metadata_map
         if metadata.get("typing") == "strong" and metadata.get("kind") != "float" and Version(version()) < FP16_SCALES:
-            text = (
-                "%s is strongly typed, and ONNX Runtime before %s computes other values from it; use --typing weak here"
-            )
-            logger.warning(text, path, FP16_SCALES)
+            text = "ONNX Runtime before %s computes other values from %s, which is strongly typed; use --typing weak"
+            logger.warning(text, FP16_SCALES, path)
         if device.type == "cuda" and session.get_providers()[0] != _CUDA:
-            logger.warning("ONNX Runtime's CUDA provider does not start here; using the CPU")
+            logger.warning("ONNX Runtime has no CUDA provider that starts (pip install onnxruntime-gpu); using the CPU")
             device = torch.device("cpu")
         used = f", {plural(threads or cpu_cores(), 'thread')}" if device.type == "cpu" else ""
-        self._session: Any = session
-        self._path = path
+        self._session, self._path = session, path
         super().__init__(
             inputs=[_spec(argument) for argument in session.get_inputs()],
             outputs=[_spec(argument) for argument in session.get_outputs()],
-            metadata=metadata,
-            device=device,
+            metadata=metadata, device=device,
             description=f"ONNX Runtime {version()}, {device_name(device)}{used}",
-        )
+        )  # fmt: skip
 
     def _infer(self, feeds: dict[str, Tensor]) -> dict[str, Tensor]:
         arrays = {name: tensor.detach().cpu().contiguous().numpy() for name, tensor in feeds.items()}
@@ -112,8 +107,8 @@ def _runtime_errors() -> tuple[type[Exception], ...]:
     """ONNX Runtime's exceptions, which share no base class."""
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
-    found = [value for value in vars(state).values() if isinstance(value, type) and issubclass(value, Exception)]
-    return (*found, RuntimeError, ValueError)
+    own = [value for value in vars(state).values() if isinstance(value, type) and issubclass(value, Exception)]
+    return (*own, RuntimeError, ValueError)
 
 
 def _short(error: Exception) -> str:

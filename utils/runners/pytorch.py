@@ -25,38 +25,30 @@ class TorchRunner(Runner):
         self, model: nn.Module, device: torch.device | str, *,
         imgsz: int | tuple[int, int] | None = None, data: str | None = None,
     ) -> None:  # fmt: skip
-        """Move `model` to `device`.
+        """Move `model` to `device`; it has `names` and `stride`, as upstream's have, and ends in what tells the task.
 
-        Args:
-            model: with `names` and `stride`, as upstream's have them; what it ends in tells the task.
-            imgsz: what its metadata says of the input's side, or (height, width), in pixels.
-            data: what its metadata says of the dataset's YAML.
+        `imgsz`, side or (height, width) in pixels, and `data`, the dataset's YAML, go into its metadata.
         """
         device = torch.device(device)
         self._mode = model.training
         self.model = model.to(device).eval()
         names = getattr(model, "names", None)
         names = dict(enumerate(names)) if isinstance(names, (list, tuple)) else names
-        stride = getattr(model, "stride", 32)
+        stride = int(torch.as_tensor(getattr(model, "stride", 32)).max())
         head = last_layer(model)
-        self._task = task_of_head(head)
-        metadata = {"stride": str(max(int(torch.as_tensor(stride).max()), 32)), "task": self._task.name}
+        self._task, nm = task_of_head(head), int(getattr(head, "nm", 0))
+        metadata = {"stride": str(max(stride, 32)), "task": self._task.name}
         if isinstance(names, dict):
             metadata["names"] = json.dumps({int(key): str(name) for key, name in names.items()})
         metadata |= {name: str(value) for name, value in (("imgsz", imgsz), ("data", data)) if value}
         threads = f", {plural(torch.get_num_threads(), 'thread')}" if device.type == "cpu" else ""
-        nm = int(getattr(head, "nm", 0))
-        rows = BOX + len(names) + nm if isinstance(names, dict) else None
-        shapes = ((None, rows, None), (None, nm, None, None))
+        shapes = (None, BOX + len(names) + nm if isinstance(names, dict) else None, None), (None, nm, None, None)
         super().__init__(
             inputs=[TensorSpec(IMAGES, (None, channels_of(model), None, None), "float32")],
-            outputs=[
-                TensorSpec(name, shape, "float32") for name, shape in zip(self._task.outputs, shapes, strict=False)
-            ],
-            metadata=metadata,
-            device=device,
+            outputs=[TensorSpec(name, shape, "float32") for name, shape in zip(self._task.outputs, shapes)],  # noqa: B905
+            metadata=metadata, device=device,
             description=f"PyTorch {torch.__version__.split('+')[0]}, {device_name(device)}{threads}, float32",
-        )
+        )  # fmt: skip
 
     def _infer(self, feeds: dict[str, Tensor]) -> dict[str, Tensor]:
         with torch.inference_mode(), disable_tf32():

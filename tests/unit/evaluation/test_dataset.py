@@ -1,8 +1,11 @@
-"""The loader: batches, shapes, order, processes that read ahead."""
+"""The loader: batches, shapes, order, processes that read ahead; and the dataset's hash, which says what changed."""
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,11 +13,13 @@ import cv2
 import numpy as np
 import pytest
 import torch
+import yaml
 from known_images import write_set
 
-from utils.core.errors import DataError
+from utils.core.errors import CheckpointError, DataError, InputError
+from utils.evaluation.batch import RaggedBatch
 from utils.evaluation.data_yaml import load_data
-from utils.evaluation.dataset import ImageDataset, loading_processes, make_loader
+from utils.evaluation.dataset import ImageDataset, check_unchanged, dataset_hash, loading_processes, make_loader
 from utils.evaluation.images import find_images
 
 
@@ -25,72 +30,67 @@ def folder(tmp_path_factory):
     return path
 
 
-def test_items(folder):
-    dataset = ImageDataset(load_data(folder / "data.yaml").read("val"), 64, single_cls=True)
-    image, labels, path, shapes, masks = dataset[0]
+@pytest.fixture(scope="module")
+def data(folder):
+    return load_data(folder / "data.yaml")
+
+
+def test_a_ragged_batch_is_a_sequence_of_the_rows_of_each_image():
+    parts = [torch.rand(3, 2), torch.rand(0, 2), torch.rand(1, 2)]
+    found = RaggedBatch.of(parts)
+    assert (len(found), found.counts, found.flat.shape) == (3, [3, 0, 1], (4, 2))
+    assert all(map(torch.equal, found, parts))
+    assert torch.equal(found[-1], parts[2])
+    assert found.owners().tolist() == [0, 0, 0, 2]
+    with pytest.raises(IndexError):
+        found[3]
+
+
+def test_items(data):
+    dataset = ImageDataset(data.read("val"), 64, single_cls=True)
+    image, path, letterbox, labels, masks = dataset[0]
     assert masks is None
-    assert image.shape == (3, 64, 64)
-    assert image.dtype == torch.uint8
     entry = cv2.imread(path)[:, :, ::-1]
     np.testing.assert_array_equal(image.permute(1, 2, 0), entry)  # 64×64 needs no resizing
     assert (labels[:, 0] == 0).all()  # single class
     cx, cy, w, h = dataset.images[0].labels.rows[:, 1:].T * 64
     np.testing.assert_allclose(labels[:, 1:], np.stack([cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2], 1), atol=1e-4)
-    assert shapes[0] == (64, 64)
+    assert letterbox.original == (64, 64)
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 8, 50])
+@pytest.mark.parametrize("batch_size", [1, 8, 50])
 @pytest.mark.parametrize("rect", [True, False])
-def test_every_image_comes_once_and_batches_have_one_shape(folder, batch_size, rect):
-    data = load_data(folder / "data.yaml")
-    loader = make_loader(data, "val", imgsz=64, batch_size=batch_size, workers=0, rect=rect)
+def test_every_image_comes_once_and_batches_have_one_shape(folder, data, batch_size, rect):
     seen = []
-    for batch in loader:
-        assert len(batch) == len(batch.images) == len(batch.paths) == len(batch.shapes) <= batch_size
-        assert len(batch.labels) == len(batch)
+    for batch in make_loader(data, "val", imgsz=64, batch_size=batch_size, workers=0, rect=rect):
+        assert len(batch) == len(batch.images) == len(batch.letterboxes) == len(batch.labels) <= batch_size
         seen += batch.paths
     assert sorted(seen) == sorted(str(path) for path in (folder / "images/val").iterdir())
 
 
-def test_shuffling_is_fixed_by_the_seed(folder):
-    data = load_data(folder / "data.yaml")
-
-    def order(seed, state, batch_size=3):
+def test_shuffling_is_fixed_by_the_seed(data):
+    def order(seed, state, **how):
         random.seed(state)
         torch.manual_seed(state)
-        loader = make_loader(data, "train", imgsz=64, batch_size=batch_size, workers=0, shuffle=True, seed=seed)
+        loader = make_loader(data, "train", imgsz=64, workers=0, shuffle=True, seed=seed, **{"batch_size": 3, **how})
         return [path for batch in loader for path in batch.paths]
 
     assert order(1, 0) == order(1, 99) == order(1, 0, batch_size=7)  # calibration's images
+    assert order(1, 0, first=8) == order(1, 0)[:8]
     assert order(1, 0) != order(2, 0)
     assert sorted(order(1, 0)) == sorted(order(2, 0))
 
 
-def test_workers_give_the_same_batches(folder):
-    data = load_data(folder / "data.yaml")
+@pytest.mark.parametrize(("free", "workers"), [(1e12, 2), (0, 0)])
+def test_workers_give_the_same_batches(data, monkeypatch, free, workers):
+    """Also where shared memory has no room for any."""
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free))
     loaders = [make_loader(data, "val", imgsz=64, batch_size=8, workers=workers, rect=True) for workers in (0, 2)]
+    assert [loader.num_workers for loader in loaders] == [0, min(workers, os.cpu_count())]
     for alone, helped in zip(*loaders, strict=True):
         torch.testing.assert_close(alone.images, helped.images)
         torch.testing.assert_close(alone.labels.flat, helped.labels.flat)
-        assert (alone.paths, alone.shapes) == (helped.paths, helped.shapes)
-
-
-def test_limit_takes_images_evenly_spread(folder):
-    data = load_data(folder / "data.yaml")
-    assert [Path(image.path).stem[-2:] for image in data.read("val", 3).images] == ["01", "10", "20"]
-    assert len(data.read("val", 99).images) == 20
-
-
-def test_keep_takes_only_the_images_that_it_holds_for(folder):
-    files = find_images([str(folder / "images/val")])
-    kept = files[1::3]
-    data = load_data(folder / "data.yaml")
-    dataset = ImageDataset(data.read("val"), 64, keep=kept.__contains__)
-    assert [one.path for one in dataset.images] == kept
-    loader = make_loader(data, "val", imgsz=64, batch_size=3, workers=0, shuffle=True, keep=kept.__contains__)
-    assert sorted(one for batch in loader for one in batch.paths) == kept
-    with pytest.raises(DataError, match="'val'"):
-        ImageDataset(data.read("val"), 64, keep=lambda _: False)
+        assert (alone.paths, alone.letterboxes) == (helped.paths, helped.letterboxes)
 
 
 @pytest.mark.parametrize(("free", "workers"), [(0, 0), (64, 0), (500, 4), (24_000, 8)])
@@ -103,10 +103,104 @@ def test_as_many_processes_read_as_their_batches_have_room(monkeypatch, caplog, 
     assert loading_processes(0, batch) == 0
 
 
-def test_a_loader_gives_the_same_without_shared_memory(folder, monkeypatch):
-    data = load_data(folder / "data.yaml")
-    wanted = [batch.images for batch in make_loader(data, "val", imgsz=64, batch_size=8, workers=0)]
-    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=0))
-    loader = make_loader(data, "val", imgsz=64, batch_size=8, workers=2)
-    assert loader.num_workers == 0
-    assert all((batch.images == images).all() for batch, images in zip(loader, wanted, strict=True))
+def test_limit_takes_images_evenly_spread(data):
+    assert [Path(image.path).stem[-2:] for image in data.read("val", 3).images] == ["01", "10", "20"]
+    assert len(data.read("val", 99).images) == 20
+
+
+def test_keep_takes_only_the_images_that_it_holds_for(folder, data):
+    kept = find_images([str(folder / "images/val")])[1::3]
+    loader = make_loader(data, "val", imgsz=64, batch_size=3, workers=0, shuffle=True, keep=kept.__contains__)
+    assert sorted(path for batch in loader for path in batch.paths) == kept
+    with pytest.raises(DataError, match="'val'"):
+        make_loader(data, "val", imgsz=64, batch_size=3, keep=lambda _: False)
+
+
+# the hash
+
+
+IMAGES = {"train": 3, "val": 4}
+
+
+@pytest.fixture
+def dataset(tmp_path) -> Path:
+    """A dataset of files that nobody decodes; some have labels."""
+    for split, count in IMAGES.items():
+        for number in range(count):
+            for kind, suffix, content in (("images", ".png", b"pixels"), ("labels", ".txt", b"0 0.5 0.5 0.1 0.1\n")):
+                path = tmp_path / kind / split / f"{number}{suffix}"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if kind == "images" or number:
+                    path.write_bytes(content)
+    (tmp_path / "val.txt").write_text("".join(f"images/val/{number}.png\n" for number in range(IMAGES["val"])))
+    content = {"path": str(tmp_path), "train": "images/train", "val": "val.txt", "names": ["cat", "dog"]}
+    (tmp_path / "data.yaml").write_text(yaml.safe_dump(content))
+    (tmp_path / "hyp.yaml").write_text("degrees: 0.0\n")
+    return tmp_path
+
+
+def look(dataset: Path) -> str:
+    files = {"--hyp": str(dataset / "hyp.yaml"), "--profile": None}
+    return dataset_hash(load_data(dataset / "data.yaml"), ("train", "val"), files)
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    path.write_text(path.read_text().replace(old, new))
+
+
+def as_old(path: Path, content: bytes) -> None:
+    """Change a file's content, but neither its size nor its time."""
+    status = path.stat()
+    assert len(content) == status.st_size
+    path.write_bytes(content)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "removed, though a list names it": (lambda root: (root / "images/val/2.png").unlink(), "the images of val"),
+    "renamed": (lambda root: (root / "images/train/2.png").rename(root / "images/train/7.png"), "the images of train"),
+    "size": (lambda root: (root / "images/train/1.png").write_bytes(b"other"), "sizes or times of images of train"),
+    "time": (lambda root: os.utime(root / "images/train/1.png", (1, 1)), "sizes or times of images of train"),
+    "labels of the same size and time": (
+        lambda root: as_old(root / "labels/val/1.txt", b"1 0.5 0.5 0.1 0.1\n"), "labels of val",
+    ),
+    "labels for one that had none": (lambda root: (root / "labels/train/0.txt").touch(), "labels of train"),
+    "classes": (lambda root: edit(root / "data.yaml", "cat", "cow"), "the names of the classes"),
+    "augmentation": (lambda root: edit(root / "hyp.yaml", "0.0", "0.1"), "the content of --hyp"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_is_named(change, dataset):
+    before = look(dataset)
+    apply, expected = CHANGES[change]
+    apply(dataset)
+    with pytest.raises(DataError, match=f"what the run in runs/qat/exp .* has changed: .*{expected}"):
+        check_unchanged(before, look(dataset), Path("runs/qat/exp"))
+
+
+def test_nothing_changed(dataset, tmp_path_factory):
+    (dataset / os.fsdecode(b"images/train/\xff.png")).touch()
+    before = look(dataset)
+    os.utime(dataset / "labels/val/1.txt", (1, 1))  # the content counts
+    (dataset / "labels/val/nobody's.txt").write_text("no labels of any image")
+    check_unchanged(before, look(dataset), Path("run"))
+    place = tmp_path_factory.mktemp("moved") / "set"
+    shutil.copytree(dataset, place)  # keeps times
+    edit(place / "data.yaml", str(dataset), str(place))
+    assert look(place) == before
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "3"])
+def test_a_damaged_hash_is_named(text, dataset):
+    with pytest.raises(CheckpointError, match="the run in run is damaged in 'dataset'"):
+        check_unchanged(text, look(dataset), Path("run"))
+
+
+def test_what_cannot_be_read_is_named(dataset):
+    (dataset / "labels/val/1.txt").unlink()
+    (dataset / "labels/val/1.txt").mkdir()
+    with pytest.raises(DataError, match=r"labels/val/1\.txt"):
+        look(dataset)
+    with pytest.raises(InputError, match=r"--hyp nowhere\.yaml"):
+        dataset_hash(load_data(dataset / "data.yaml"), (), {"--hyp": "nowhere.yaml"})

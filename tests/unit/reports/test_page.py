@@ -21,7 +21,7 @@ from utils.reports.schema import Box, Epoch, Report, Sample
 from utils.reports.tables import headers
 
 NONE = dict.fromkeys(("backgrounds", "without_a_label_file", "bad_label_lines", "clipped_labels",
-                      "boxes_among_polygons", "jpegs_with_bytes_behind_their_end"), 0)  # fmt: skip
+                      "boxes_among_polygons"), 0)  # fmt: skip
 
 
 class _Page(html.parser.HTMLParser):
