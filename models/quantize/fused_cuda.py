@@ -25,15 +25,10 @@ BLOCKS = (256, 1024, 4096)  # elements that one program computes
 
 
 def usable(x: Tensor) -> bool:
-    """Whether the kernels can compute on this tensor."""
-    return x.dtype in TYPES and works_on(x.device)
-
-
-def works_on(device: torch.device) -> bool:
-    """Whether the kernels run on this device: CUDA with Triton, or anything where Triton only interprets."""
-    if device.type == "cuda":
-        return _compiles(device)
-    return os.environ.get("TRITON_INTERPRET") == "1" and device.type == "cpu"
+    """Whether the kernels can compute on this tensor: on CUDA with Triton, or where Triton only interprets."""
+    if x.dtype not in TYPES:
+        return False
+    return _compiles(x.device) if x.is_cuda else os.environ.get("TRITON_INTERPRET") == "1" and x.device.type == "cpu"
 
 
 @cache

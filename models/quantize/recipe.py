@@ -39,14 +39,10 @@ Train = Literal["all", "ranges"]
 OF_1_0: dict[str, dict[str, Any]] = {
     "calibration": {"scales": {}},
     "finetune": {
-        "weight_ranges": "fixed",
-        "features": 0.0,
-        "patience": 0,
-        "ranges": "learned",
-        "supervision": "task",
+        "weight_ranges": "fixed", "features": 0.0, "patience": 0, "ranges": "learned", "supervision": "task",
         "supervision_stride": 1,
     },
-}
+}  # fmt: skip
 
 
 def _number(value: Any) -> Any:
