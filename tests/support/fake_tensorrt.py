@@ -234,10 +234,9 @@ class IExecutionContext(_Object):
 
     def set_input_shape(self, name, shape):
         assert isinstance(shape, tuple)
-        smallest, _, largest = self.engine.get_tensor_profile_shape(name, 0)
-        ranges = zip(smallest, shape, largest, strict=False)
-        inside = len(shape) == len(smallest) and all(a <= b <= c for a, b, c in ranges)
-        if not inside or (self.engine.profiles and self.engine.profile_owner() is not self):
+        if len(shape) != len(self.engine.get_tensor_shape(name)):
+            return False
+        if self.engine.profiles and self.engine.profile_owner() is not self:
             return False
         self.shapes[name] = shape
         return True

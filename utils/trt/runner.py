@@ -82,8 +82,9 @@ class Execution:
         if self.buffers and all(self.buffers[name].shape == shape for name, shape in shapes.items()):
             return
         for name, shape in shapes.items():
-            if not self._context.set_input_shape(name, tuple(shape)):
-                least, most = map(list, self.limits[name])
+            least, most = map(list, self.limits[name])
+            inside = all(low <= size <= high for low, size, high in zip(least, shape, most, strict=False))
+            if not (inside and self._context.set_input_shape(name, tuple(shape))):
                 raise InputError(
                     f"{self.path} takes {name} from {least} to {most}, not {list(shape)}; build an engine for that"
                 )
