@@ -30,7 +30,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 LONGEST = """
     graphs rtx_builds export export_networks sensitive_program demo bad_inputs hostile_files
     mask_forms forms input_forms reparameterization distributed qat_program setup_on_upstream quickstart upstream_ap
-    demo_masks segmenters resume files_of_1_0 evaluation rectangles check_masks benchmark_programs val_trt networks
+    demo_masks segmenters resume files_of_1_0 evaluation rectangles benchmark_programs val_trt networks
     segmentation_evaluation walks hostile_output
     tensorrt_bindings install_dependencies patch_yolov9 environment fused_cuda shares segmentation_loop finetune
     report_rows refusals demo_data cli architecture overwriting engine_programs

@@ -29,22 +29,15 @@ def write_small_set(folder: Path, demo_data: Path, train: int = 6, val: int = 6,
         images = find_images(demo.paths(split))
         images = images[:: len(images) // count][:count] if spread else images[:count]
         (folder / f"{split}.txt").write_text("\n".join(images) + "\n")
-    content = {
-        "path": str(demo.root),
-        "train": str(folder / "train.txt"),
-        "val": str(folder / "val.txt"),
-        "names": dict(demo.names),
-    }
-    path = folder / "data.yaml"
-    path.write_text(yaml.safe_dump(content))
-    return path
+    lists = {split: str(folder / f"{split}.txt") for split in ("train", "val")}
+    (folder / "data.yaml").write_text(yaml.safe_dump({"path": str(demo.root), **lists, "names": dict(demo.names)}))
+    return folder / "data.yaml"
 
 
 def quantize(weights: Path, data: Path, project: Path, *words: str) -> int:
     """Run `qat.py quantize` on few images; returns its exit code."""
-    return qat.main(
-        ["quantize", "--weights", str(weights), "--data", str(data), "--project", str(project), *SMALL_RUN, *words]
-    )
+    paths = ["--weights", str(weights), "--data", str(data), "--project", str(project)]
+    return qat.main(["quantize", *paths, *SMALL_RUN, *words])
 
 
 def half_of_layers(folder: Path) -> tuple[str, str]:

@@ -64,23 +64,16 @@ def test_a_step_that_fails_or_leaves_nothing_names_its_log_and_runs_again(run_st
 @pytest.mark.parametrize(
     ("program", "words", "named"),
     [
-        ("accuracy.py", "--data none.yaml --weights a.pt", "--data none.yaml"),
-        ("accuracy.py", "--data d.yaml --weights a.pt b/a.pt", "--weights"),
-        ("accuracy.py", "--data d.yaml --weights a.pt --deploy QTA", "--deploy QTA"),
-        ("accuracy.py", "--data d.yaml --weights a.pt --settings d.yaml", "--settings d.yaml"),
-        ("placement.py", "a.yaml", "--checkout"),
+        ("accuracy.py", "--data a.yaml --weights a.yaml --deploy QTA", "--deploy QTA"),
+        ("placement.py", "b", "--checkout"),
     ],
 )
 def test_mistakes_are_one_line(program, words, named, tmp_path):
-    for name in ("a.pt", "b/a.pt", "d.yaml"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("names: [a]\n")
     done = subprocess.run(
         [sys.executable, ROOT / "benchmarks" / program, *words.split()], cwd=tmp_path, capture_output=True, text=True,
         timeout=60, env={**os.environ, "YOLOV9_CHECKOUT": ""}, check=False,
     )  # fmt: skip
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert named in done.stderr
+    assert (done.returncode, done.stderr.count("\n"), named in done.stderr) == (2, 1, True), done.stderr
 
 
 TIMES = {

@@ -237,26 +237,3 @@ def test_a_file_where_a_folder_is_needed(patch: Patch, checkout: Path):
     before = tree(write(checkout, {"data": ""}))
     code, said = patch("--force")
     assert (code, said.startswith("error: "), tree(checkout)) == (1, True, before)
-
-
-def test_the_script_from_another_folder_through_a_link(overlay: Path, checkout: Path, tmp_path: Path):
-    """For real, and without git; its interpreter is checked as that of install_dependencies.sh."""
-    shutil.rmtree(checkout / ".git")
-    for name in ("patch_yolov9.sh", "scripts/lib.sh", "scripts/patch_overlay.py"):
-        shutil.copy(ROOT / name, overlay / name)
-    (tmp_path / "link").symlink_to(checkout)
-
-    def run(*arguments: str) -> subprocess.CompletedProcess[bytes]:
-        command, environment = (
-            [overlay / "patch_yolov9.sh", "link", *arguments],
-            os.environ | {"PYTHON": sys.executable},
-        )
-        return subprocess.run(command, capture_output=True, env=environment, cwd=tmp_path, check=False)
-
-    before = tree(checkout)
-    assert [run().returncode, (checkout / "qat.py").is_file(), run("--revert").returncode] == [0, True, 0]
-    assert tree(checkout) == before
-    assert run("--frce").returncode == 2
-    command = f'"{overlay}/patch_yolov9.sh" link --dry-run | true; exit ${{PIPESTATUS[0]}}'
-    closed = subprocess.run(["bash", "-c", command], capture_output=True, cwd=tmp_path, check=False)
-    assert (closed.returncode in (0, 141), closed.stderr) == (True, b"")

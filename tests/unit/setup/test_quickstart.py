@@ -146,17 +146,15 @@ def test_the_report_is_written_though_an_engine_fails(with_tensorrt):
     assert quickstart(with_tensorrt("weak"), FAILING="build_engine.py", STATUS="130").returncode == 130
 
 
-@pytest.mark.parametrize("dual", [False, True])
-def test_own_models_options_and_folders_are_passed_on(folder, tmp_path, dual):
-    """What train_dual.py wrote is converted first; the programs know the image size of the training."""
+def test_own_models_options_and_folders_are_passed_on(folder, tmp_path):
+    """What train_dual.py wrote is converted first, as below; the programs know the image size of the training."""
     for name in ("my own.pt", "my.yaml"):
         (tmp_path / name).touch()
     words = "--data=my.yaml --device cpu --epochs=3 --iters 7 --batch-size 4 --output out"
-    done = quickstart(folder, "--weights", "my own.pt", *words.split(), cwd=tmp_path, **({"DUAL": "1"} if dual else {}))
+    done = quickstart(folder, "--weights", "my own.pt", *words.split(), cwd=tmp_path)
     convert, quantize, *_, report = calls(done)
     assert (convert[0], convert[2:4]) == ("reparameterization.py", [str(tmp_path / "my"), "own.pt"])
-    used = "out/my own-converted.pt" if dual else "my own.pt"
-    assert f"qat.py quantize --weights {tmp_path / used} --data " in done.stdout
+    assert f"qat.py quantize --weights {tmp_path / 'my own.pt'} --data " in done.stdout
     assert values(quantize, "--epochs", "--iters", "--batch-size", "--device") == ["3", "7", "4", "cpu"]
     assert not [words for words in calls(done) if "--imgsz" in words]
     assert report[1] == str(tmp_path / "out")
