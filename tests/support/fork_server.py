@@ -12,7 +12,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import runpy
 import select
 import shlex
 import socket
@@ -108,6 +107,7 @@ def serve(address: str, root: str, warm: str) -> None:
 def become(job: dict[str, Any], streams: Sequence[int], added: dict[str, str]) -> None:
     """Be the process of a program, and end as it does; `added`: variables that the interpreter and imports have set."""
     import atexit
+    import builtins
     import threading
     import warnings
 
@@ -121,9 +121,12 @@ def become(job: dict[str, Any], streams: Sequence[int], added: dict[str, str]) -
     sys.argv = job["words"]
     sys.path[0] = os.path.dirname(os.path.realpath(sys.argv[0]))
     vars(warnings)["_filters_mutated"]()  # a warning that came while the server imported comes again
+    main = vars(sys.modules["__main__"])  # this very module, in which pickle looks for classes
+    main.clear()
+    main.update(__name__="__main__", __file__=os.path.abspath(sys.argv[0]), __builtins__=builtins, __spec__=None)
     code: object = 0
     try:
-        runpy.run_path(sys.argv[0], run_name="__main__")
+        exec(compile(Path(sys.argv[0]).read_bytes(), sys.argv[0], "exec"), main)
     except SystemExit as end:
         code = end.code or 0
     except BaseException:  # noqa: BLE001 - as the interpreter does
@@ -142,4 +145,6 @@ def become(job: dict[str, Any], streams: Sequence[int], added: dict[str, str]) -
 if __name__ == "__main__":
     if sys.argv[1] == "run":
         sys.exit(client(*sys.argv[2:]))
-    serve(*sys.argv[2:])
+    import fork_server  # so that nothing stands in `__main__`, which programs take over
+
+    fork_server.serve(*sys.argv[2:])

@@ -10,7 +10,7 @@ from fork_server import ForkServer
 # Modules that the server has imported are there, and nothing else of it is.
 ASKED = """
 import atexit, os, pickle, signal, sys, threading
-print(sys.argv, sys.path[0], __name__, __spec__, os.getcwd(), sorted(os.environ.items()), sys.stdin.read())
+print(sys.argv, sys.path[0], __file__, __name__, __spec__, os.getcwd(), sorted(os.environ.items()), sys.stdin.read())
 print(threading.active_count(), signal.getsignal(signal.SIGINT), sys.stdout.encoding, sys.stdout.line_buffering)
 print('LEFT' in os.environ, 'wave' in sys.modules)
 os.environ['LEFT'] = '1'; import wave
