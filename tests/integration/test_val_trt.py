@@ -11,6 +11,7 @@ import yaml
 from utils import upstream
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.loop import EvalConfig, evaluate
+from utils.evaluation.results import EvalResult
 from utils.runners.pytorch import TorchRunner
 
 IMAGES = 9  # so that batches of 4 and of 16 end with one that is not full
@@ -28,6 +29,12 @@ def some_images(tmp_path_factory, demo_data):
     return folder / "data.yaml"
 
 
+def evaluated(weights: Path, data: Path) -> EvalResult:
+    model = upstream.call_fused(upstream.fuse(upstream.load_float(weights).model))
+    config = EvalConfig(imgsz=320, batch_size=16, workers=0)
+    return evaluate(TorchRunner(model, "cpu"), load_data(data), config, progress=False)
+
+
 @pytest.mark.parametrize("batch", [4, 16])
 def test_the_onnx_scores_as_the_network_it_was_made_from(run, demo_weights, some_images, tmp_path, batch):
     onnx_file = tmp_path / "digits.onnx"
@@ -36,9 +43,7 @@ def test_the_onnx_scores_as_the_network_it_was_made_from(run, demo_weights, some
     words = ["--engine-file", onnx_file, "--data", some_images, "--project", tmp_path, "--save-json", "--workers", 2]
     out = run("val_trt.py", *words)
     row = json.loads((tmp_path / "exp/report.json").read_text())["rows"][0]
-    model = upstream.call_fused(upstream.fuse(upstream.load_float(demo_weights).model))
-    config = EvalConfig(imgsz=320, batch_size=16, workers=0)
-    expected = evaluate(TorchRunner(model, "cpu"), load_data(some_images), config, progress=False)
+    expected = evaluated(demo_weights, some_images)
     assert expected.ap > 0.5
     assert (row["ap"], row["ap50"]) == pytest.approx((expected.ap, expected.ap50), abs=1e-3)
     assert f"batch {batch}, 320x320" in row["measured_on"]
@@ -59,9 +64,7 @@ def test_from_a_checkpoint_to_the_ap_of_its_engine(checkout, demo_weights, fork_
     done = subprocess.run(command, cwd=checkout, env={**os.environ, **variables}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     row = json.loads((tmp_path / "exp/report.json").read_text())["rows"][0]
-    model = upstream.call_fused(upstream.fuse(upstream.load_float(demo_weights).model))
-    config = EvalConfig(imgsz=320, batch_size=16, workers=0)
-    expected = evaluate(TorchRunner(model, "cpu"), load_data(some_images), config, progress=False)
+    expected = evaluated(demo_weights, some_images)
     assert (row["stage"], row["file"]) == ("TensorRT FP16", str(tmp_path / "w.engine"))
     assert (row["ap"], row["ap50"]) == pytest.approx((expected.ap, expected.ap50), abs=1e-3)
     assert "batch 16, 320x320" in row["measured_on"]
