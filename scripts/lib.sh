@@ -14,12 +14,9 @@ trap interrupted INT
 
 usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"; } # the comment at the top of the script
 say() { printf '== %s\n' "$*"; }
-warn() { printf 'warning: %s\n' "$*" >&2; }
 die() { # EXIT_CODE MESSAGE
-  local code=$1
-  shift
-  printf 'error: %s\n' "$*" >&2
-  exit "$code"
+  printf 'error: %s\n' "${*:2}" >&2
+  exit "$1"
 }
 
 # Set PYTHON, the interpreter to start from: itself, else python3. MAXIMUM: the last 3.x that will do.

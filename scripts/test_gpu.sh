@@ -18,8 +18,7 @@ engine_python=${ENGINE_PYTHON:-$PYTHON}
 build=$OVERLAY_BUILD/gpu
 [ -d "$YOLOV9_CHECKOUT/.yolov9_overlay" ] || die 2 "$YOLOV9_CHECKOUT is no patched checkout; run ./patch_yolov9.sh on one"
 mkdir -p "$build"
-export DEMO_DATA=$OVERLAY_BUILD/digits/data.yaml DEMO_ONNX=$build/int8.onnx DEMO_FLOAT_ONNX=$build/float.onnx
-export DEMO_REPORT=$build/demo/report.json
+export DEMO_DATA=$OVERLAY_BUILD/digits/data.yaml DEMO_ONNX=$build/int8.onnx DEMO_REPORT=$build/demo/report.json
 
 program() { (cd "$YOLOV9_CHECKOUT" && "$PYTHON" "$@"); }
 
@@ -32,9 +31,8 @@ if [ ! -f "$DEMO_ONNX" ]; then
   quantized=("$build"/demo/weights/ptq_ap_*.pt)
   wanted='from utils.trt import tensorrt_api; print(tensorrt_api.load_tensorrt().typing)'
   typing=$(cd "$OVERLAY_ROOT" && "$engine_python" -c "$wanted" 2>/dev/null) || typing=strong
-  common=(--imgsz 320 --dynamic batch --simplify --device cpu --typing "$typing")
-  program export_qat.py --weights data/demo/gelan-digits.pt "${common[@]}" --output "$DEMO_FLOAT_ONNX"
-  program export_qat.py --weights "${quantized[0]}" "${common[@]}" --output "$DEMO_ONNX"
+  program export_qat.py --weights "${quantized[0]}" --imgsz 320 --dynamic batch --simplify --device cpu \
+    --typing "$typing" --output "$DEMO_ONNX"
 fi
 say "tests"
 cd "$OVERLAY_ROOT"
