@@ -100,7 +100,7 @@ def export_deepstream(options: DeepStreamOptions) -> None:
         if not (options.end2end or network.task.prototypes):
             options.reject_unused(NmsOptions.model_fields, "to a detector without --end2end, which puts NMS into it")
         refuse_overwrite([*files, *deepstream.paths(files[0])], [options.weights])
-        deepstream.label_lines(network.names)  # refuses names of several lines
+        deepstream.label_lines(network.source.names)  # refuses names of several lines
 
     def write_config(network: Network, config: ExportConfig, results: Sequence[ExportResult]) -> Iterator[str]:
         path, typing = results[0].path, config.typing if network.quantized else ""
@@ -108,11 +108,11 @@ def export_deepstream(options: DeepStreamOptions) -> None:
         engine = options.engine or (path.with_suffix(".engine").name if typing else "")
         masks = bool(network.task.prototypes)
         texts = deepstream.configs(
-            path, config.imgsz, batch, len(network.names), typing=typing, dynamic=options.dynamic, engine=engine,
+            path, config.imgsz, batch, len(network.source.names), typing=typing, dynamic=options.dynamic, engine=engine,
             nms=nms if masks or options.end2end else None, masks=masks,
             model=ServingOptions(file=path).model_name if options.end2end else "", channels=channels,
         )  # fmt: skip
-        yield from map(str, deepstream.write(path, deepstream.label_lines(network.names), texts))
+        yield from map(str, deepstream.write(path, deepstream.label_lines(network.source.names), texts))
         if not engine:
             yield "next: a pipeline, such as those of docs/deepstream.md of the overlay"
             return

@@ -25,35 +25,25 @@ from utils.jobs.options import CalibrateOptions, EvalOptions, QatOptions, Quanti
 
 logger = logging.getLogger(__name__)
 
-OF_TRAINING = ("hyp", "epochs", "iters", "lr", "train", "eval_epochs")
+TRAINING = ("hyp", "epochs", "iters", "lr", "train", "eval_epochs")
 
 
 def run_command(job: str, options: QatOptions) -> None:
     """Check the options of a command, and run its job, a module of `utils.jobs`."""
+    unused = ["hyp"]  # which yolov9-qat's commands have, too
     if isinstance(options, QuantizeOptions):
-        unused = options.given(*OF_TRAINING) if options.qat == "never" else []
-        if unused:  # a usual command with --ptq-only behind it
-            logger.warning("--qat never (--ptq-only) ends before training; these do nothing: %s", ", ".join(unused))
-        if options.supervision_stride:
-            logger.warning("--supervision-stride does nothing: QAT compares detections, which regained more AP")
-        if options.qat != "auto" and options.resume is None:
-            options.reject_unused(["target_drop"], "without --qat auto")
-    check_command(options)
+        unused = [*(TRAINING if options.qat == "never" else ()), "supervision_stride"]
+        unused += ["target_drop"] * (options.qat != "auto")
+    if flags := options.given(*unused):
+        logger.warning("these options do nothing here: %s", ", ".join(flags))
+    if getattr(options, "resume", None) is None:
+        if not options.weights:
+            raise InputError("--weights is missing; give the checkpoint")
+        read = {name: getattr(options, name, None) for name in ("weights", "data", "recipe", "hyp", "profile")}
+        check_files(**read)
+        refuse_overwrite_in(options.project, options.name, options.exist_ok, options.WRITTEN, read.values())
+        need("torch")
     importlib.import_module(f"utils.jobs.{job}").run(options)
-
-
-def check_command(options: QatOptions) -> None:
-    """Refuse a new run without its files, or one that would overwrite what it reads."""
-    if getattr(options, "resume", None) is not None:
-        return
-    if not options.weights:
-        raise InputError("--weights is missing; give the checkpoint")
-    read = {name: getattr(options, name, None) for name in ("weights", "data", "recipe", "hyp", "profile")}
-    check_files(**read)
-    refuse_overwrite_in(options.project, options.name, options.exist_ok, options.WRITTEN, read.values())
-    need("torch")
-    if read["hyp"] and not isinstance(options, QuantizeOptions):
-        logger.warning("--hyp %s is checked only: these images are not augmented", read["hyp"])
 
 
 COMMANDS = {

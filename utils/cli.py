@@ -1,10 +1,10 @@
 """The frame of every program: options, logging, and every error as one line and an exit code.
 
-    sys.exit(run_program("val_trt.py", ValOptions, evaluate))
+    sys.exit(run_program("val_trt.py", (ValOptions, evaluate)))
     sys.exit(run_program("qat.py", {"quantize": (QuantizeOptions, quantize), ...}))
 
 Exit codes: 0 done, 1 failed, 2 the input cannot be used, 130 interrupted (Ctrl-C), 143 terminated, 141 the output was
-closed (`| head`). `--debug` shows the traceback of an error. Nothing here imports torch, so that `-h` answers at once.
+closed (`| head`). Nothing here imports torch, so that `-h` answers at once.
 """
 
 from __future__ import annotations
@@ -101,7 +101,21 @@ def run_program(
     gc.set_threshold(50_000, 5, 5)  # Python looks for cycles after 700 new objects; importing torch makes a million
     _answer_signals(_terminate)
     try:
-        return _ended(kind, work, arguments, world.rank)
+        try:
+            options = kind.parsed(arguments)
+            with distributed.joined():
+                code = work(options) or 0
+            sys.stdout.flush()
+            return code
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter flushes once more at its end
+            return 141
+        except Exception as error:
+            if arguments.debug:
+                raise
+            code, text = _described(error)
+            print(f"{f'rank {world.rank}: ' if world.rank else ''}error: {printable(text)}", file=sys.stderr)
+            return code
     except KeyboardInterrupt as end:  # also while the line of an error is printed
         word, code = ("terminated", 143) if isinstance(end, Terminated) else ("interrupted", 130)
         print(word, file=sys.stderr)
@@ -110,49 +124,29 @@ def run_program(
         _answer_signals(signal.SIG_DFL)  # an exception while the interpreter ends is a traceback
 
 
-def _ended(kind: type[Options], work: Callable[[Any], int | None], arguments: argparse.Namespace, rank: int) -> int:
-    """Do the work; its exit code, or that of its error, whose line is printed."""
-    try:
-        options = kind.parsed(arguments)
-        with distributed.joined():
-            code = work(options) or 0
-        sys.stdout.flush()
-        return code
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter flushes once more at its end
-        return 141
-    except Exception as error:
-        if arguments.debug:
-            raise
-        code, text = _described(error)
-        print(f"{f'rank {rank}: ' if rank else ''}error: {printable(text)}", file=sys.stderr)
-        return code
-
-
 def command_line() -> str:
     """What was run, as one types it in the checkout: a page that is shared says nothing of where that lies."""
     program, root = os.path.realpath(sys.argv[0]), os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
-    inside = os.path.commonpath([program, root]) == root
-    name = os.path.relpath(program, root) if inside else os.path.basename(program)
-    return shlex.join(["python", name, *sys.argv[1:]])
+    name = program.removeprefix(f"{root}/")
+    return shlex.join(["python", os.path.basename(name) if name == program else name, *sys.argv[1:]])
 
 
 def parsers(
     name: str, commands: Command | Mapping[str, Command], about: str
 ) -> tuple[Parser, dict[str, tuple[Parser, Command]]]:
     """The parser, and for each command its own; the command of a program without commands is ''."""
+    about = about or ("" if isinstance(commands, Mapping) else commands[0].__doc__ or "")
     layout = argparse.RawDescriptionHelpFormatter if "\n" in about else argparse.HelpFormatter
+    parser = Parser(name, description=about, formatter_class=layout)
+    leaves: dict[str, tuple[Parser, Command]] = {}
     if isinstance(commands, Mapping):
-        parser = Parser(name, description=about, formatter_class=layout)
         choices = parser.add_subparsers(dest="command", required=True, metavar=f"{{{','.join(commands)}}}")
-        leaves = {}
         for word, command in commands.items():
             text = command[0].__doc__ or ""
             summary = text.partition("\n\n")[0].rstrip(".")
             leaves[word] = choices.add_parser(word, help=summary, description=" ".join(text.split())), command
     else:
-        parser = Parser(name, description=about or commands[0].__doc__, formatter_class=layout)
-        leaves = {"": (parser, commands)}
+        leaves[""] = parser, commands
     for leaf, (kind, _) in leaves.values():
         add_options(leaf, kind)
         leaf.add_argument("--debug", action="store_true", help="show a traceback on errors")

@@ -175,8 +175,8 @@ def evaluate(
             agreement=agreement.class_scores().mean().ap if reference else None,
             agreement_resampled=agreement.resampled() if reference else None,
             groups=groups, limited=dataset.split.name != config.split,
-            at=statistics.at(reference.threshold if reference else scores.threshold,
-                             {of_class.id: of_class.name for of_class in per_class}),
+            at=statistics.at_threshold(reference.threshold if reference else scores.threshold,
+                                       {of_class.id: of_class.name for of_class in per_class}),
         )  # fmt: skip
         if result.mark:
             logger.warning("the network %s gives %s: its AP means nothing", name, result.mark)

@@ -255,7 +255,7 @@ class EvalStatistics:
             groups=group_images(list(self.images), self.groups) if self.groups else None,
         )  # fmt: skip
 
-    def at(self, threshold: float, names: Mapping[int, str]) -> AtThreshold:
+    def at_threshold(self, threshold: float, names: Mapping[int, str]) -> AtThreshold:
         """What a product with this confidence threshold finds and misses, by the names of the classes."""
         outcomes = self.outcomes()
         taken = outcomes.confidence >= threshold

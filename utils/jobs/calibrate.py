@@ -43,21 +43,17 @@ CANDIDATES = ("percentile 99.999", "percentile 99.99", "mse")  # of `auto`
 
 
 def sweep_lines(found: Mapping[str, Any]) -> list[str]:
-    """What a sweep found, for the terminal and the report: the best method, the others with their difference to it.
-
-    Args:
-        found: as calibration.json has it, see `run`.
-    """
+    """What a sweep found (`calibration.json`): the best method, the others by difference, and the choice."""
     ap, name, measure, agreement = (found[key] for key in ("methods", "name", "measure", "agreement"))
     best, *others = sorted(ap, key=ap.__getitem__, reverse=True)
     less = {one: Difference(ap[one] - ap[best], found["errors"].get(one)) for one in others}
     text = ", ".join([f"{best} {ap[best]:.4f}", *(f"{one} {ap[one]:.4f} ({less[one]})" for one in others)])
     chosen = f"chosen: {name}, {measure} {ap[name]:.4f}"
-    if equal := [one for one in found["equal"] if one != name]:
-        by = f"its agreement is the highest ({agreement[name]:.4f})" if agreement else "it is the best"
+    if len(found["equal"]) > 1:
+        by = f"agreement ({agreement[name]:.4f})" if agreement else measure
         chosen += (
-            f": {by} of the methods whose {measure} is not lower by two standard errors than that of the float network "
-            f"or of the best method, whichever is less: {', '.join([name, *equal])}"
+            f", with the highest {by} of the methods that are not two standard errors below the float network or the "
+            f"best method, whichever is less: {', '.join(found['equal'])}"
         )
     return [f"calibration sweep, {measure} on {plural(found['images'], 'image')}: {text}", chosen]
 
@@ -76,11 +72,7 @@ def no_measurable_loss(ap: Mapping[str, float], resampled: Mapping[str, Resample
 
 
 def run(options: CalibrateOptions) -> dict[str, Any]:
-    """`qat.py calibrate`: sweep, and write calibration.json, which is returned, and recipe.yaml to a new run folder.
-
-    Raises:
-        InputError: something given cannot be used; nothing was written then.
-    """
+    """`qat.py calibrate`: sweep, and write calibration.json, which is returned, and recipe.yaml to a new run folder."""
     recipe = options.merged_recipe()
     inputs = Inputs.load(options, recipe)
     options = inputs.options
@@ -114,12 +106,12 @@ def run(options: CalibrateOptions) -> dict[str, Any]:
             "errors": {name: difference_error(resampled[name], resampled[best]) for name in METHODS if name != best},
             "agreement": agreement, "equal": equal,  # the methods between which AP does not decide
         }  # fmt: skip
-        recipe_file = {"file": str(folder / RECIPE_FILE), "size_bytes": None}  # a recipe's size is no network's
-        rows = [measurer.row(name, options.weights, one, one.seconds) for name, one in results.items()]
         report.notes, report.splits = sweep_lines(found), inputs.data.counts()
         recipe.replace(calibration=settings[chosen]).save(folder / RECIPE_FILE, report.notes[0])
-        rows.sort(key=lambda row: (row.stage == chosen, ap[row.stage]))  # what is chosen is last
-        report.rows += [row.model_copy(update=recipe_file) for row in rows]
+        of_recipe = {"file": str(folder / RECIPE_FILE), "size_bytes": None}  # a recipe's size is no network's
+        for name in sorted(results, key=lambda name: (name == chosen, ap[name])):  # what is chosen is last
+            row = measurer.row(name, options.weights, results[name], results[name].seconds)
+            report.rows.append(row.model_copy(update=of_recipe))
         write_all(report, folder)
         # last: where it lies, all is written
         write_text(folder / "calibration.json", json.dumps(found, indent=2) + "\n")
@@ -132,14 +124,8 @@ def run(options: CalibrateOptions) -> dict[str, Any]:
 def choose_by_loss(model: nn.Module, teacher: nn.Module, inputs: Inputs[Any]) -> tuple[Calibration, str]:
     """`--calib-method auto`: the candidate whose task loss on the training images that are held out is smallest.
 
-    No validation image is looked at. The statistics are those of one pass.
-
-    Args:
-        model: placed, on its device; it is left with the ranges of what is chosen.
-        teacher: the float network.
-
-    Returns:
-        What is chosen, and a sentence with all losses and the standard errors of their differences to the smallest.
+    No validation image is looked at. The placed `model` is left with the ranges of what is chosen. Returned is that,
+    and a sentence with all losses and the standard errors of their differences to the smallest.
     """
     statistics = calibration.collect(model, inputs.calibration_images())
     settings = {name: inputs.recipe.replace(**METHODS[name]).calibration for name in CANDIDATES}

@@ -34,7 +34,7 @@ from utils.evaluation.input_plan import InputPlan, has_nms, mask_frame, nms_word
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.evaluation.results import EvalResult, Reference
 from utils.jobs.inputs import Inputs, from_training
-from utils.jobs.open import dataset_of, load_checkpoint, open_runner
+from utils.jobs.open import dataset_of, load_network, open_runner
 from utils.jobs.options import EvalOptions, ValOptions
 from utils.jobs.visualize import collect_samples
 from utils.reports.schema import LOW_AP, SIZES, AnyAp, Report, Row, Sample
@@ -97,12 +97,12 @@ def without_tables() -> AbstractContextManager[None]:
 
 def run(options: EvalOptions) -> Report:
     """Evaluate a float or quantized checkpoint on the val split as `val_trt.py` does: `qat.py eval`."""
-    source, _ = load_checkpoint(options.weights)
+    source = load_network(options.weights, auxiliary=False).source
     options = from_training(options, source)
     same = {name: getattr(options, name) for name in EvalOptions.model_fields if name in ValOptions.model_fields}
     reference = float_weights(options.weights, getattr(source, "extra", {})) if options.unlabelled else None
     with new_run(options.project, options.name, options.exist_ok, options.WRITTEN) as folder:
-        known = {**same, "file": options.weights, "imgsz": [options.imgsz], "reference": reference}
+        known = {**same, "file": options.weights, "reference": reference}
         return evaluate_file(ValOptions(**known), folder)
 
 
@@ -182,7 +182,7 @@ def make_config(options: ValOptions) -> EvalConfig:
         logger.warning(what, AP_CONFIDENCE, conf_thres)
     same = {field.name for field in fields(EvalConfig)} & set(type(options).model_fields)
     values = {name: getattr(options, name) for name in same}
-    values |= {"imgsz": options.size, "conf_thres": conf_thres, "split": options.task,
+    values |= {"conf_thres": conf_thres, "split": options.task,
                "save_json": options.save_json or coco}  # fmt: skip
     return EvalConfig(**values)
 
@@ -199,7 +199,7 @@ def next_command(options: ValOptions, report: Report, same_classes: bool) -> str
         return shlex.join(["scripts/generate_trt_engine.sh", file])
     if suffix in ENGINE_SUFFIXES:
         return shlex.join(["python", "scripts/benchmark_trt.py", file])
-    size = ["--imgsz", size_text(options.size)] if options.size else []
+    size = ["--imgsz", size_text(options.imgsz)] if options.imgsz else []
     return shlex.join(["python", "qat.py", "quantize", "--weights", file, "--data", str(options.data), *size])
 
 

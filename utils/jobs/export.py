@@ -39,8 +39,9 @@ def engine_commands(network: Network, _config: ExportConfig, results: Sequence[E
         elif "efficient" in metadata_of(onnx.load(path)).get("nms", ""):  # a plugin, for engines only
             yield f"next, on the machine with the GPU: {build}"
         else:
-            labels = ["--unlabelled", "--reference", network.labels_of] if network.labels_of else []
-            data = network.data if network.data and os.path.isfile(network.data) else "DATA.yaml"  # trained elsewhere
+            data, labels_of = network.source.data, getattr(network.source, "extra", {}).get("labels_of")
+            data = data if data and os.path.isfile(data) else "DATA.yaml"  # trained elsewhere
+            labels = ["--unlabelled", "--reference", labels_of] if labels_of else []
             yield f"next: {shlex.join(['python', 'val_trt.py', path, '--data', data, *labels])}"
             yield f"then, on the machine with the GPU: {build}"
 
@@ -89,13 +90,14 @@ def export_checkpoint(
     refuse_overwrite(output_files(weights, options.output, forms), [weights, data])
     dataset = load_data(data) if data else None
     network = load_network(weights, select_device(options.device))
+    source = network.source
     if dataset is not None:
-        check_classes(weights, network.names, dataset)
-    size = network.imgsz if options.imgsz is None and network.imgsz else config.imgsz
-    if network.imgsz and height_width(size) != height_width(network.imgsz):
-        texts = size_text(size), size_text(network.imgsz)
+        check_classes(weights, source.names, dataset)
+    size = source.imgsz if options.imgsz is None and source.imgsz else config.imgsz
+    if source.imgsz and height_width(size) != height_width(source.imgsz):
+        texts = size_text(size), size_text(source.imgsz)
         logger.warning("--imgsz %s was given, and %s is for %s", texts[0], weights, texts[1])
-    config = replace(config, imgsz=height_width(fitting_size(size, network.stride))).resolved(network.quantized)
+    config = replace(config, imgsz=height_width(fitting_size(size, source.stride))).resolved(network.quantized)
     files = output_files(weights, options.output, forms, config, network.quantized)
     refuse_overwrite(files, [weights, data])
     check_network(network, list(files))

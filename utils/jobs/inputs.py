@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
-from pydantic import ConfigDict, Field
+from pydantic import Field, create_model
 
 from models.quantize import placement
 from models.quantize.finetune import as_input, seed_everything
@@ -27,10 +27,10 @@ from utils.core.strict_model import StrictModel, validate
 from utils.core.tasks import task_of_head
 from utils.core.text import plural
 from utils.evaluation.data_yaml import load_data
-from utils.evaluation.dataset import SeededImages, dataset_hash, make_loader, whole_batch
+from utils.evaluation.dataset import dataset_hash, make_loader, whole_batch
 from utils.evaluation.images import find_images, unlabelled
 from utils.jobs.open import dataset_of
-from utils.jobs.options import CalibratingOptions, Kind, QatOptions, QuantizeOptions, SensitiveOptions
+from utils.jobs.options import Kind, QatOptions, QuantizeOptions, SensitiveOptions
 from utils.runners.pytorch import last_layer
 
 if TYPE_CHECKING:
@@ -49,26 +49,11 @@ FEW_IMAGES = 100  # of calibration; docs/recipe.md says what fewer cost
 AnyOptions = TypeVar("AnyOptions", bound=QatOptions)
 Profile = Sequence[tuple[str, float]]  # layers of an engine and their milliseconds
 FEWEST_HELD_OUT = 100  # images: on 24, the loss jumped by half from epoch to epoch
-Share = Annotated[Number, Field(ge=0, le=1)]
-
-
-class Augmentation(StrictModel):
-    """What upstream's LoadImagesAndLabels reads of a hyp.yaml: probabilities, and the most that an image changes."""
-
-    model_config = ConfigDict(extra="ignore")  # the file holds upstream's training parameters as well
-    mosaic: Share
-    mixup: Share
-    copy_paste: Share
-    flipud: Share
-    fliplr: Share
-    hsv_h: Share
-    hsv_s: Share
-    hsv_v: Share
-    degrees: Number = Field(ge=0, le=180)
-    translate: Share
-    scale: Share
-    shear: Number = Field(ge=0, le=45)
-    perspective: Share
+SHARES = (
+    *("mosaic", "mixup", "copy_paste", "flipud", "fliplr", "hsv_h", "hsv_s", "hsv_v"),
+    *("translate", "scale", "perspective"),
+)
+AUGMENTATION = {**dict.fromkeys(SHARES, 1), "degrees": 180, "shear": 45}  # what upstream reads of a hyp.yaml → largest
 
 
 @dataclass(frozen=True)
@@ -101,11 +86,7 @@ class Inputs(Generic[Kind]):
 
     @classmethod
     def load(cls, options: Kind, recipe: Recipe) -> Inputs[Kind]:
-        """Load what the options name, check that it fits together, and plan where quantizers go.
-
-        Raises:
-            InputError: or one of its kinds, for whatever of it cannot be used.
-        """
+        """Load what the options name, check that it fits together (or `InputError`), and plan where quantizers go."""
         device = select_device(options.device)
         profile = read_profile(options.profile) if isinstance(options, SensitiveOptions) and options.profile else None
         source = upstream.load_float(options.weights)
@@ -113,12 +94,15 @@ class Inputs(Generic[Kind]):
         data = load_data(options.data or "", options.strict_labels)
         check_classes(options.weights, source.names, data)
         data.read("train", progress=True)
-        if needs_labels(options, recipe):
+        asked: Any = options
+        quantizes = isinstance(options, QuantizeOptions)
+        if options.unlabelled:
+            if not quantizes or asked.qat == "auto":
+                data.paths("val")
+        elif not (quantizes and asked.qat == "never" and asked.no_eval_origin and asked.no_eval_ptq):
             images = data.read("val", progress=True).images
             if not any(image.labelled for image in images):
                 raise unlabelled("val", images[0].path)
-        elif options.unlabelled and getattr(options, "qat", "auto") == "auto":  # calibrate and sensitive, too
-            data.paths("val")
         hyp = read_hyp(options.hyp) if options.hyp else None
         if hyp and not isinstance(options.imgsz, int):
             raise InputError(
@@ -130,11 +114,9 @@ class Inputs(Generic[Kind]):
         imgsz = fitting_size(options.imgsz or 640, source.stride)
         held_out = choose_held_out(data, recipe.finetune.held_out)
         there, wanted = len(data.read("train").images), recipe.calibration.images
-        number, few = min(there, wanted), min(there, wanted) < FEW_IMAGES
-        remarks = [f"all there are of the {wanted} wanted"] * (there < wanted)
-        remarks += [f"with fewer than {FEW_IMAGES} AP varies more (docs/recipe.md of the overlay)"] * few
-        if remarks:
-            logger.info("calibration has %s: %s", plural(number, "image"), "; ".join(remarks))
+        if min(there, wanted) < max(wanted, FEW_IMAGES):
+            few = f"with fewer than {FEW_IMAGES} AP varies more (docs/recipe.md of the overlay)"
+            logger.info("calibration has %s of the %d wanted; %s", plural(min(there, wanted), "image"), wanted, few)
         return cls(options, recipe, source, plan, data, device, imgsz, held_out, hyp, profile)
 
     def network(self) -> nn.Module:
@@ -148,12 +130,9 @@ class Inputs(Generic[Kind]):
         return model.to(self.device).eval()
 
     def dataset_hash(self) -> str:
-        """What a run reads, to be compared when it is resumed.
-
-        Raises:
-            InputError: or one of its kinds: something of it cannot be read.
-        """
-        return dataset_hash(self.data, ("train", "val"), self.options.further_files())
+        """What a run reads, to be compared when it is resumed; `InputError` if something of it cannot be read."""
+        files = {f"--{name}": getattr(self.options, name, None) for name in ("hyp", "profile")}
+        return dataset_hash(self.data, ("train", "val"), files)
 
     def calibration_images(self) -> Iterator[Tensor]:
         """Batches of training images as validation sees them, as the network takes them (`as_input`), on the device."""
@@ -167,27 +146,17 @@ class Inputs(Generic[Kind]):
 
     def training_loader(self, **different: Any) -> DataLoader[Any]:
         """The training images that are not held out, in an order that the seed decides, augmented with `--hyp`."""
-        how: dict[str, Any] = {"augment": self.hyp is not None, "hyp": self.hyp, "shuffle": True, "keep": None,
-                               "batch_size": self.options.batch_size}  # fmt: skip
-        if self.held_out:
-            how["keep"] = lambda file: os.path.realpath(file) not in self.held_out
+        keep = (lambda file: os.path.realpath(file) not in self.held_out) if self.held_out else None
+        how = {"augment": self.hyp is not None, "hyp": self.hyp, "shuffle": True, "keep": keep, **different}
         return make_loader(
-            self.data, "train", imgsz=self.imgsz, stride=self.source.stride, workers=self.options.workers,
-            seed=self.options.seed, progress=True, share=True, **(how | different),
+            self.data, "train", imgsz=self.imgsz, batch_size=self.options.batch_size, stride=self.source.stride,
+            workers=self.options.workers, seed=self.options.seed, progress=True, share=True, **how,
         )  # fmt: skip
 
     def held_out_loader(self) -> DataLoader[Any]:
         """The held-out training images, letterboxed as for validation; all training images where none are held out."""
         keep = None if not self.held_out else lambda file: os.path.realpath(file) in self.held_out
         return self.training_loader(augment=False, shuffle=False, keep=keep)
-
-    def validation_loader(self, limit: int) -> DataLoader[Any]:
-        """Validation images in a fixed order, at most `limit` of them, evenly spread."""
-        return make_loader(
-            self.data, "val", imgsz=self.imgsz, batch_size=self.options.batch_size, stride=self.source.stride,
-            workers=self.options.workers, limit=limit, progress=True,
-            masks=self.has_masks and not self.options.unlabelled,
-        )  # fmt: skip
 
     @property
     def has_masks(self) -> bool:
@@ -198,29 +167,17 @@ class Inputs(Generic[Kind]):
 def from_training(options: AnyOptions, source: upstream.FloatCheckpoint | QuantizedCheckpoint) -> AnyOptions:
     """The options with the image size and the dataset that the weights were trained (or calibrated) with as defaults.
 
-    What is taken, and a size other than the weights', is said in a line.
-
-    Raises:
-        InputError: `--data` was not given, and the weights name no dataset that is there.
+    What is taken, and a size other than the weights', is said in a line. `InputError` if there is no dataset.
     """
     weights, known = options.weights, source.imgsz
-    trained = "trained" if isinstance(source, upstream.FloatCheckpoint) else "calibrated"
-    size = size_text(options.imgsz or known or 640)
-    if options.imgsz is None:
-        why = "does not say its own" if known is None else f"was {trained} at it"
-        logger.info("--imgsz %s, since it was not given, and %s %s", size, weights, why)
-    elif known not in (None, options.imgsz):
-        logger.info("--imgsz %s was given, and %s was %s at %s", size, weights, trained, size_text(known or 640))
+    size = options.imgsz or known or 640
+    if options.imgsz is None or known not in (None, size):
+        given = "was given" if options.imgsz else "is taken, since none was given"
+        trained = "trained" if isinstance(source, upstream.FloatCheckpoint) else "calibrated"
+        own = size_text(known) if known else "a size that it does not name"
+        logger.info("--imgsz %s %s; %s was %s at %s", size_text(size), given, weights, trained, own)
     data = dataset_of(options.data, {Path(weights): source.data})
-    return options.model_copy(update={"imgsz": options.imgsz or known or 640, "data": data})
-
-
-def needs_labels(options: CalibratingOptions, recipe: Recipe) -> bool:
-    """Whether a run evaluates anything, for which validation images need labels."""
-    if options.unlabelled or not isinstance(options, QuantizeOptions):
-        return not options.unlabelled
-    trains = options.qat != "never" and recipe.finetune.epochs > 0  # and what it has trained is evaluated
-    return trains or not (options.no_eval_origin and options.no_eval_ptq)
+    return options.model_copy(update={"imgsz": size, "data": data})
 
 
 def choose_held_out(data: DataConfig, number: int) -> frozenset[str]:
@@ -238,13 +195,9 @@ def choose_held_out(data: DataConfig, number: int) -> frozenset[str]:
 def image_batches(loader: Any) -> Iterator[Tensor]:
     """The images of each batch, uint8 `[B, 3, H, W]`; where several processes share them, this one's, maybe none.
 
-    Those that cannot be decoded are left out; how many of all that were asked for is said after a loader's first pass.
-
-    Raises:
-        DataError: at the end, if not one of them could be decoded.
+    Those that cannot be decoded are left out; how many is said after a loader's first pass. `DataError` if all are.
     """
-    decoded, batches = 0, 0
-    sampler = loader.batch_sampler
+    decoded, batches, sampler = 0, 0, loader.batch_sampler
     try:
         for batch in loader:
             batches += 1
@@ -256,12 +209,11 @@ def image_batches(loader: Any) -> Iterator[Tensor]:
         asked = min(batches * sampler.batch_size, sampler.images)
         if 0 < decoded < asked and not getattr(loader, "undecodable_said", False):
             loader.undecodable_said = True
-            mixed = isinstance(loader.dataset, SeededImages)  # one file may be in several mosaics
-            why = "an image that they are made of cannot be decoded" if mixed else "they cannot be decoded"
-            logger.warning("%d of %d images are left out, because %s", asked - decoded, asked, why)
+            why = "which cannot be decoded, or are mosaics of one that cannot"
+            logger.warning("%d of %d images are left out, %s", asked - decoded, asked, why)
     if not decoded:
-        what = plural(len(loader.dataset), "image")
         first = "".join(f"; the first: {image.path}" for image in getattr(loader.dataset, "images", ())[:1])
+        what = plural(len(loader.dataset), "image")
         raise DataError(f"none of the {what} can be decoded, although their headers can be read{first}")
 
 
@@ -287,22 +239,22 @@ def fitting_size(imgsz: int | tuple[int, int], stride: int) -> int | tuple[int, 
 
 
 def read_hyp(path: str | Path) -> dict[str, Any]:
-    """Upstream's augmentation parameters, from a YAML such as data/hyps/hyp.scratch-high.yaml.
+    """Upstream's augmentation parameters, from a YAML such as data/hyps/hyp.scratch-high.yaml, which holds others, too.
 
     Raises:
-        InputError: the file cannot be read, or a parameter that the augmentation reads is missing, or is no number
-            that it can use.
+        InputError: the file cannot be read, or a parameter is missing, or no number that the augmentation can use.
     """
     content = read_yaml(path, f"--hyp takes {EXPECTED['hyp']}")
-    return validate(Augmentation, content, f"--hyp {path}").model_dump()
+    if isinstance(content, dict):
+        content = {name: value for name, value in content.items() if name in AUGMENTATION}
+    bounds: dict[str, Any] = {
+        name: (Annotated[Number, Field(ge=0, le=most)], ...) for name, most in AUGMENTATION.items()
+    }
+    return validate(create_model("Augmentation", __base__=StrictModel, **bounds), content, f"--hyp {path}").model_dump()
 
 
 def read_profile(path: str | Path) -> Profile:
-    """Layer names and milliseconds of an engine: a JSON list of `{"name", "ms"}`, or an object with it as `layers`.
-
-    Raises:
-        InputError: it cannot be read, or is something else.
-    """
+    """Layer names and milliseconds of an engine: a JSON list of `{"name", "ms"}`, or an object with it as `layers`."""
     try:
         content: Any = json.loads(Path(path).read_text(encoding="utf-8"), strict=False)
         rows = content["layers"] if isinstance(content, dict) else content

@@ -12,12 +12,12 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from models.quantize import __version__
 from utils.core.errors import ENVIRONMENT, DependencyError, InputError
 from utils.core.files import check_file
-from utils.core.tasks import DETECT, Task, task_of_head
+from utils.core.tasks import Task, task_of_head
 from utils.trt.engine_file import ENGINE_SUFFIXES
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from models.quantize.checkpoint import QuantizedCheckpoint
-    from models.quantize.recipe import Recipe
     from utils.runners.base import Runner
     from utils.upstream import FloatCheckpoint
 
@@ -33,11 +32,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 A_NETWORK = "expected an ONNX file, an engine or a .pt"
-TRITONCLIENT = 'pip install "tritonclient[grpc]"'
 INSTALL = {
     "torch": ENVIRONMENT,
-    "tritonclient": TRITONCLIENT,
-    "grpc": TRITONCLIENT,
+    **dict.fromkeys(("tritonclient", "grpc"), 'pip install "tritonclient[grpc]"'),
     "onnxslim": "pip install onnxslim, or leave --simplify out",
 }
 
@@ -59,12 +56,7 @@ def need_tensorrt() -> None:
 
 
 def need_for(path: str | Path) -> None:
-    """Check that a network file (`.onnx`, `.engine`, `.plan`, `.pt`) is there, and then that what runs it is installed.
-
-    Raises:
-        InputError: there is no such file.
-        DependencyError: a library is missing.
-    """
+    """Raise `InputError` if a network file is not there, and `DependencyError` if what runs it is not installed."""
     check_file(path, A_NETWORK)
     need("torch")
     suffix = Path(path).suffix.lower()
@@ -76,81 +68,62 @@ def need_for(path: str | Path) -> None:
 
 @dataclass(frozen=True)
 class Network:
-    """A network ready for export: fused, float32, evaluation mode.
+    """A network ready to run or to be exported: fused, float32, evaluation mode.
 
     Attributes:
-        names: class id → name.
-        stride: image sizes are multiples of it, pixels.
-        head: upstream's class of the checkpoint's last layer, such as DDetect.
-        recipe: of a quantized network, None for a float one.
+        source: the checkpoint, which also knows the names of classes, stride, image size and dataset.
         kind: 'float'; 'ptq': calibrated; 'qat': finetuned, too.
-        imgsz: side, or (height, width), that it was calibrated or trained at, in pixels; None where it is not known.
-        data: the dataset's YAML that it was calibrated or trained with; None where it is not known.
-        labels_of: the float network whose detections are labels, of one that was quantized with `--unlabelled`.
+        head: upstream's class of the last layer, such as DDetect.
     """
 
     model: nn.Module
-    names: dict[int, str]
-    stride: int
-    head: str
-    recipe: Recipe | None
+    source: FloatCheckpoint | QuantizedCheckpoint
     kind: str
-    task: Task = DETECT
-    imgsz: int | tuple[int, int] | None = None
-    data: str | None = None
-    labels_of: str | None = None
+    head: str
+    task: Task
 
     @property
     def quantized(self) -> bool:
         """Whether there are quantizers in it."""
-        return self.recipe is not None
+        return self.kind != "float"
 
     def metadata(self) -> dict[str, str]:
         """Properties for the exported file; values are texts, structures JSON."""
-        head: Any = self.model.model[-1]
-        entries = {"stride": str(self.stride), "names": json.dumps(self.names), "task": self.task.name,
+        source, model = cast(Any, self.source), cast(Any, self.model)
+        entries = {"stride": str(source.stride), "names": json.dumps(source.names), "task": self.task.name,
                    "kind": self.kind, "version": __version__}  # fmt: skip
-        entries |= {"nm": str(head.nm)} if self.task.prototypes else {}
-        return entries if self.recipe is None else entries | {"recipe": json.dumps(self.recipe.to_dict())}
+        entries |= {"nm": str(model.model[-1].nm)} if self.task.prototypes else {}
+        return entries | ({"recipe": json.dumps(source.recipe.to_dict())} if hasattr(source, "recipe") else {})
 
 
-def load_network(weights: str | Path, device: torch.device) -> Network:
-    """Load a float checkpoint of upstream's, or a quantized one of `qat.py`; of a training network the main branch.
+def load_network(weights: str | Path, device: torch.device | str = "cpu", *, auxiliary: bool = True) -> Network:
+    """Load a float checkpoint of upstream's, or a quantized one of `qat.py`.
+
+    Args:
+        auxiliary: take the main branch of a network that has an auxiliary one, as upstream trains it.
 
     Raises:
-        CheckpointError: it is neither, or damaged, or a network that cannot be exported.
+        CheckpointError: it is neither, or damaged, or has an auxiliary branch that is not to be taken.
     """
     from models import reparam
     from models.quantize import checkpoint
     from utils import upstream
     from utils.upstream.description import HEADS, TRAINING_HEAD
 
+    source: Any
     if checkpoint.kind(weights) == "quantized":
-        quantized = checkpoint.load_quantized(weights)
-        kind = "ptq" if quantized.extra.get("stage") == "PTQ" else "qat"
-        task = task_of_head(quantized.model.model[-1])
-        model = quantized.model.to(device)
-        return Network(model, quantized.names, quantized.stride, _head(model), quantized.recipe, kind, task,
-                       quantized.imgsz, quantized.data, quantized.extra.get("labels_of"))  # fmt: skip
-    source = upstream.load_float(weights, (*HEADS, TRAINING_HEAD))
-    head = _head(source.model)
-    if head == TRAINING_HEAD:
-        source = reparam.convert(source)
-    model = upstream.call_fused(upstream.fuse(source.model)).to(device)
-    return Network(model, source.names, source.stride, head, None, "float", task_of_head(model.model[-1]),
-                   source.imgsz, source.data)  # fmt: skip
-
-
-def _head(model: Any) -> str:
-    return str(model.yaml["head"][-1][2])
+        source = checkpoint.load_quantized(weights)
+        model, kind = source.model, "ptq" if source.extra.get("stage") == "PTQ" else "qat"
+    else:
+        source, kind = upstream.load_float(weights, (*HEADS, TRAINING_HEAD) if auxiliary else HEADS), "float"
+        if source.yaml["head"][-1][2] == TRAINING_HEAD:
+            source = reparam.convert(source)
+        model = upstream.call_fused(upstream.fuse(source.model))
+    return Network(model.to(device), source, kind, str(source.yaml["head"][-1][2]), task_of_head(model.model[-1]))
 
 
 def dataset_of(data: str | None, known: Mapping[Path, str | None]) -> str:
-    """The dataset's YAML: `--data`'s, or the first there is of `known` (network → its own, or None), which is said.
-
-    Raises:
-        InputError: `--data` was not given, and no network knows a dataset that is there.
-    """
+    """The dataset's YAML: `--data`'s, or the first there is of `known` (network → its own), else `InputError`."""
     if data is not None:
         return data
     for network, own in known.items():
@@ -180,12 +153,12 @@ def open_runner(path: str | Path, device: torch.device | str = "cpu") -> Runner:
         raise InputError(f"{path}: cannot tell what it is by its name; expected .onnx, .engine, .plan or .pt")
     from utils.runners.pytorch import TorchRunner
 
-    source, model = load_checkpoint(path)
-    return TorchRunner(model, device, imgsz=source.imgsz, data=source.data)
+    network = load_network(path, auxiliary=False)
+    return TorchRunner(network.model, device, imgsz=network.source.imgsz, data=network.source.data)
 
 
 def open_engine(path: Path, device: torch.device | str) -> Runner:
-    """A runner for a TensorRT engine; `InputError` if the device is no CUDA device, or the engine not for here."""
+    """A runner for a TensorRT engine."""
     if not str(device).startswith("cuda"):
         raise InputError(
             f"{path} is a TensorRT engine and runs on an NVIDIA GPU only, and the device is {device}; "
@@ -194,19 +167,3 @@ def open_engine(path: Path, device: torch.device | str) -> Runner:
     from utils.trt.runner import TensorRTRunner
 
     return TensorRTRunner(path, device)
-
-
-def load_checkpoint(weights: str | Path) -> tuple[QuantizedCheckpoint | FloatCheckpoint, nn.Module]:
-    """A float checkpoint of upstream's, or a quantized one of `qat.py`; and its network, a float one fused.
-
-    Raises:
-        CheckpointError: it is neither, or damaged, or a network with an auxiliary branch.
-    """
-    from models.quantize import checkpoint
-    from utils import upstream
-
-    if checkpoint.kind(weights) == "quantized":
-        quantized = checkpoint.load_quantized(weights)
-        return quantized, quantized.model
-    source = upstream.load_float(weights)
-    return source, upstream.call_fused(upstream.fuse(source.model))

@@ -10,31 +10,18 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, model_validator
 
-from models.quantize.recipe import (
-    AUTO,
-    Epochs,
-    Images,
-    Iterations,
-    Method,
-    Percentile,
-    Rate,
-    Recipe,
-    Train,
-)
+from models.quantize.recipe import AUTO, Epochs, Images, Iterations, Method, Percentile, Rate, Recipe, Train
 from utils.core.errors import InputError, RecipeError
 from utils.core.options import (
-    IMAGE_SIZE_FLAGS,
     BatchSize,
     Count,
     DeviceOptions,
     Fraction,
-    ImageSize,
     InputSize,
     RunFolderOptions,
     Workers,
     data_option,
     groups_option,
-    image_size,
     option,
     project_option,
     size_option,
@@ -46,9 +33,8 @@ Kind = TypeVar("Kind", bound="CalibratingOptions")
 Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]  # NumPy takes 32 bits, and each epoch adds to it
 RECIPE = "the recipe (the command line wins over --recipe's file)"
 RECIPE_FILE = "recipe.yaml"  # that calibrate and sensitive write into their run folders
-# On resume these may differ from what the run was started with: they change where and how long, not what is computed.
-FREE_ON_RESUME = frozenset({"device", "workers"})
-FOLDER = frozenset({"project", "name", "exist_ok", "resume"})  # a resumed run stays in its folder, whatever these say
+CHANGEABLE = frozenset({"device", "workers"})  # on resume: they change where and how fast, not what is computed
+FREE_ON_RESUME = CHANGEABLE | {"project", "name", "exist_ok", "resume"}  # a resumed run stays in its folder
 
 
 class QatOptions(RunFolderOptions, DeviceOptions):
@@ -86,25 +72,15 @@ class CalibratingOptions(QatOptions):
         Raises:
             RecipeError: an unknown key, a value outside its range, or a percentile for a method that has none.
         """
-        given = {
-            entry.replace(".", "_"): value
-            for name, value in self
-            if (entry := self.argument(name)["recipe"]) and value is not None
-        }
+        entries = {self.argument(name)["recipe"].replace(".", "_"): value for name, value in self if value is not None}
+        given = {entry: value for entry, value in entries.items() if entry}
         recipe = Recipe.from_file(self.recipe)
         if batches := recipe.calibration.batches:
             recipe = recipe.replace(calibration_images=batches * self.batch_size)
         merged = recipe.replace(**given)
         if "calibration_percentile" in given and merged.calibration.method != "percentile":
-            raise RecipeError(
-                f"--percentile does nothing with calibration method {merged.calibration.method!r}; "
-                "add --calib-method percentile"
-            )
+            raise RecipeError("--percentile does nothing without --calib-method percentile")
         return merged
-
-    def further_files(self) -> dict[str, str | None]:
-        """The files that a run reads beside weights, dataset and recipe, by option."""
-        return {f"--{name}": getattr(self, name) for name in ("hyp", "profile") if name in type(self).model_fields}
 
     def resumed(self: Kind, saved: Mapping[str, Any]) -> Kind:
         """The options of a saved run, with what may differ on resume taken from these.
@@ -112,18 +88,14 @@ class CalibratingOptions(QatOptions):
         Raises:
             InputError: an option was given that would make it another run.
         """
-        saved = {name: tuple(value) if isinstance(value, list) else value for name, value in saved.items()}  # of JSON
-        given = {name: getattr(self, name) for name in self.model_fields_set}
-        if "recipe" in given:
-            raise InputError("--resume goes on with the recipe that the run was started with; leave --recipe out")
-        for name, value in given.items():
-            if name not in FREE_ON_RESUME | FOLDER and value != saved.get(name):
-                before = "not given" if saved.get(name) is None else saved[name]
+        for name in self.model_fields_set - FREE_ON_RESUME:
+            value, before = getattr(self, name), saved.get(name)
+            if name == "recipe" or value != before:
                 raise InputError(
-                    f"{self.flag(name)} is {value} here and {before} in the run to resume; "
-                    f"leave it out, or start a new run without --resume"
+                    f"{self.flag(name)} is {value} here and {'not given' if before is None else before} in the run to "
+                    "resume; leave it out, or start a new run without --resume"
                 )
-        return self.of({**saved, **{name: value for name, value in given.items() if name in FREE_ON_RESUME}})
+        return self.of({**saved, **{name: getattr(self, name) for name in CHANGEABLE & self.model_fields_set}})
 
 
 class MethodOptions(CalibratingOptions):
@@ -189,13 +161,13 @@ class QuantizeOptions(MethodOptions):
 
     @model_validator(mode="before")
     @classmethod
-    def ptq_only_is_never(cls, values: Any) -> Any:
+    def ptq_only_is_never(cls, values: dict[str, Any]) -> dict[str, Any]:
         """Take `--ptq-only` for `--qat never`; raise `InputError` where `--qat` says something else."""
-        if not (isinstance(values, Mapping) and values.get("ptq_only")):
+        if not values.get("ptq_only"):
             return values
         if values.get("qat", "never") != "never":
             raise InputError(f"--ptq-only is --qat never, and --qat {values['qat']} was given; leave one of them out")
-        return {**{name: value for name, value in values.items() if name != "ptq_only"}, "qat": "never"}
+        return {**values, "ptq_only": False, "qat": "never"}
 
     @model_validator(mode="after")
     def auto_needs_both(self) -> QuantizeOptions:
@@ -281,10 +253,7 @@ class ValOptions(RunFolderOptions, DeviceOptions):
         None, "draw detections on images or videos instead of evaluating: files, folders, globs, lists (.txt), a "
         "camera's number, URLs", metavar="PATH",
     )  # fmt: skip
-    imgsz: list[ImageSize | tuple[ImageSize, ImageSize]] | None = option(
-        None, "side of the input in pixels, or height and width, as 384 640 or 384x640 (default: the file's own)",
-        *IMAGE_SIZE_FLAGS, metavar="N", type=image_size,
-    )  # fmt: skip
+    imgsz: InputSize | None = size_option("the file's own")
     batch_size: BatchSize = option(32, "images at a time (default: 32); a static batch in the file wins", metavar="N")
     conf_thres: Fraction | None = option(
         None, f"least score (default: {AP_CONFIDENCE}; --source: {DISPLAY_CONF})", metavar="P"
@@ -316,21 +285,13 @@ class ValOptions(RunFolderOptions, DeviceOptions):
 
     @model_validator(mode="after")
     def check(self) -> ValOptions:
-        """Raise `InputError` unless there is one network, and one size."""
+        """Raise `InputError` unless there is one network."""
         if bool(self.file) == bool(self.engine_file):
             found = f"{self.file} and {self.engine_file}" if self.file else "none"
             raise InputError(f"expected one network: --engine-file FILE, or FILE in front of --source; found {found}")
-        sizes = self.imgsz or []
-        if len(sizes) > 1 + all(isinstance(size, int) for size in sizes):
-            raise InputError(f"--imgsz takes one size; found {sizes}")
         return self
 
     @property
     def network(self) -> str:
         """The file that is evaluated or draws."""
         return self.file or self.engine_file or ""
-
-    @property
-    def size(self) -> Any:
-        """The input's side or its (height, width); None for the file's own."""
-        return tuple(self.imgsz) if self.imgsz and len(self.imgsz) > 1 else self.imgsz and self.imgsz[0]

@@ -1,12 +1,8 @@
 """The quantize job: float evaluation → PTQ → its evaluation → QAT → evaluation of the best, resumable at every step.
 
 The best state is the one with the smallest loss on training images that are held out from QAT, and PTQ unless that is
-lower by two standard errors. AP on the validation images is that of the float network, of PTQ and of the best state,
-with `--eval-epochs` of every epoch, and chooses nothing: the best of several draws of it would be too good.
-
-Each step ends with the state being saved (`run_state.py`), and is skipped where the state says that it is done, so that
-a run killed at any moment continues with the step that was interrupted.
-
+lower by two standard errors. AP on the validation images chooses nothing: the best of several draws of it would be too
+good. Each step ends with the state being saved (`run_state.py`), and is skipped where the state says that it is done.
 Several processes all take every step, and come to the same numbers.
 """
 
@@ -56,42 +52,23 @@ SIGNIFICANT = 2  # standard errors by which QAT has to be better
 
 
 def run(options: QuantizeOptions) -> Report:
-    """`qat.py quantize`: begin a run in a new folder, or resume one, and carry it to its end.
-
-    Raises:
-        InputError: something given cannot be used, for which nothing was written; or the run cannot be resumed so.
-    """
+    """`qat.py quantize`: begin a run in a new folder, or resume one, and carry it to its end."""
     with open_run(options, RunState) as (folder, state, inputs), without_tables():
         if options.resume is not None:
             logger.info("resuming %s: %s", folder, state.summary())
         session = Session(folder, state, inputs)
         if not state.finished:
-            if session.measures and not inputs.options.no_eval_origin:
-                # a resumed run, too: the others are compared with its detections
-                result = session.measurer.measure(session.float_model, FLOAT_MODEL, as_reference=True)
-                session.save(session.measurer.row("float", inputs.options.weights, result, result.seconds))
-            if state.files:
-                student = checkpoint.load_quantized(session.weights / state.files[-1]).model.to(inputs.device)
-            else:
-                began = time.perf_counter()
-                student = session.place_and_calibrate()
-                session.evaluate_ptq(student, began)
+            session.evaluate_float()
+            student = session.calibrated()
             why_no_qat = session.why_no_qat()
-            epochs = range(0 if why_no_qat or state.stopped else session.recipe.finetune.epochs)[len(state.history) :]
-            if epochs:
-                training = Training(student, session.float_model, inputs, session.recipe.finetune, state.trainer)
-                for epoch in epochs:
-                    session.train_epoch(epoch, student, training)
-                    if state.stopped:
-                        break
-            model = session.choose(why_no_qat)
-            session.write_results(model)
+            if not why_no_qat:
+                session.train(student)
+            session.finish(why_no_qat)
         report = session.report()
     export = shlex.join(tables.export_command(str(session.final)))
-    low = any(row.stage == "float" and row.finds_nothing for row in report.rows)
-    wrong = low or any(counts.lacks_labels and counts.name != "train" for counts in report.splits)
     command = tables.verdict(report)[1] or export
-    if wrong and not options.unlabelled:
+    low = any(row.stage == "float" and row.finds_nothing for row in report.rows)
+    if low or (not options.unlabelled and any(one.lacks_labels for one in report.splits if one.name != "train")):
         command = tables.WRONG
     elif "export_qat.py" not in command:
         command += f"\nor export it as it is: {export}"
@@ -119,9 +96,17 @@ class Session:
         never = self.options.qat == "never"
         return self.weights / (self.state.best_file if never else checkpoint_name("qat_best", self.stem))
 
-    def place_and_calibrate(self) -> nn.Module:
-        """A copy of the float model with quantizers, and ranges from training images as validation sees them."""
-        student = self.inputs.placed()
+    def evaluate_float(self) -> None:
+        """Evaluate the float network, in a resumed run, too: the others are compared with its detections."""
+        if self.measures and not self.options.no_eval_origin:
+            result = self.measurer.measure(self.float_model, FLOAT_MODEL, as_reference=True)
+            self.save(self.measurer.row("float", self.options.weights, result, result.seconds))
+
+    def calibrated(self) -> nn.Module:
+        """The network as the last checkpoint has it; before the first, a calibrated copy, which is evaluated."""
+        if self.state.files:
+            return checkpoint.load_quantized(self.weights / self.state.files[-1]).model.to(self.inputs.device)
+        began, student = time.perf_counter(), self.inputs.placed()
         text, path = placement.describe(self.inputs.plan), self.folder / "placement.txt"
         write_text(path, text + "\n")
         logger.info("%s\nall of it: %s", text.partition(f"\n{placement.SCALES}")[0], path)
@@ -132,23 +117,17 @@ class Session:
             self.note(why)
         else:
             calibration.calibrate(student, self.inputs.calibration_images(), self.recipe.calibration)
-        return student
-
-    def evaluate_ptq(self, student: nn.Module, began: float) -> None:
-        """Evaluate the calibrated network unless `--no-eval-ptq` says otherwise, and write its checkpoint."""
         measures = self.measures and not self.options.no_eval_ptq
         result = self.measurer.measure(student, "PTQ") if measures else None
-        score = result.score if result else None
-        name = self.write_checkpoint("ptq", student, score, stage="PTQ")
-        if result is None:
-            logger.info("PTQ is not evaluated, so its file has no score: %s", name)
+        name = self.write_checkpoint("ptq", student, result.score if result else None, stage="PTQ")
         self.save(self.measurer.row("PTQ", self.weights / name, result, time.perf_counter() - began))
+        return student
 
     def why_no_qat(self) -> str:
-        """Why QAT is left out, as a clause; empty where it trains. What `--qat auto` decides is said with the numbers.
+        """Why QAT is left out, as a clause; empty where it trains.
 
-        `auto` trains where AP, of boxes or of masks, lies below float's by more than `--target-drop` and its standard
-        error, or cannot be compared.
+        `--qat auto` trains where AP, of boxes or of masks, lies below float's by more than `--target-drop` and its
+        standard error, or cannot be compared.
         """
         options, images, rows = self.options, len(self.inputs.data.read("train").images), self.state.rows
         if options.qat == "never":
@@ -160,11 +139,23 @@ class Session:
         ptq, base, target = Row(**rows["PTQ"]), Row(**rows["float"]), options.target_drop
         differences = [one for ap in AP if (one := ptq.difference(base, ap))]
         misses = not differences or any(-one.value - (one.error or 0.0) > target for one in differences)
-        compared = f"PTQ has {' and '.join(map(str, differences)) or 'no comparable'} AP against float"
-        verb = "misses" if misses else "does not miss"
-        decided = f"{compared}, which {verb} --target-drop {target:g} by its standard error"
+        decided = (
+            f"PTQ has {' and '.join(map(str, differences)) or 'no comparable'} AP against float, which "
+            f"{'misses' if misses else 'does not miss'} --target-drop {target:g} by its standard error"
+        )
         self.note(f"--qat auto: {decided}: QAT {'trains' if misses else 'is left out'}")
         return "" if misses else decided
+
+    def train(self, student: nn.Module) -> None:
+        """Train the epochs that are left, until the network diverges or collapses."""
+        settings, state = self.recipe.finetune, self.state
+        epochs = range(len(state.history), 0 if state.stopped else settings.epochs)
+        if epochs:
+            training = Training(student, self.float_model, self.inputs, settings, state.trainer)
+            for epoch in epochs:
+                self.train_epoch(epoch, student, training)
+                if state.stopped:
+                    break
 
     def train_epoch(self, epoch: int, student: nn.Module, training: Training) -> None:
         """Train and evaluate an epoch, write its checkpoint, and keep it if it is the best; or stop training."""
@@ -198,75 +189,68 @@ class Session:
         if better := trained["held_out"] < best:
             state.best_epoch = epoch
         self.save(row if better else None)
-        text = f"epoch {epoch}: {f'{score}, ' if score else ''}loss {trained['loss']:.4g}, "
-        text += f"{'held out' if self.inputs.held_out else 'on all training images'} {trained['held_out']:.4g}"
-        logger.info("%s%s", text, ", the best so far" if better else "")
+        losses = f"{f'{score}, ' if score else ''}loss {trained['loss']:.4g}, held out {trained['held_out']:.4g}"
+        logger.info("epoch %d: %s%s", epoch, losses, ", the best so far" if better else "")
 
-    def choose(self, why_no_qat: str) -> nn.Module:
-        """Give the best state its final name, evaluate it, and note why it is the best; returns its network."""
-        state, best, final = self.state, self.state.best_epoch, self.final
+    def finish(self, why_no_qat: str) -> None:
+        """Give the best state its final name, evaluate it, note why it is the best, and write the report."""
+        state, best, final, never = self.state, self.state.best_epoch, self.final, self.options.qat == "never"
         if state.stopped:
             self.note(f"{STOPPED} {state.stopped}; the best state is restored")
             state.save(self.folder)
         model = checkpoint.load_quantized(self.weights / state.best_file).model.to(self.inputs.device)
-        if self.options.qat == "never":
-            return model
-        write_bytes(final, (self.weights / state.best_file).read_bytes())
-        ended = state.history[: len(state.files) - 1]  # not one that collapsed
-        if ended and state.trainer:
-            entry = min(ended, key=lambda one: (one["epoch"] != best, one["held_out"]))
-            self.note(
-                f"{'PTQ' if best is None else 'QAT'} is kept by the loss on {len(state.trainer['ptq'])} training "
-                f"images ({HELD_OUT[bool(self.inputs.held_out)]}): {entry['held_out']:.4g} after epoch "
-                f"{entry['epoch']}, PTQ {entry['held_out_ptq']:.4g}, difference "
-                f"{entry['held_out'] - entry['held_out_ptq']:+.2g} ± {entry['held_out_error']:.2g}; QAT has to be "
-                "lower by two standard errors"
-            )
-        else:
-            why = f", because {why_no_qat}" if why_no_qat else ""
-            self.note(f"no epoch of QAT was trained{why}: {final.name} is the PTQ state")
-        if best is None:
-            row = {**state.rows["PTQ"], "stage": BEST_PTQ}
-        elif not (row := state.rows.get("QAT", {})):  # --eval-epochs has measured it
-            result = self.measurer.measure(model, f"QAT epoch {best}") if self.measures else None
-            row = self.measurer.row("QAT", final, result, 0.0).model_dump()
-        seconds = sum(entry["seconds"] for entry in state.history)
-        state.rows["QAT"] = {**row, "file": str(final), "seconds": seconds}
-        return model
-
-    def write_results(self, model: nn.Module) -> None:
-        """Write what the report shows of the final network, and then that the run is finished."""
+        if not never:
+            write_bytes(final, (self.weights / state.best_file).read_bytes())
+            self.note(self.why_best(why_no_qat))
+            if best is None:
+                row = {**state.rows["PTQ"], "stage": BEST_PTQ}
+            elif not (row := state.rows.get("QAT", {})):  # --eval-epochs has measured it
+                result = self.measurer.measure(model, f"QAT epoch {best}") if self.measures else None
+                row = self.measurer.row("QAT", final, result, 0.0).model_dump()
+            seconds = sum(entry["seconds"] for entry in state.history)
+            state.rows["QAT"] = {**row, "file": str(final), "seconds": seconds}
         report = self.report()
         report.ranges = calibration.tensor_ranges(model)
         if "val" in self.inputs.data.splits:
-            stage = "PTQ" if self.options.qat == "never" else report.rows[-1].stage
-            report.samples = self.measurer.samples({"float": self.float_model, stage: model})
-        self.state.save(self.folder)
+            report.samples = self.measurer.samples({"float": self.float_model, report.rows[-1].stage: model})
+        state.save(self.folder)
         report.save(self.folder / "report.json")
         if report.scored_epochs:
             name, figure = figures.per_epoch(report)
             figures.save_figure(figure, self.folder / f"{name}.png")
-        self.state.finished = True  # after all else is written: what is not finished is done again
-        self.state.save(self.folder)
+        state.finished = True  # after all else is written: what is not finished is done again
+        state.save(self.folder)
+
+    def why_best(self, why_no_qat: str) -> str:
+        """Why the best state is QAT's or PTQ's, as a sentence."""
+        state, best = self.state, self.state.best_epoch
+        ended = state.history[: len(state.files) - 1]  # not one that collapsed
+        if not (ended and state.trainer):
+            why = f", because {why_no_qat}" if why_no_qat else ""
+            return f"no epoch of QAT was trained{why}: {self.final.name} is the PTQ state"
+        entry = min(ended, key=lambda one: (one["epoch"] != best, one["held_out"]))
+        difference = f"{entry['held_out'] - entry['held_out_ptq']:+.2g} ± {entry['held_out_error']:.2g}"
+        return (
+            f"{'PTQ' if best is None else 'QAT'} is kept by the loss on {len(state.trainer['ptq'])} training images "
+            f"({HELD_OUT[bool(self.inputs.held_out)]}): {entry['held_out']:.4g} after epoch {entry['epoch']}, PTQ "
+            f"{entry['held_out_ptq']:.4g}, difference {difference}; QAT has to be lower by two standard errors"
+        )
 
     def verdict(self, report: Report) -> str:
-        """The last lines of the program: which file to use, and why."""
+        """The last lines of the program: which file to use."""
         if self.options.qat == "never":
             return f"quantized: {self.final}"
-        state, score = self.state, Score.from_dict(self.state.rows["QAT"])
-        words = [f"epoch {state.best_epoch}"]
-        if state.best_epoch is None:
-            trained = state.history or state.stopped
-            words = ["the PTQ state, which no epoch beat by two standard errors" if trained else "the PTQ state"]
+        best, score = self.state.best_epoch, Score.from_dict(self.state.rows["QAT"])
+        words = "the PTQ state" if best is None else f"epoch {best}"
         if score:
-            words.append(str(score).replace("AP", "agreement") if self.options.unlabelled else str(score))
-        return "\n".join(filter(None, [f"best: {self.final} ({', '.join(words)})", lost_by_qat(report.rows)]))
+            words += ", " + (str(score).replace("AP", "agreement") if self.options.unlabelled else str(score))
+        return "\n".join(filter(None, [f"best: {self.final} ({words})", lost_by_qat(report.rows)]))
 
     def write_checkpoint(self, step: str, student: nn.Module, score: Score | None, **extra: Any) -> str:
         """Write the student, with `extra` beside what every checkpoint of the run says; returns the file's name."""
         source, weights, name = self.inputs.source, self.options.weights, checkpoint_name(step, self.stem, score)
-        extra |= {**(score.to_dict() if score else {"ap": None}), "imgsz": self.inputs.imgsz, "data": self.options.data}
-        extra |= {"float_weights": weights, "float_sha256": self.state.weights_hash}
+        extra |= {"ap": None, **(score.to_dict() if score else {}), "imgsz": self.inputs.imgsz}
+        extra |= {"data": self.options.data, "float_weights": weights, "float_sha256": self.state.weights_hash}
         extra |= {"labels_of": weights} if self.options.unlabelled else {}
         checkpoint.save(self.weights / name, checkpoint.QuantizedCheckpoint(
             student, self.recipe, source.names, source.nc, source.stride, source.yaml, extra
@@ -305,11 +289,7 @@ class Session:
 class Training:
     """The epochs of a run: a student, its teacher, the training images, and those that are held out from training.
 
-    Attributes:
-        ptq: the loss on the held-out images of the state that training begins with.
-
-    Args:
-        state: as `state_dict` gave it after an epoch; None before the first.
+    `state` is that of `state_dict` after an epoch, None before the first; `ptq` the held-out loss before training.
     """
 
     def __init__(
@@ -323,12 +303,10 @@ class Training:
         self._held_out = list(image_batches(inputs.held_out_loader()))  # 200 at most, for the end of each epoch
         self._steps = steps = min(settings.iters, len(self._images))
         self._highest = highest_rate(settings.lr, settings.epochs * steps)
-        images = len(self._images.dataset)
-        short = "" if steps == settings.iters else f"; an epoch is one pass over {plural(images, 'image')}"
         logger.info(
-            "QAT: %s x %d steps = %d steps of %d images, learning rate up to %.2g%s",
-            plural(settings.epochs, "epoch"), steps, settings.epochs * steps, min(options.batch_size, images),
-            self._highest, short,
+            "QAT: %s x %d steps = %d steps of %d images, learning rate up to %.2g",
+            plural(settings.epochs, "epoch"), steps, settings.epochs * steps,
+            min(options.batch_size, len(self._images.dataset)), self._highest,
         )  # fmt: skip
         if state:
             self._tuner.load_state_dict(state)
@@ -343,11 +321,8 @@ class Training:
         """Train an epoch on images whose order and augmentation depend on nothing but the seed and the epoch.
 
         Returns:
-            The mean loss, the loss on the held-out images after it with the standard error of its difference to PTQ's,
-            and the mean learning rate, as history has them.
-
-        Raises:
-            DivergedError: the loss is not finite.
+            The mean loss, the held-out loss after it and the standard error of its difference to PTQ's, and the mean
+            learning rate, as history has them. `DivergedError` if the loss is not finite.
         """
         from tqdm import tqdm
 

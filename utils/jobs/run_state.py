@@ -86,10 +86,8 @@ class SavedState:
         path = folder / cls.FILE
         content = checkpoints.read_torch_file(path, remedy=START_AGAIN)
         if not isinstance(content, dict) or content.pop("state_version", None) != STATE_VERSION:
-            raise CheckpointError(
-                f"{path} is no state of a run that this version began, such as one of version 1.0; go on with the "
-                "version that began it, or start a new run (its checkpoints load)"
-            )
+            what = "of a run that another version began, such as 1.0: go on with that version"
+            raise CheckpointError(f"{path} is no state, or {what}, or {START_AGAIN} (its checkpoints load)")
         options_hash, state = content.pop("options_hash", None), cls(**content)
         if options_hash != state.options_hash():
             raise CheckpointError(f"{path} is damaged: its options are not those of the run; {START_AGAIN}")
@@ -169,8 +167,7 @@ def open_run(options: Options, kind: type[State]) -> Iterator[tuple[Path, State,
     Gives the run's folder, where the run stands, and what it works on: the options of a resumed run are in `inputs`.
 
     Raises:
-        InputError: something given cannot be used, for which nothing was written; the run cannot be continued as asked;
-            or another program is at it.
+        InputError: something cannot be used, and nothing was written; or the run cannot be continued so, or is in use.
     """
     with ExitStack() as stack:
         if options.resume is None:
@@ -183,8 +180,6 @@ def open_run(options: Options, kind: type[State]) -> Iterator[tuple[Path, State,
         else:
             named = Path(options.project, options.name) if options.given("name") else ""
             folder = find_run(options.resume or named, options.project, kind.FILE)
-            if named and folder.name != options.name:
-                raise InputError(f"--resume {folder} and --name {options.name} are two runs; leave --name out")
             state = stack.enter_context(held(folder, kind.load))
             resumed = options.resumed(state.options)
             state.options = resumed.model_dump()
@@ -211,16 +206,10 @@ def checkpoint_name(step: str, stem: str, score: Score | None = None) -> str:
 
 
 def find_run(where: str | Path, project: str | Path, state: str) -> Path:
-    """The run folder that `--resume` means.
+    """The run folder that `--resume` means, whose file `state` holds the run's state; `InputError` if there is none.
 
-    Args:
-        where: a run folder, a folder in it or a file; empty for the run last written to below `project`, of those that
-            are not finished if there are any.
-        project: where runs lie.
-        state: the file of a run that holds its state.
-
-    Raises:
-        InputError: no run is there.
+    `where` is a run folder, a folder in it or a file; empty for the run last written to below `project`, of those that
+    are not finished if there are any.
     """
     if where:
         for candidate in (Path(where), *Path(where).parents[:2]):

@@ -62,7 +62,7 @@ def run(options: ValOptions, sources: Sequence[str], folder: Path) -> None:
         if not names and options.data and Path(options.data).is_file():
             names = load_data(options.data).names
         artist = Artist(
-            runner, names, imgsz=options.size, max_det=options.max_det,
+            runner, names, imgsz=options.imgsz, max_det=options.max_det,
             conf_thres=DISPLAY_CONF if options.conf_thres is None else options.conf_thres,
             iou_thres=DISPLAY_IOU if options.iou_thres is None else options.iou_thres,
         )  # fmt: skip

@@ -44,7 +44,7 @@ def test_agreement_is_ap_with_the_reference_in_place_of_the_labels(mixed, refere
 
 
 def test_what_is_found_at_a_threshold_is_counted_image_by_image(mixed, reference):
-    point = mixed.evaluate().statistics.at(DISPLAY_CONF, NAMES)
+    point = mixed.evaluate().statistics.at_threshold(DISPLAY_CONF, NAMES)
     detections, found = 0, []
     for sample in mixed.samples:
         rows = reference.detections[str(sample.path)].double()
@@ -64,13 +64,13 @@ def test_what_is_found_at_a_threshold_is_counted_image_by_image(mixed, reference
     small = sum((one < 32**2).sum() for one in areas)
     assert point.by_size["small"] == (small, sum((row[3] - row[1]) * (row[4] - row[2]) < 32**2 for row in found))
     assert point.by_size["medium"][0] == point.objects - small
-    nothing = mixed.evaluate().statistics.at(1.0, NAMES)
+    nothing = mixed.evaluate().statistics.at_threshold(1.0, NAMES)
     assert (nothing.found, nothing.precision, nothing.recall) == (0, 0, 0)
 
 
 def test_errors_at_a_threshold_are_those_of_drawing_images_again(mixed):
     statistics = mixed.evaluate().statistics
-    point, outcomes = statistics.at(0.3, NAMES), statistics.outcomes()
+    point, outcomes = statistics.at_threshold(0.3, NAMES), statistics.outcomes()
     _, weights = image_weights(outcomes)
     hit = (outcomes.confidence >= 0.3) & outcomes.correct[:, 0]
     for column in (0, 17):

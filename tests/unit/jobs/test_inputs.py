@@ -1,7 +1,8 @@
-"""Which training images are held out, who gets which of them, and which teachers fit."""
+"""Which training images are held out, who gets which of them, what the weights know; what QAT trains on."""
 
 from __future__ import annotations
 
+import copy
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -13,14 +14,19 @@ import pytest
 import torch
 import yaml
 from small_networks import detector
+from torch import nn
 
-from models.quantize.recipe import Recipe
+from models.quantize import calibration, placement
+from models.quantize.finetune import held_out_loss, learning_rate
+from models.quantize.recipe import Calibration, Finetune, Recipe
 from utils import upstream
 from utils.core.errors import InputError
 from utils.evaluation.data_yaml import DataConfig, load_data
+from utils.jobs import quantize
 from utils.jobs.evaluate import warn_of_low_ap
-from utils.jobs.inputs import Inputs, choose_held_out, from_training, needs_labels
-from utils.jobs.options import CalibrateOptions, EvalOptions, QuantizeOptions, SensitiveOptions
+from utils.jobs.inputs import AUGMENTATION, Inputs, choose_held_out, from_training, read_hyp
+from utils.jobs.options import EvalOptions, QuantizeOptions
+from utils.jobs.quantize import Training
 
 
 def data_of(folder: Path, count: int) -> DataConfig:
@@ -71,20 +77,12 @@ def made(tmp_path: Path, count: int) -> Inputs:
 @pytest.mark.parametrize(("count", "held_out"), [(40, [5, 15, 25, 35]), (7, [])])
 def test_training_never_sees_what_is_held_out_and_calibration_sees_all(tmp_path, count, held_out):
     found = made(tmp_path, count)
-    everything = found.training_loader(augment=False, keep=None)
-    loaders = (found.training_loader(), found.held_out_loader(), everything)
-    training, measured, calibration = (numbers(one for batch in loader for one in batch.paths) for loader in loaders)
-    assert training == [number for number in range(count) if number not in held_out]
-    assert measured == (held_out or training)
-    assert calibration == list(range(count))
-
-
-def test_held_out_images_come_in_one_order_and_training_images_in_that_of_the_seed(tmp_path):
-    found = made(tmp_path, 40)
-    order = [one for batch in found.held_out_loader() for one in batch.paths]
-    assert order == sorted(order)
-    order = [one for batch in found.training_loader() for one in batch.paths]
-    assert order != sorted(order)
+    loaders = found.training_loader(), found.held_out_loader(), found.training_loader(augment=False, keep=None)
+    training, measured, calibration = ([one for batch in loader for one in batch.paths] for loader in loaders)
+    assert numbers(training) == [number for number in range(count) if number not in held_out]
+    assert numbers(measured) == (held_out or numbers(training))
+    assert numbers(calibration) == list(range(count))
+    assert (measured == sorted(measured), training == sorted(training)) == (True, False), "that of the seed"
 
 
 @pytest.mark.parametrize("number", [5, 250])
@@ -129,13 +127,68 @@ def test_the_dataset_is_that_of_the_training_if_it_is_there(tmp_path, caplog):
     assert from_training(EvalOptions(weights="a.pt", imgsz=64, data="d.yaml"), trained(data=str(own))).data == "d.yaml"
 
 
-@pytest.mark.parametrize("kind", [QuantizeOptions, CalibrateOptions, SensitiveOptions])
-def test_labels_are_needed_unless_the_images_are_said_to_have_none(kind):
-    assert [needs_labels(kind(unlabelled=unlabelled), Recipe()) for unlabelled in (False, True)] == [True, False]
-
-
 @pytest.mark.parametrize(("ap", "warned"), [(0.0, True), (0.099, True), (0.1, False), (0.5, False)])
 def test_a_float_model_that_finds_nothing_is_warned_of_with_the_usual_reasons(ap, warned, caplog):
     warn_of_low_ap(ap)
     reasons = [all(word in one.message for word in ("--imgsz", "--data", "classes")) for one in caplog.records]
     assert reasons == [True] * warned
+
+
+@pytest.mark.parametrize("value", ["'half'", "[1]", "true", "null", ".nan", ".inf", "-1", "1000", "2020-01-01"])
+@pytest.mark.parametrize("name", ["mosaic", "degrees"])
+def test_hyp_holds_numbers_within_bounds_of_what_the_augmentation_reads(tmp_path, name, value):
+    good, path = dict.fromkeys(AUGMENTATION, 0.0), tmp_path / "hyp.yaml"
+    path.write_text(yaml.safe_dump({**good, "lr0": "text"}))
+    assert read_hyp(path) == good
+    path.write_text(path.read_text().replace(f"{name}: 0.0", f"{name}: {value}"))
+    with pytest.raises(InputError, match=f"--hyp .*hyp.yaml: {name} is .*; expected ") as caught:
+        read_hyp(path)
+    assert "\n" not in str(caught.value)
+
+
+# the epochs of QAT
+
+
+@pytest.fixture(scope="module")
+def student() -> nn.Module:
+    network = detector()
+    placement.apply(network, placement.plan(network, Recipe()))
+    calibration.calibrate(network, [torch.rand(2, 3, 32, 32)], Calibration(method="max"))
+    return network
+
+
+def training(student: nn.Module, inputs: Inputs) -> Training:
+    return Training(copy.deepcopy(student), detector(), inputs, Finetune(epochs=3, iters=5, lr=1e-4))
+
+
+def test_an_epoch_tells_its_loss_its_mean_rate_and_the_loss_on_held_out_images(student, tmp_path):
+    inputs = made(tmp_path, 40)
+    trains = training(student, inputs)
+    done = trains.epoch(0)
+    assert done["lr"] == pytest.approx(sum(learning_rate(step, 15, 1e-4) for step in range(5)) / 5)
+    assert done["loss"] > 0
+    held_out = [batch.images for batch in inputs.held_out_loader()]
+    after = held_out_loss(*trains._networks, held_out, inputs.device)
+    assert (done["held_out"], done["held_out_error"]) == (after.value, after.difference(trains.ptq)[1])
+    assert done["held_out"] != trains.ptq.value
+
+
+def test_an_epochs_images_depend_on_seed_and_epoch_alone(student, tmp_path, monkeypatch):
+    inputs, orders, reads = made(tmp_path, 24), {}, quantize.image_batches
+
+    def watched(loader):
+        for images in reads(loader):
+            seen.extend(int(image.max()) for image in images)
+            yield images
+
+    monkeypatch.setattr(quantize, "image_batches", watched)
+    for epochs in ((0, 1, 2), (1,), (2,)):
+        seen: list[int] = []
+        trains = training(student, inputs)
+        for epoch in epochs:
+            seen.clear()
+            trains.epoch(epoch)
+            orders.setdefault(epoch, set()).add(tuple(seen))
+    assert [len(of_epoch) for of_epoch in orders.values()] == [1, 1, 1]
+    assert len(set.union(*orders.values())) == 3
+    assert all(sorted(*of_epoch) == [n for n in range(24) if n not in (3, 9, 15, 21)] for of_epoch in orders.values())

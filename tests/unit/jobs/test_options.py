@@ -1,13 +1,11 @@
 """The options of qat.py: what is given, what is merged into the recipe, what may change on resume."""
 
-from pathlib import Path
-
 import pytest
 
 import qat
 from utils import cli
 from utils.core.errors import InputError
-from utils.jobs.options import CalibrateOptions, QuantizeOptions, SensitiveOptions
+from utils.jobs.options import QuantizeOptions, SensitiveOptions
 
 
 def parsed(kind, *words):
@@ -22,11 +20,7 @@ def test_the_command_line_wins_over_the_recipe_file(tmp_path):
     assert (recipe.finetune.epochs, recipe.finetune.iters, recipe.head) == (4, 2, "float")
     assert recipe.finetune.lr == 4e-6
     assert parsed(QuantizeOptions, "--recipe", str(file), "--lr", "auto").merged_recipe().finetune.lr == "auto"
-
-
-def test_batches_of_a_recipe_of_1_0_are_so_many_times_the_batch_size(tmp_path):
-    file = tmp_path / "recipe.yaml"
-    file.write_text("calibration: {batches: 3}\n")
+    file.write_text("calibration: {batches: 3}\n")  # of 1.0: so many times the batch size
     calibration = QuantizeOptions(recipe=str(file), batch_size=4).merged_recipe().to_dict()["calibration"]
     assert (calibration["images"], "batches" in calibration) == (12, False)
     assert QuantizeOptions(recipe=str(file), calib_images=5).merged_recipe().calibration.images == 5
@@ -39,11 +33,7 @@ def test_every_recipe_flag_arrives():
     calibration, tune = recipe.calibration, recipe.finetune
     assert (calibration.method, calibration.percentile, calibration.images) == ("percentile", 99.5, 2)
     assert (tune.epochs, tune.iters, tune.train, tune.lr) == (3, 4, "ranges", 1e-5)
-    words = ("--calib-method", "percentile", "--percentile", "99.9", "--batch-size", "4", "--hyp", "h.yaml")
-    for kind in (SensitiveOptions, CalibrateOptions):
-        options = parsed(kind, *words[4 * (kind is CalibrateOptions) :])
-        assert (options.batch_size, options.further_files()["--hyp"]) == (4, "h.yaml")
-    assert parsed(SensitiveOptions, *words).merged_recipe().calibration.percentile == 99.9
+    assert parsed(SensitiveOptions, *words[:4]).merged_recipe().calibration.percentile == 99.5
 
 
 def test_resume_takes_the_saved_options_and_what_may_change():
@@ -61,15 +51,21 @@ def test_what_would_make_it_another_run_is_refused_on_resume(words):
         parsed(QuantizeOptions, *words.split()).resumed(saved)
 
 
-def test_options_of_training_are_named_where_there_is_none(capsys):
-    """`--ptq-only` is what one adds to a usual command, so they are not refused."""
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("quantize --ptq-only", "--hyp, --epochs, --iters, --lr, --train"),
+        ("quantize --target-drop 0.1 --supervision-stride 2", "--supervision-stride, --target-drop"),
+        ("sensitive", "--hyp"),
+        ("calibrate", "--hyp"),
+    ],
+)
+def test_options_that_do_nothing_are_named_and_not_refused(words, named, capsys):
+    """They are those of yolov9-qat's commands, and what one adds `--ptq-only` to."""
     training = ["--hyp=a.yaml", "--epochs=1", "--iters=1", "--lr=1e-5", "--train=ranges"]
-    words = ["quantize", "--weights", "none.pt", *training]
-    assert qat.main([*words, "--ptq-only"]) == 2  # there is no none.pt
-    assert "do nothing: --hyp, --epochs, --iters, --lr, --train\n" in capsys.readouterr().out
-    assert qat.main([*words, "--supervision-stride", "2"]) == 2
-    assert "--supervision-stride does nothing" in (out := capsys.readouterr().out)
-    assert "do nothing" not in out
+    given = [flag for flag in training if words[0] == "q" or "hyp" in flag]
+    assert qat.main([*words.split(), "--weights", "none.pt", *given]) == 2  # there is no none.pt
+    assert f"do nothing here: {named}\n" in capsys.readouterr().out
 
 
 def test_ptq_only_is_qat_never():
@@ -80,19 +76,7 @@ def test_ptq_only_is_qat_never():
         parsed(QuantizeOptions, "--ptq-only", "--qat", "auto")
 
 
-@pytest.mark.parametrize("words", [("--qat", "auto", "--no-eval-ptq"), ("--qat", "auto", "--no-eval-origin")])
-def test_qat_auto_needs_the_numbers_that_it_compares(words):
-    with pytest.raises(InputError, match=f"--qat auto.*{words[2]}"):
-        parsed(QuantizeOptions, *words)
-    with pytest.raises(InputError, match="--target-drop does nothing"):
-        qat.run_command("quantize", parsed(QuantizeOptions, "--target-drop", "0.1"))
-
-
-@pytest.mark.parametrize("kind", [CalibrateOptions, SensitiveOptions])
-def test_augmentation_is_only_for_qat(kind, tmp_path, caplog):
-    """yolov9-qat's commands have --hyp, so it is not refused."""
-    files = {name: str(tmp_path / f"a{end}") for name, end in (("weights", ".pt"), ("data", ".yaml"), ("hyp", ".yml"))}
-    for file in files.values():
-        Path(file).touch()
-    qat.check_command(kind(**files))
-    assert caplog.messages == [f"--hyp {files['hyp']} is checked only: these images are not augmented"]
+@pytest.mark.parametrize("flag", ["--no-eval-ptq", "--no-eval-origin"])
+def test_qat_auto_needs_the_numbers_that_it_compares(flag):
+    with pytest.raises(InputError, match=f"--qat auto.*{flag}"):
+        parsed(QuantizeOptions, "--qat", "auto", flag)

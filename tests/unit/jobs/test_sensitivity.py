@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from report_examples import example_row, resampled
 from small_networks import AConv, ADown, Concat, Conv, Network, RepNBottleneck, Unknown, chain
 from torch import nn
+from torchvision.ops import box_convert, box_iou
 
 from models.quantize import calibration, placement
 from models.quantize.recipe import Recipe
+from utils.core.tasks import Prediction
 from utils.jobs.inputs import read_profile
 from utils.jobs.options import SensitiveOptions
-from utils.jobs.sensitivity.search import Search, choose_units
-from utils.jobs.sensitivity.units import State, Switches, Units, cost_of, cost_shares, macs
+from utils.jobs.sensitivity.search import Search, choose_units, distance, weight
+from utils.jobs.sensitivity.units import State, Switches, Units, cost_of, cost_shares
 
 X = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(5))
 
@@ -25,33 +29,17 @@ X = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(5))
 def branches() -> Network:
     """Two branches of one tensor that meet again, a bottleneck without shortcut, and a block that no rule describes."""
     torch.manual_seed(1)
-    return Network(
-        [
-            (-1, Conv(3, 8, 3, 2)),
-            (-1, RepNBottleneck(8, add=False)),
-            (0, Conv(8, 8)),
-            ([-1, 1], Concat()),
-            (-1, ADown(16, 8)),
-            (-1, Unknown(8)),
-            (-1, Conv(8, 8)),
-            (-1, nn.Conv2d(8, 4, 1)),
-        ]
-    ).eval()
+    return Network([
+        (-1, Conv(3, 8, 3, 2)), (-1, RepNBottleneck(8, add=False)), (0, Conv(8, 8)), ([-1, 1], Concat()),
+        (-1, ADown(16, 8)), (-1, Unknown(8)), (-1, Conv(8, 8)), (-1, nn.Conv2d(8, 4, 1)),
+    ]).eval()  # fmt: skip
 
 
 def pooled() -> Network:
     """A pool reads the image."""
     torch.manual_seed(2)
-    return Network(
-        [
-            (-1, AConv(3, 8)),
-            (-1, nn.MaxPool2d(2)),
-            (-1, Conv(8, 8)),
-            (-1, RepNBottleneck(8)),
-            (-1, Conv(8, 8)),
-            (-1, nn.Conv2d(8, 4, 1)),
-        ]
-    ).eval()
+    layers = AConv(3, 8), nn.MaxPool2d(2), Conv(8, 8), RepNBottleneck(8), Conv(8, 8), nn.Conv2d(8, 4, 1)
+    return Network([(-1, layer) for layer in layers]).eval()
 
 
 NETWORKS = {"chain": chain, "branches": branches, "pooled": pooled}
@@ -119,14 +107,6 @@ class TestUnits:
         assert "model.0" not in found.in_float.tensors
         assert all("model.0" in unit.in_float.tensors for unit in units.all)
 
-    def test_several_convolutions_are_what_a_recipe_with_them_is(self, case):
-        network, model, _ = case
-        units = Units(network, model.quantization_plan, Recipe(), "layer")
-        chosen = units.all[1:4]
-        paths = (path for unit in chosen for path in unit.convolutions)  # once only, as callers give it
-        recipe = Recipe(float=tuple(pattern for unit in chosen for pattern in unit.patterns))
-        assert units.in_float(paths) == State.of(placement.plan(network, recipe))
-
     def test_what_the_recipe_keeps_in_float_is_no_unit(self):
         network, recipe = branches(), Recipe(float=("model.1", "model.5"))
         units = Units(network, placement.plan(network, recipe), recipe, "layer")
@@ -155,7 +135,7 @@ class TestUnits:
 )  # fmt: skip
 def test_costs_are_shares_of_multiply_adds_or_of_an_engines_time(profile, expected):
     shares = cost_shares(chain(), X[:1], profile)
-    total = sum(ms for _, ms in profile) if profile else sum(macs(chain(), X[:1]).values())
+    total = sum(ms for _, ms in profile) if profile else 180_224
     found = {name: cost_of([name], shares) * total for name in expected}
     assert found == pytest.approx(expected)
     names = list(expected)[:2]
@@ -208,40 +188,21 @@ class TestChoice:
         assert choice({"a": (0.05, 0.1)}, start=0.699).names == ()
 
 
-class Pair:
-    """Two units; each alone in float regains a half of what INT8 lost."""
+@pytest.mark.parametrize("spread", [0.01, 0.6])
+def test_a_search_with_any_budget_leaves_something_in_int8_and_chooses_nothing_where_nothing_is_lost(spread):
+    units = Units(chain(), placement.plan(chain(), Recipe()), Recipe(), "layer")
 
-    everything = State(weights=frozenset("ab"))
+    def measure(name, state):  # each convolution in INT8 costs the same
+        ap = 0.7 - 0.6 * len(state.weights) / len(units.everything.weights)
+        return example_row(name, ap=ap, ap_resampled=resampled(ap, ap + spread * (name == "INT8")))
 
-    @staticmethod
-    def unit(name: str):
-        return SimpleNamespace(
-            name=name, convolutions=(name,), patterns=(name,), in_float=State(weights=frozenset("ab") - {name})
-        )
-
-    def __init__(self) -> None:
-        self.all = (self.unit("a"), self.unit("b"))
-
-    def in_float(self, paths) -> State:
-        return State(weights=frozenset("ab") - set(paths))
-
-    def shared(self):
-        return []
-
-
-@pytest.mark.parametrize(("spread", "chosen"), [(0.01, 1), (0.6, 0)])
-def test_a_search_with_any_budget_leaves_something_in_int8_and_chooses_nothing_where_nothing_is_lost(spread, chosen):
-    ap = {frozenset("ab"): 0.1, frozenset("a"): 0.4, frozenset("b"): 0.4, frozenset(): 0.7}
-
-    def measure(name, state):
-        value = ap[state.weights]
-        return example_row(name, ap=value, ap_resampled=resampled(value, value + spread * (name == "INT8")))
-
-    screened = {name: {"images": 1, "score": 0.5, "share": 0.5} for name in "ab"}
+    screened = {unit.name: {"images": 1, "score": 0.5, "share": 0.5} for unit in units.all}
     passes = SimpleNamespace(state=SimpleNamespace(screened=screened), screen=lambda units: None, measure=measure)
     options = SensitiveOptions(float_budget=1.0, target_drop=0.0)
-    found = Search(options, Pair(), passes, {"a": 0.5, "b": 0.5}).run()
-    assert (len(found.names), found.ap) == (chosen, pytest.approx(0.4 if chosen else 0.1))
+    found = Search(options, units, passes, cost_shares(chain(), X[:1], None)).run()
+    lossless = spread > 0.5
+    assert len(found.names) == (0 if lossless else len(units.all) - 1)
+    assert found.ap == pytest.approx(0.1) if lossless else 0.4 < found.ap < 0.7
 
 
 @pytest.mark.parametrize("wrap", [lambda rows: rows, lambda rows: {"layers": rows}])
@@ -249,3 +210,82 @@ def test_a_list_of_layers_is_read(tmp_path, wrap):
     path = tmp_path / "profile.json"
     path.write_text(json.dumps(wrap([{"name": "a", "ms": 1.5}, {"name": "b", "ms": None}])))
     assert read_profile(path) == [("a", 1.5)]
+
+
+# distances of predictions, in NumPy and torchvision, anchor by anchor and pixel by pixel
+
+CLASSES, COEFFICIENTS, SIZE = 3, 5, (48, 64)
+
+
+def prediction(anchors=150, seed=0):
+    random = torch.Generator().manual_seed(seed)
+    middle = torch.rand(2, 2, anchors, generator=random) * torch.tensor([64.0, 48.0])[:, None]
+    size = torch.rand(2, 2, anchors, generator=random) * 30 + 4
+    scores = torch.rand(2, CLASSES, anchors, generator=random) ** 3
+    coefficients = torch.randn(2, COEFFICIENTS, anchors, generator=random)
+    raw = torch.cat([middle, size, scores, coefficients], 1)
+    return Prediction(raw, torch.randn(2, COEFFICIENTS, 12, 16, generator=random))
+
+
+def changed(found, rows, by):
+    raw = found.raw.clone()
+    raw[:, rows] += by
+    return replace(found, raw=raw)
+
+
+def box_distance(reference, other):
+    """What boxes and scores differ by, where a score is above 0.001."""
+    total = 0.0
+    for image in range(len(reference.raw)):
+        boxes = [box_convert(one.boxes[image].T, "cxcywh", "xyxy") for one in (reference, other)]
+        overlaps = box_iou(*boxes).diagonal().numpy()
+        ours, theirs = (one.scores[image].numpy() for one in (reference, other))
+        for anchor in range(ours.shape[1]):
+            scores = [max(pair) for pair in zip(ours[:, anchor], theirs[:, anchor], strict=True)]
+            scores = [score if score > 0.001 else 0.0 for score in scores]
+            total += max(scores) ** 3 * (1 - overlaps[anchor])
+            total += 0.1 * sum(np.square(scores) * np.abs(ours[:, anchor] - theirs[:, anchor]))
+    return total
+
+
+def mask_distance(reference, other):
+    """What the masks of the hundred best anchors of an image differ by inside the float network's boxes."""
+    total = 0.0
+    for image in range(len(reference.raw)):
+        scores = np.maximum(reference.scores[image].numpy(), other.scores[image].numpy()).max(0)
+        for anchor in np.argsort(-scores)[:100]:
+            cx, cy, w, h = (float(value) for value in reference.boxes[image, :, anchor])
+            masks = []
+            for one in (reference, other):
+                sums = np.einsum("k,khw->hw", one.coefficients[image, :, anchor], one.prototypes[image])
+                masks.append(1 / (1 + np.exp(-sums)))
+            low = high = 0.0
+            for y in range(12):
+                for x in range(16):
+                    if cx - w / 2 <= 4 * x < cx + w / 2 and cy - h / 2 <= 4 * y < cy + h / 2:
+                        low += min(mask[y, x] for mask in masks)
+                        high += max(mask[y, x] for mask in masks)
+            total += scores[anchor] ** 3 * (1 - (low + 1e-6) / (high + 1e-6))
+    return total
+
+
+@pytest.mark.parametrize("rows", [slice(0, 2), slice(4, 7), slice(7, 12), None])
+def test_it_is_that_of_boxes_and_scores_and_what_masks_add(rows):
+    """Of other boxes, scores, coefficients or prototypes."""
+    reference, random = prediction(), torch.Generator().manual_seed(3)
+    if rows is None:
+        noise = torch.randn(reference.prototypes.shape, generator=random)
+        other = replace(reference, prototypes=reference.prototypes + noise)
+    else:
+        other = changed(reference, rows, torch.rand(reference.raw[:, rows].shape, generator=random) * 0.3)
+    both = [Prediction(torch.cat([one.boxes, one.scores], 1)) for one in (reference, other)]
+    expected = box_distance(*both)
+    assert float(distance(*both, SIZE)) == pytest.approx(expected, rel=1e-4, abs=1e-3)
+    expected += mask_distance(reference, other)
+    assert float(distance(reference, other, SIZE)) == pytest.approx(expected, rel=1e-4)
+    assert expected > 0.1
+
+
+def test_its_scale_is_that_of_no_box_in_its_place():
+    plain = Prediction(prediction().raw[:, :7])
+    assert float(distance(plain, changed(plain, slice(0, 4), 1000), SIZE) / weight(plain)) == pytest.approx(1, abs=0.01)

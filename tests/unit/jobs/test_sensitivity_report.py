@@ -9,7 +9,7 @@ import pytest
 from report_examples import example_row, resampled
 
 from utils.jobs.run_state import AnalysisState
-from utils.jobs.sensitivity import report
+from utils.jobs.sensitivity import run as report
 from utils.jobs.sensitivity.search import Selection
 from utils.reports.schema import Report
 from utils.reports.tables import verdict

@@ -18,7 +18,6 @@ from utils import cli
 from utils.core import device, files
 from utils.core.errors import InputError, QatError
 from utils.core.options import Options, option
-from utils.jobs import open as open_files
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -142,15 +141,7 @@ def test_a_closed_output_ends_a_program_quietly(tmp_path):
     assert (done.stdout, done.stderr) == ("words word141\n", "")
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        "qat.py -h",
-        "scripts/run_upstream.py qat.py",
-        "scripts/generate_trt_engine.sh a 1",
-        "scripts/benchmark_trt.sh a 1",
-    ],
-)
+@pytest.mark.parametrize("program", ["qat.py -h", "scripts/run_upstream.py qat.py", "scripts/benchmark_trt.sh a 1"])
 def test_without_an_environment_the_line_says_how_to_activate_it(program, tmp_path):
     bare = tmp_path / "python3"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')  # without what is installed
@@ -160,21 +151,6 @@ def test_without_an_environment_the_line_says_how_to_activate_it(program, tmp_pa
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHON": str(bare)}, timeout=60)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert ". .venv/bin/activate" in done.stderr
-
-
-def test_what_is_missing_is_named_in_the_order_in_which_it_is_mended(monkeypatch, tmp_path):
-    monkeypatch.setattr(open_files, "need_tensorrt", lambda: pytest.fail("the file is not there"))
-    with pytest.raises(InputError, match=r"none\.engine does not exist"):
-        open_files.need_for(tmp_path / "none.engine")
-    monkeypatch.setattr(open_files.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"torch.*activate"):
-        open_files.need("torch")
-
-
-def test_a_path_that_cannot_be_written_is_bad_input(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match=r"cannot write .*file/a\.onnx: "), files.atomic_path(tmp_path / "file/a.onnx"):
-        pass
 
 
 def test_file_gets_the_users_usual_permissions(tmp_path):
@@ -191,9 +167,7 @@ def test_full_float32_switches_tf32_off_and_puts_it_back(monkeypatch):
     settings = torch.backends.cudnn, torch.backends.cuda.matmul
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     before = [setting.allow_tf32 for setting in settings]
-    with device.disable_tf32():
-        assert [setting.allow_tf32 for setting in settings] == [False, False]
-    assert [setting.allow_tf32 for setting in settings] == before
     with contextlib.suppress(ZeroDivisionError), device.disable_tf32():
+        assert [setting.allow_tf32 for setting in settings] == [False, False]
         _ = 1 / 0
     assert [setting.allow_tf32 for setting in settings] == before

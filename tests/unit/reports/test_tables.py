@@ -149,10 +149,14 @@ def test_an_unfinished_run_is_continued_first():
     assert verdict(report)[1] != "python q --resume r"
 
 
-@pytest.mark.parametrize(("ap", "words"), [(0.985, "loses 0.0100 .* agreement .*export q"), (0.96, "let QAT regain")])
-def test_without_labels_the_target_is_that_of_agreement(ap, words):
+@pytest.mark.parametrize(
+    ("ap", "epochs", "words"),
+    [(0.985, 0, "loses 0.0100 .* agreement .*export q"), (0.96, 0, "let QAT regain"), (0.96, 1, "export q")],
+)
+def test_without_labels_the_target_is_that_of_agreement_and_after_qat_the_network_is_exported(ap, epochs, words):
     report = beside_float(("PTQ", "q.pt", ap, [ap] * 3), ap=0.995, ap_resampled=resampled(*[0.995] * 3))
     report.rows = [row.model_copy(update={"ap_with": AGREEMENT}) for row in report.rows]
+    report.history = [Epoch(epoch=0)] * epochs
     sentence, command = verdict(report)
     assert re.search(words, sentence)
     assert ("python qat.py" in command) == ("--unlabelled" in command)

@@ -11,22 +11,24 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from tqdm import tqdm
 
 from models.quantize.finetune import as_input
 from utils.core.device import disable_tf32
 from utils.core.input_spec import channels_of
 from utils.core.score import Difference
+from utils.core.tasks import AP_CONFIDENCE, Prediction
 from utils.core.text import plural
 from utils.evaluation.dataset import make_loader
+from utils.evaluation.masks import between
 from utils.jobs.evaluate import Measurer
 from utils.jobs.inputs import Inputs
 from utils.jobs.options import SensitiveOptions
 from utils.jobs.run_state import AnalysisState
-from utils.jobs.sensitivity.prediction_distance import distance, weight
 from utils.jobs.sensitivity.units import State, Switches, Unit, Units, cost_of
 from utils.reports.schema import Row
 
@@ -39,6 +41,8 @@ CONFIRMED = (4, 10)  # at least and at most so many units get an AP
 MATTERS = 0.05  # share of the INT8 network's distance from which on a unit's score matters
 EXPLAINED = 0.5  # if single units regain a smaller share of the loss, sets of units are tried
 NOISE = 0.05  # a unit that gains a smaller share of what was lost is not chosen
+SCORES = 0.1  # of predictions, a difference in score against an equal one in IoU
+BEST = 100  # anchors of an image whose masks are compared
 SMALLEST_COST = 1e-3  # a unit with fewer multiply-adds is not chosen for being free
 
 
@@ -46,13 +50,8 @@ class Passes:
     """Passes of networks over the same validation images; `state` keeps what they find, and is written to `folder`."""
 
     def __init__(
-        self,
-        inputs: Inputs[SensitiveOptions],
-        switches: Switches,
-        everything: State,
-        state: AnalysisState,
-        folder: Path,
-    ) -> None:
+        self, inputs: Inputs[Any], switches: Switches, everything: State, state: AnalysisState, folder: Path
+    ) -> None:  # fmt: skip
         self.state, self._inputs, self._folder = state, inputs, folder
         self._switches, self._everything = switches, everything
         self._measurer = Measurer.of(inputs, inputs.options.num_image)
@@ -95,21 +94,21 @@ class Passes:
 
     def measure(self, name: str, state: State) -> Row:
         """The row of the network in this state of its quantizers; what the run's state has is not measured again."""
-        return self.measure_network(name, lambda: self._switches.turned(state))
+        return self.measure_network(name, lambda: self._switches.network_in(state))
 
     def measure_network(self, name: str, make: Callable[[], nn.Module]) -> Row:
         """The row of the network that `make` gives, whose `ap` is what decides: with masks the mean of both."""
         rows, unlabelled = self.state.rows, self._inputs.options.unlabelled
         if name not in rows:
             if unlabelled and name != FLOAT and self._measurer.reference is None:  # in a resumed run
-                self._measurer.measure(self._switches.turned(State()), FLOAT, as_reference=True)
+                self._measurer.measure(self._switches.network_in(State()), FLOAT, as_reference=True)
             result = self._measurer.measure(make(), name, as_reference=unlabelled and name == FLOAT)
-            row = self._measurer.row(name, self._inputs.options.weights, result, result.seconds).model_dump()
+            row = self._measurer.row(name, self._inputs.options.weights, result, result.seconds)
             if result.masks:
+                both = {"ap": result.score.decides, "mask_ap": None, "mask_ap_resampled": None}
                 resampled = result.statistics and result.statistics.score_resampled()
-                row = {key: value for key, value in row.items() if not key.startswith("mask_")}
-                row |= {"ap": result.score.decides, "ap_resampled": resampled.to_text() if resampled else ""}
-            rows[name] = row
+                row = row.model_copy(update={**both, "ap_resampled": resampled})
+            rows[name] = row.model_dump()
             self.state.save(self._folder)
         return Row(**rows[name])
 
@@ -242,3 +241,65 @@ def choose_units(
                 if found >= goal:
                     chosen, ap = rest, found
     return Selection(chosen, ap, cost_of(chosen), why)
+
+
+def distance(reference: Prediction, other: Prediction, size: tuple[int, int]) -> Tensor:
+    """How far predictions are from the float network's, without labels and NMS, summed over images: float32 scalar.
+
+    AP depends on the boxes that survive NMS: where they lie, to the last percent of IoU, and how their scores are
+    ordered. So the distance is mostly one of boxes, 0 for equal ones; every anchor counts by the third power of the
+    score that either network gives it, which is close to what NMS keeps. Masks of the best anchors are compared, too.
+    `weight` gives the scale.
+
+    Args:
+        reference: of the float network.
+        size: (height, width) of the input.
+    """
+    ours, theirs = reference.scores.float(), other.scores.float()
+    counts = ours.maximum(theirs)
+    counts = counts * (counts > AP_CONFIDENCE)  # evaluation drops scores below it
+    weights = counts.amax(1) ** 3
+    boxes = weights * (1 - overlap(reference.boxes, other.boxes))
+    found = boxes.sum() + SCORES * (counts.square() * (ours - theirs).abs()).sum()
+    return found if reference.prototypes is None else found + _of_masks(reference, other, weights, size)
+
+
+def weight(reference: Prediction) -> Tensor:
+    """What a distance is relative to: about 1 if no box of the float network is in its place, and 2 if no mask is."""
+    return (reference.scores.float().amax(1) ** 3).sum()
+
+
+def overlap(a: Tensor, b: Tensor) -> Tensor:
+    """IoU of boxes `[B, 4, n]` (cx, cy, w, h) with the box at the same place, `[B, n]`."""
+    a, b = a.float(), b.float()
+    low = (a[:, :2] - a[:, 2:] / 2).maximum(b[:, :2] - b[:, 2:] / 2)
+    high = (a[:, :2] + a[:, 2:] / 2).minimum(b[:, :2] + b[:, 2:] / 2)
+    common = (high - low).clamp(min=0).prod(1)
+    union = a[:, 2:].prod(1) + b[:, 2:].prod(1) - common
+    return common / union.clamp(min=1e-9)
+
+
+def _of_masks(reference: Prediction, other: Prediction, weights: Tensor, size: tuple[int, int]) -> Tensor:
+    """What the masks of the best anchors add, by IoU of probabilities; `weights` are of all anchors, `[B, anchors]`.
+
+    One image at a time: at 640 pixels its masks take 20 MB.
+    """
+    total = weights.new_zeros(())
+    for image, (value, anchors) in enumerate(zip(*weights.topk(min(BEST, weights.shape[1])), strict=True)):
+        boxes = reference.boxes[image, :, anchors].float()
+        ours, theirs = (_masks(one, image, anchors, boxes, size) for one in (reference, other))
+        common, union = (one.sum((1, 2)) for one in (ours.minimum(theirs), ours.maximum(theirs)))
+        total = total + (value * (1 - (common + 1e-6) / (union + 1e-6))).sum()  # two empty masks are equal
+    return total
+
+
+def _masks(prediction: Prediction, image: int, anchors: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
+    """Masks of some anchors of an image, `[n, h, w]` in 0..1, cropped to `boxes` `[4, n]` (cx, cy, w, h)."""
+    assert prediction.prototypes is not None  # who calls this has looked
+    prototypes = prediction.prototypes[image].float()
+    sums = prediction.coefficients[image, :, anchors].T.float() @ prototypes.flatten(1)
+    height, width = prototypes.shape[1:]
+    scale = boxes.new_tensor([[width / size[1]], [height / size[0]]])
+    low, high = ((boxes[:2] + sign * boxes[2:] / 2) * scale for sign in (-1, 1))
+    inside = between(low[1], high[1], height)[:, :, None] & between(low[0], high[0], width)[:, None, :]
+    return sums.sigmoid_().unflatten(1, (height, width)) * inside

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from models.quantize import placement, rules
 from models.quantize.modules import quantized_weights
@@ -54,7 +55,7 @@ class Switches:
         self._points = placement.points(model)
         self._weights = {path: quantizer for path, (_, quantizer) in quantized_weights(model).items()}
 
-    def turned(self, state: State) -> nn.Module:
+    def network_in(self, state: State) -> nn.Module:
         """The network, in `state` until it is turned to another one."""
         for name, point in self._points.items():
             point.on = name in state.tensors
@@ -64,7 +65,7 @@ class Switches:
 
     def predict(self, images: Tensor, state: State) -> Prediction:
         """What the network predicts in `state` for float images `[B, 3, H, W]` in 0..1."""
-        return Prediction(*predicted(self.turned(state)(images)))
+        return Prediction(*predicted(self.network_in(state)(images)))
 
 
 @dataclass(frozen=True)
@@ -87,9 +88,7 @@ class Unit:
 class Units:
     """The units of a network, and what a recipe has to say to keep some of them in float.
 
-    Attributes:
-        all: the units, in the order of the network.
-        everything: the state in which all quantizers are on.
+    `all` are the units, in the order of the network; in the state `everything` all quantizers are on.
     """
 
     def __init__(self, model: Any, plan: Plan, recipe: Recipe, granularity: str) -> None:
@@ -138,14 +137,13 @@ def cost_shares(model: nn.Module, images: Tensor, profile: Profile | None) -> di
 
     A kernel counts for the modules that its name mentions, such as `model.4.cv1` in `/model.4/cv1/conv/Conv`: in equal
     parts if TensorRT fused several, however often it names each. What mentions none, such as a conversion of formats,
-    counts only in the total.
-
-    Args:
-        images: `[1, 3, H, W]`, for which multiply-adds are counted.
-        profile: layers of an engine; None takes multiply-adds.
+    counts only in the total. Without a `profile`, multiply-adds of `images` `[1, 3, H, W]` are counted.
     """
     if profile is None:
-        counts = macs(model, images)
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            model(images)
+        flops = {name.partition(".")[2]: sum(count.values()) for name, count in counter.get_flop_counts().items()}
+        counts = {path: flops.get(path, 0) for path, module in model.named_modules() if isinstance(module, nn.Conv2d)}
         return {path: count / sum(counts.values()) for path, count in counts.items()}
     total, shares = sum(ms for _, ms in profile), defaultdict[str, float](float)
     for name, ms in profile:
@@ -159,24 +157,6 @@ def cost_of(patterns: Sequence[str], shares: Mapping[str, float]) -> float:
     """The share of what lies below these modules, 0..1."""
     inside = tuple(f"{pattern}." for pattern in patterns)
     return sum(share for path, share in shares.items() if f"{path}.".startswith(inside))
-
-
-def macs(model: nn.Module, images: Tensor) -> dict[str, int]:
-    """Multiply-adds of each convolution for one image `[1, 3, H, W]`, by path, counted while the network runs once."""
-    counts: dict[str, int] = {}
-    paths = {module: path for path, module in model.named_modules() if isinstance(module, nn.Conv2d)}
-
-    def count(module: nn.Conv2d, _inputs: Any, output: Any) -> None:
-        counts[paths[module]] = output[0].numel() * module.weight[0].numel()
-
-    handles = [module.register_forward_hook(count) for module in paths]
-    try:
-        with torch.inference_mode():
-            model(images)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return counts
 
 
 def _module_path(scope: str) -> str:
