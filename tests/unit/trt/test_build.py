@@ -234,7 +234,7 @@ def test_tactic_sources_switched_off(file, tmp_path, monkeypatch):
     assert last(api, "tactic_sources") == 0b11010
 
 
-def test_parser_and_builder_that_refuse(file, tmp_path, monkeypatch):
+def test_parser_and_builder_that_refuse(file, tmp_path, monkeypatch, caplog):
     api = stand_in(monkeypatch)
     model = onnx.load(file)
     model.graph.node[0].op_type = "Unknown"
@@ -245,6 +245,7 @@ def test_parser_and_builder_that_refuse(file, tmp_path, monkeypatch):
     monkeypatch.setattr(api.module.Builder, "create_optimization_profile", lambda self: no_profile)
     with pytest.raises(QatError, match=r"c.onnx: no optimization profile"):
         build(write_onnx(tmp_path / "c.onnx"), tmp_path / "c.engine", QUIET)
+    assert not [one for one in caplog.records if "no optimization profile" in one.message and one.levelno > 10]
 
 
 def test_plugins_are_registered_for_files_that_use_them_only(file, tmp_path, monkeypatch):
