@@ -91,14 +91,9 @@ def test_annotations_hold_the_ink_of_each_polygon(sets: tuple[Path, Path], split
         assert found["bbox"] == list(cv2.boundingRect(ink.astype(np.uint8)))
         assert found["area"] == ink.sum()
         assert (found["image_id"], found["category_id"]) == (image, int(words[0]))
-        same += (filled(np.array(words[1:], np.float32).reshape(-1, 2)) == ink).all()
+        corners = np.array(words[1:], np.float32).reshape(-1, 2) * np.float32(320)  # as upstream's loader draws them
+        same += (cv2.fillPoly(np.zeros((320, 320), np.uint8), [corners.astype(np.int32)], 1) == ink).all()
     assert same >= 0.95 * len(lines)
-
-
-def filled(corners: np.ndarray) -> np.ndarray:
-    """The pixels of a label's polygon, float32 [n, 2] in fractions, as upstream's loader draws it."""
-    canvas = np.zeros((320, 320), np.uint8)
-    return cv2.fillPoly(canvas, [(corners * np.float32(320)).astype(np.int32)], 1).astype(bool)
 
 
 @pytest.mark.parametrize("what", ["the same", "foreign", "--seed 3", "--segments", "incomplete"])
