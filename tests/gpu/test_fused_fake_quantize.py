@@ -17,12 +17,7 @@ from rounding_gradients import case, compare
 from torch import nn
 
 from models.quantize import fused_cuda
-from models.quantize.fake_quantize import (
-    TensorQuantizer,
-    _TrainedFakeQuantize,
-    float16_scale,
-    trained_fake_quantize,
-)
+from models.quantize.fake_quantize import TensorQuantizer, _TrainedFakeQuantize, float16_scale, trained_fake_quantize
 from models.quantize.modules import ConvBlock, QuantPoint
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

@@ -15,18 +15,7 @@ import onnx
 import pytest
 import torch
 from deepstream_parser import masked_objects_in, objects_in, parse_as_deepstream, parse_masks_as_deepstream
-from forms import (
-    FLAGS,
-    FLAGS_OF,
-    LOW,
-    SIDE,
-    Program,
-    documented_commands,
-    images,
-    run,
-    with_outputs,
-    write_networks,
-)
+from forms import FLAGS, FLAGS_OF, LOW, SIDE, Program, documented_commands, images, run, with_outputs, write_networks
 from mask_graph import pooled
 
 import export_qat

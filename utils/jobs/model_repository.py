@@ -30,17 +30,7 @@ from utils.core.input_spec import DEFAULT_BATCH
 from utils.core.options import size_text
 from utils.runners.base import TensorSpec
 from utils.serving import nms_model
-from utils.serving.config import (
-    ENSEMBLE,
-    LABELS,
-    ONNX,
-    PLAN,
-    PYTHON,
-    ServedFile,
-    class_names,
-    data_type,
-    model_configs,
-)
+from utils.serving.config import ENSEMBLE, LABELS, ONNX, PLAN, PYTHON, ServedFile, class_names, data_type, model_configs
 from utils.serving.options import ServingOptions
 from utils.trt.engine_file import ENGINE_SUFFIXES, EngineNote
 from utils.trt.preflight import BuildConfig, OnnxFile, profile_ranges, profile_shapes

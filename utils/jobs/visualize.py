@@ -27,15 +27,7 @@ from utils.evaluation.coco import TextWriter
 from utils.evaluation.data_yaml import DataConfig, load_data
 from utils.evaluation.dataset import make_loader
 from utils.evaluation.detector import BatchDetections, Detector
-from utils.evaluation.images import (
-    decode,
-    frames,
-    is_stream,
-    is_video,
-    open_video,
-    shown,
-    target_names,
-)
+from utils.evaluation.images import decode, frames, is_stream, is_video, open_video, shown, target_names
 from utils.evaluation.input_plan import InputPlan, compares_masks, has_nms, nms_thresholds, nms_words
 from utils.evaluation.letterbox import Letterbox, letterboxed_planes
 from utils.evaluation.masks import Patch, patches

@@ -20,15 +20,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from utils.core.device import cpu_cores
 from utils.core.errors import InputError
 from utils.core.files import read_json, write_text
-from utils.core.score import (
-    AtThreshold,
-    Difference,
-    Fraction,
-    SplitCounts,
-    StoredResampled,
-    Text,
-    difference_error,
-)
+from utils.core.score import AtThreshold, Difference, Fraction, SplitCounts, StoredResampled, Text, difference_error
 from utils.core.strict_model import StrictModel, validate
 from utils.core.tasks import DISPLAY_CONF
 from utils.core.text import short_repr

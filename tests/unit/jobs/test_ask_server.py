@@ -50,10 +50,7 @@ def server(files: Path):
 @pytest.mark.parametrize("name", FORMS)
 def test_detections_are_our_own_runners(name, files, server):
     rng = np.random.default_rng(1)
-    with (
-        TritonRunner(name, server) as served,
-        OnnxRuntimeRunner(files / f"{name}.onnx", threads=1) as runner,
-    ):
+    with TritonRunner(name, server) as served, OnnxRuntimeRunner(files / f"{name}.onnx", threads=1) as runner:
         artist, expected = Artist(served, max_det=100), Artist(runner, max_det=100)
         for size in ((50, 80), (120, 60), (64, 96)):  # of other shapes than the network's
             image = rng.integers(0, 256, (*size, 3), dtype=np.uint8)
