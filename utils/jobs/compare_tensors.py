@@ -56,10 +56,7 @@ def together(parts: Sequence[Differences]) -> Differences:
 
 
 def compare_predictions(predicted: Prediction, expected: Prediction, size: tuple[int, int]) -> Differences:
-    """Compare all scores; and of the anchors with the highest ones the boxes, and masks cropped to the expected boxes.
-
-    `size` is (height, width) of the input.
-    """
+    """Compare all scores; of the anchors with the highest ones boxes, too, and masks cropped to the expected boxes."""
     anchors = expected.scores.amax(1).topk(min(BEST, expected.raw.shape[2])).indices
     images, count = anchors.shape
 
@@ -171,10 +168,9 @@ def _torch_integers(
 
 
 def _cut(graph: ModelProto, order: Collection[str], task: Task) -> tuple[ModelProto, dict[str, float]]:
-    """The graph with each DequantizeLinear of an activation reading an input, and all integers as outputs.
+    """The graph with each DequantizeLinear of an activation reading an input, `NAME/fed`, and integers as outputs.
 
-    Returns:
-        The graph; and the names of its integers, `NAME/fed` as inputs, with their scales.
+    The second result is the scale of each integer tensor by NAME.
     """
     qdq_graph = QdqGraph(graph)
     quantizers = {node.name: node for node in qdq_graph.activations}

@@ -50,8 +50,7 @@ RTX = "{} built it, and Triton loads engines of TensorRT only; build one with Te
 def make(options: ServingOptions) -> list[Path]:
     """Write a repository, or the models of a file into one; and return the folders of the models.
 
-    The models are written into a folder beside the repository and renamed into it, so that a server that polls the
-    repository never sees half of a model.
+    They are renamed into the repository, so that a server that polls it never sees half of a model.
 
     Raises:
         InputError: the file cannot be served so, or something is in the way.
@@ -103,11 +102,7 @@ def write_model(folder: Path, config: ModelConfig, file: ServedFile, note: Engin
 
 
 def read_served_file(options: ServingOptions) -> tuple[ServedFile, EngineNote | None]:
-    """What the file is for a server, and the note that an engine takes along.
-
-    Raises:
-        InputError: it is neither an ONNX file nor an engine, or an engine has no note that says what it takes.
-    """
+    """What the file is for a server, and the note that an engine takes along."""
     path = check_file(options.file or "", "expected an ONNX file or a TensorRT engine")
     profile = BuildConfig(**profile_ranges(options))
     if path.suffix.lower() == ".onnx":

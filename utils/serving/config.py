@@ -23,7 +23,6 @@ from tritonclient.utils import np_to_triton_dtype
 from utils.core.errors import InputError
 from utils.core.input_spec import DEFAULT_BATCH
 from utils.core.tasks import DETECT, DETECTIONS, Task, task_of_outputs
-from utils.core.text import plural
 from utils.runners.base import TensorSpec, literal
 from utils.serving.nms_model import Settings
 from utils.serving.options import ServingOptions
@@ -120,24 +119,16 @@ def class_names(metadata: Mapping[str, str], source: Path) -> list[str]:
 
 
 def model_configs(file: ServedFile, options: ServingOptions) -> list[ModelConfig]:
-    """The configurations, each after those of the models that it runs.
-
-    Raises:
-        InputError: the file cannot be served, or not so.
-    """
+    """The configurations, each after those of the models that it runs; `InputError` if the file is not served so."""
     file.check()
     batch = 0  # for a file of static batch size, where the batch is a part of `dims`
     static, largest = file.images.shape[0], file.profile[1][0] if file.profile else None
     if file.batched:
         batch = options.max_batch_size or largest or DEFAULT_BATCH[-1]
         if largest and batch > largest:
-            raise InputError(
-                f"--max-batch-size is {batch}, and the profile of {file.path} ends at {plural(largest, 'image')}"
-            )
+            raise InputError(f"--max-batch-size is {batch}, and the profile of {file.path} ends at {largest}")
     elif options.max_batch_size not in (None, static):
-        raise InputError(
-            f"--max-batch-size is {options.max_batch_size}, and {file.path} has a static batch size of {static}"
-        )
+        raise InputError(f"--max-batch-size is {options.max_batch_size}, and the batch of {file.path} static: {static}")
     if not options.no_nms and not file.has_nms:
         return _with_nms(file, options, batch)
     why = "NMS is inside the file" if file.has_nms else "--no-nms leaves it out"
@@ -168,17 +159,12 @@ def _network(
 
 
 def _with_nms(file: ServedFile, options: ServingOptions, batch: int) -> list[ModelConfig]:
-    """Three models: the network, NMS behind it, and the ensemble of both.
-
-    Raises:
-        InputError: the network has masks, which NMS behind it does not make.
-    """
+    """Three models: a detector, NMS behind it, and the ensemble of both."""
     if file.task.prototypes:
         todo = "export it with --include onnx_end2end, or serve raw predictions with --no-nms"
         raise InputError(f"{file.path} gives raw predictions of masks, and NMS behind them is for detectors; {todo}")
     name, network, nms = options.model_name, f"{options.model_name}_network", f"{options.model_name}_nms"
-    given = {name: getattr(options, name) for name in NMS_OPTIONS}
-    settings = Settings(**{name: value for name, value in given.items() if value is not None})
+    settings = Settings(**{name: value for name in NMS_OPTIONS if (value := getattr(options, name)) is not None})
     max_det = settings.max_det
     applied = {"kind": "onnx", "topk": max_det, "iou_thres": settings.iou_thres, "conf_thres": settings.conf_thres,
                "agnostic": settings.class_agnostic}  # fmt: skip
