@@ -76,11 +76,7 @@ class AccuracyOptions(steps.StudyOptions):
 def network_steps(
     name: str, weights: Path | None, settings: Mapping[str, str], options: AccuracyOptions, setup: Setup, folder: Path
 ) -> Iterator[RunStep]:
-    """All that is done with a network, in order.
-
-    Args:
-        weights: of a trained network; None: it is trained.
-    """
+    """All that is done with a network, in order; without `weights` it is trained first."""
     data: Words = ["--data", input_file(options.data, "--data"), "--workers", str(options.workers)]
     size: Words = ["--imgsz", str(options.imgsz), *setup.device]
     place: Words = ["--project", folder, "--exist-ok", "--name"]
@@ -139,15 +135,7 @@ def last_row(report: Path) -> Row:
 
 
 def over_seeds(rows: list[Row], base: Row) -> Difference | None:
-    """Mean difference to the float network of a setting's runs; its error is √(image² + seed² / n).
-
-    Args:
-        rows: of n seeds, two or more.
-        base: the float network.
-
-    Returns:
-        None where a difference or its error is not known.
-    """
+    """Mean difference of n > 1 runs to the float network; its error, if all are known, is √(image² + seed² / n)."""
     differences = [row.difference(base) for row in rows]
     values = [one.value for one in differences if one]
     errors = [one.error for one in differences if one and one.error is not None]

@@ -18,6 +18,7 @@ from utils.core.files import write_text
 from utils.core.options import ImageSize, Options, option
 
 Words = list[str | Path]
+ENGINE_PYTHON = os.environ.get("ENGINE_PYTHON") or sys.executable  # the interpreter that has TensorRT
 
 
 class StepError(QatError):
@@ -72,17 +73,13 @@ class Setup:
 
     @classmethod
     def of(cls, options: StudyOptions, data: str, timing: Sequence[str]) -> Setup:
-        """Find the checkout and TensorRT.
-
-        Raises:
-            InputError: there is no patched checkout.
-        """
+        """Find the checkout, which must be patched, and TensorRT."""
         checkout = Path(options.checkout or os.environ.get("YOLOV9_CHECKOUT", "")).resolve()
         if not (checkout / "scripts/benchmark_trt.py").is_file():
             raise InputError(f"--checkout {checkout} is no checkout that patch_yolov9.sh has patched")
         device, problem, typing = ["--device", "cpu"], "--device cpu", "weak"
         if options.device != "cpu":
-            command = [_engine_python(), "scripts/check_engine_setup.py", data]
+            command = [ENGINE_PYTHON, "scripts/check_engine_setup.py", data]
             done = subprocess.run(command, capture_output=True, encoding="utf-8", cwd=checkout, check=False)
             if done.returncode == 0:
                 alone = ["--useCudaGraph", "--useSpinWait", "--noDataTransfers"]
@@ -110,7 +107,7 @@ class Setup:
         log = folder / "logs" / f"{step.name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         print(f"{folder.name}: {step.name}; {log} says how far it is", flush=True)
-        words = [_engine_python() if step.tensorrt else sys.executable, *words]
+        words = [ENGINE_PYTHON if step.tensorrt else sys.executable, *words]
         with log.open("a", encoding="utf-8") as output:
             code = subprocess.run(
                 words, stdout=output, stderr=output, stdin=subprocess.DEVNULL, cwd=self.checkout, check=False
@@ -124,19 +121,10 @@ class Setup:
 
 
 def input_file(path: str, option: str) -> Path:
-    """The absolute path of a file.
-
-    Raises:
-        InputError: there is no such file.
-    """
+    """The absolute path of a file that must be there."""
     if not Path(path).is_file():
         raise InputError(f"{option} {path} does not exist; expected a file")
     return Path(path).resolve()
-
-
-def _engine_python() -> str:
-    """The interpreter that has TensorRT: the variable ENGINE_PYTHON, or this one."""
-    return os.environ.get("ENGINE_PYTHON") or sys.executable
 
 
 def read_times(path: Path) -> tuple[str, list[dict[str, Any]]]:
