@@ -97,10 +97,7 @@ def test_when_one_dies_the_other_ends_in_one_line_and_one_process_continues(alon
 def worker(launcher: int, rank: int) -> int:
     """The process of a rank."""
     children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
-    for child in children:
-        if f"RANK={rank}" in Path(f"/proc/{child}/environ").read_text().split("\0"):
-            return int(child)
-    raise AssertionError(f"no process of rank {rank} among {children}")
+    return next(int(one) for one in children if f"RANK={rank}" in Path(f"/proc/{one}/environ").read_text().split("\0"))
 
 
 def test_sensitive_is_one_process(data, demo_weights, tmp_path):

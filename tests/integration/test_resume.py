@@ -182,12 +182,6 @@ def start(data: Path, small_weights: Path, tmp_path: Path) -> Callable[..., int]
     return run
 
 
-def one_line(text: str) -> str:
-    assert text.startswith("error: ")
-    assert text.count("\n") == 1
-    return text
-
-
 @pytest.mark.parametrize("command", ["quantize", "sensitive"])
 def test_a_run_is_not_continued_on_other_images_or_by_two_programs(command, start, tmp_path, capsys):
     killed(lambda: start(command), "models.quantize.calibration.collect")
@@ -198,7 +192,9 @@ def test_a_run_is_not_continued_on_other_images_or_by_two_programs(command, star
 
     def refused(words: list[str], named: str) -> None:
         assert qat.main(words) == 2
-        assert named in one_line(capsys.readouterr().err)
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("error: ")
+        assert named in line
 
     kept = image.rename(tmp_path / "kept")
     refused(go_on, "the images of val")

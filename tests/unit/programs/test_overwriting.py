@@ -63,12 +63,8 @@ def test_names_are_told_apart():
 # what DeepStream reads beside the ONNX file
 
 
-@pytest.fixture
-def onnx(tmp_path):
-    return tmp_path / "a.onnx"
-
-
-def test_what_others_wrote_is_kept_beside(onnx):
+def test_what_others_wrote_is_kept_beside(tmp_path):
+    onnx = tmp_path / "a.onnx"
     for path in deepstream.paths(onnx):
         path.write_text("mine\n")
     labels, config, server = deepstream.write(onnx, "mine\n", ["x=1\n", "y=1\n"])
