@@ -51,13 +51,10 @@ class PlacementOptions(steps.StudyOptions):
 
 @pure
 def convolutions_only(model: onnx.ModelProto) -> None:
-    """The placement that quantizer libraries give by default: each convolution quantizes its own input.
+    """The placement that quantizer libraries give by default, of a file with whole convolutions (--no-int8-rewrites).
 
-    All other pairs of QuantizeLinear and DequantizeLinear on activations are taken out. No scale is shared: each is the
-    old one and a little more, as if each had been calibrated by itself.
-
-    Args:
-        model: a quantized file whose convolutions are whole (export_qat.py --no-int8-rewrites).
+    Each convolution quantizes its own input, and nothing else is quantized. No scale is shared: each is the old one and
+    a little more, as if each had been calibrated by itself.
     """
     graph = QdqGraph(model)
 

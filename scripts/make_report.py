@@ -117,11 +117,7 @@ def main(options: ReportOptions) -> None:
 
 
 def environment_text(files: Iterable[str | Path] = ()) -> str:
-    """Text for a bug report, files last; it works where torch and TensorRT are not installed.
-
-    Raises:
-        InputError: a file is missing.
-    """
+    """Text for a bug report, files last; it works where torch and TensorRT are not installed."""
     from models.quantize import __version__
     from utils.trt import tensorrt_api
 
