@@ -4,7 +4,6 @@ import cv2
 import numpy as np
 import pytest
 import torch
-import yaml
 from known_images import MIXED, SQUARE, KnowingModel, write_set
 from known_masks import KnowingMasks, write_outlined_set
 from known_sets import NAMES
@@ -22,7 +21,7 @@ from utils.evaluation.metrics import ap_per_class, match
 from utils.evaluation.nms import non_max_suppression
 from utils.jobs.open import open_runner
 from utils.runners.pytorch import TorchRunner
-from utils.upstream.checkout import CHECKOUT, import_upstream
+from utils.upstream.checkout import import_upstream
 
 # sizes that are resized by one ratio: of others upstream takes the height's for both axes, which moves clipped boxes
 EXACT = ((64, 64), (64, 48), (48, 64), (64, 32), (128, 96), (16, 64))
@@ -237,16 +236,6 @@ def test_results_are_those_of_segment_val_py(tmp_path, sizes, imgsz, of_boxes, r
         assert found[4:] == pytest.approx(expected[4:], abs=1e-6)
 
 
-def test_no_detections_and_one_class(tmp_path):
-    samples = write_outlined_set(tmp_path, 12, SQUARE, NAMES[:1])
-    data, model = load_data(tmp_path / "data.yaml"), KnowingMasks(samples, NAMES[:1], 64)
-    expected = upstream_run(model, data, 64, True)
-    assert our_run(model, data, imgsz=64, rect=True) == pytest.approx(expected, abs=1e-6)
-    assert expected[7] > 0.2
-    assert our_run(model, data, imgsz=64, conf_thres=1.0) == [0.0] * 8
-    assert upstream_run(model, data, 64, False, conf_thres=1.0) == [0.0] * 8
-
-
 def test_a_float_checkpoint_opens_as_a_runner(demo_data, demo_weights):
     config, data = EvalConfig(imgsz=320, workers=0, limit=8), load_data(demo_data)
     with open_runner(demo_weights) as runner:
@@ -255,11 +244,3 @@ def test_a_float_checkpoint_opens_as_a_runner(demo_data, demo_weights):
     direct = evaluate(TorchRunner(model, "cpu"), data, config, progress=False)
     assert opened.ap == pytest.approx(direct.ap, abs=1e-6)
     assert opened.ap > 0.4
-
-
-def test_augmented_training_images_come_from_upstream(demo_data):
-    hyp = yaml.safe_load((CHECKOUT / "data/demo/hyp.digits.yaml").read_text())
-    data = load_data(demo_data)
-    loader = make_loader(data, "val", imgsz=320, batch_size=4, workers=0, shuffle=True, augment=True, hyp=hyp)
-    batch = next(iter(loader))
-    assert (batch.images.shape, batch.images.dtype, len(batch)) == ((4, 3, 320, 320), torch.uint8, 4)

@@ -63,13 +63,11 @@ class DataConfig:
     """What a data.yaml says.
 
     Attributes:
-        file: the YAML itself.
-        root: the folder that its entries are relative to.
+        file, root: the YAML itself, and the folder that its entries are relative to.
         names: class names by id, without gaps.
         splits: for `train`, `val`, `test` (those that are given): existing folders of images, or lists of images.
         is_coco: COCO's 80 classes on val2017, whose results use COCO's 91 category ids.
         missing: splits that are given and not there → the first of their entries that lies nowhere.
-        strict_labels: a wrong label line is an error.
         parts: (split, limit) → what was read of it.
     """
 
@@ -152,8 +150,7 @@ def load_data(path: str | Path, strict_labels: bool = False) -> DataConfig:
     """Read a data.yaml; `strict_labels` makes a wrong label line an error when a split is read.
 
     A relative `path:` is looked for in the checkout as upstream does, then in the working folder and beside the YAML:
-    the first of these that holds the images of a split is taken, or else the first that exists. A split that lies
-    nowhere is an error only for `val`: calibration, say, needs no test images.
+    the first of these that holds the images of a split is taken, or else the first that exists.
 
     Raises:
         DataError: the file is missing or is no such YAML, names and nc disagree, or val's images are not there.

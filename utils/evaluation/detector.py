@@ -86,8 +86,8 @@ class Detector:
         if self._nms_inside and data is not None:
             settings = ", ".join(f"{name} {value:g}" for name, value in nms_thresholds(runner).items())
             logger.warning(
-                "%s is inside the network (%s); the loop has conf_thres %g, iou_thres %g, at most %d. With others "
-                "AP does not compare with that of other files: it can even be higher, since the curve is cut off",
+                "%s is inside the network (%s); the loop has conf_thres %g, iou_thres %g, at most %d. With others AP "
+                "does not compare with that of other files",
                 nms_words(runner), settings or "unknown thresholds", conf_thres, iou_thres, max_det,
             )  # fmt: skip
             if runner.task.masks and not self._masks:
@@ -125,13 +125,9 @@ class Detector:
         return BatchDetections(detections, masks)
 
     def raw(self, images: Tensor) -> dict[str, Tensor]:
-        """The network's outputs by the task's names, on the runner's device, without NMS of ours.
+        """The outputs for uint8 `[B, 3, H, W]` RGB by the task's names, on the runner's device, without NMS of ours.
 
-        Args:
-            images: uint8 `[B, 3, H, W]` RGB, letterboxed.
-
-        Returns:
-            Of a network with NMS inside its table of detections, by no name, and its masks.
+        Of a network with NMS inside its table of detections, by no name, and its masks.
         """
         self._counts.append(len(images))
         clock = self._now()
@@ -186,11 +182,7 @@ class Detector:
         return outputs
 
     def _best(self, table: Tensor) -> tuple[RaggedBatch, RaggedBatch]:
-        """Those of a table of detections `[B, K, 6]` that the thresholds let through, best first.
-
-        Returns:
-            Of each image the numbers of its rows, `[n]`, and these rows, `[n, 6]`.
-        """
+        """Of a table `[B, K, 6]` what the thresholds let through, best first: numbers of rows `[n]`, rows `[n, 6]`."""
         order = table[..., 4].argsort(dim=1, descending=True, stable=True)
         table = table.gather(1, order[..., None].expand_as(table))
         valid = table[..., 4] > self._conf_thres

@@ -1,10 +1,8 @@
 """Finding and reading images with their labels, in upstream's layout, and the images and videos that `--source` names.
 
 `.../images/a/b.jpg` has its labels in `.../labels/a/b.txt`: one line per object, `class cx cy w h` as fractions of the
-image, or `class x1 y1 x2 y2 x3 y3 ...`, a polygon. An image without a label file shows no object.
-
-What upstream's reader leaves out is left out here, too: AP is to be that of upstream's val.py. Unlike upstream's this
-reader keeps no cache, rewrites no images, reads labels in UTF-16, and clips those that lie a little outside.
+image, or `class x1 y1 x2 y2 x3 y3 ...`, a polygon. What upstream's reader leaves out is left out here, too: AP is to be
+that of upstream's val.py. This one keeps no cache, rewrites no images, and clips labels that lie a little outside.
 """
 
 from __future__ import annotations
@@ -78,8 +76,7 @@ class SplitImages:
 
     Attributes:
         name: of the split, and how much of it was read if not all.
-        images: those that can be used, sorted by path.
-        left_out: one line for each of the others: its path and why.
+        images, left_out: those that can be used, sorted by path; and a line for each of the others, its path and why.
         bad_lines: a text for each wrong line in labels of images that are left out.
         undecodable: paths of images that turn out to be damaged where they are decoded.
     """
@@ -168,8 +165,7 @@ def read_header(file: str) -> tuple[int, int] | str:
 def read_labels(path: Path, nc: int) -> Labels | None:
     """Labels of one file, sorted; of equal classes and boxes the first stays, as upstream does. None without the file.
 
-    Raises:
-        DataError: the file cannot be opened; it may be a folder or a link to nothing.
+    `DataError` if it cannot be opened, being a folder or a link to nothing, say.
     """
     try:
         text = _text(path)

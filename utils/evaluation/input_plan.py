@@ -28,8 +28,7 @@ class InputPlan:
     Attributes:
         imgsz: (height, width) in pixels.
         batch_size: images that the network is given at a time.
-        loaded: images in a batch of the loader, a multiple of `batch_size`: NMS and matching on a GPU take hardly
-            longer for many images than for few.
+        loaded: images in a batch of the loader, a multiple: on a GPU NMS takes hardly longer for many than for few.
     """
 
     imgsz: tuple[int, int]
@@ -40,9 +39,7 @@ class InputPlan:
     def of(
         cls, runner: Runner, imgsz: int | tuple[int, int] | None, batch_size: int, *, rect: bool = False
     ) -> InputPlan:
-        """What fits both the network and the wishes.
-
-        A network of static size decides; for one of dynamic size, `imgsz` decides, rounded up to the stride.
+        """What fits both: a network of static size decides; else `imgsz`, rounded up to the stride.
 
         Args:
             imgsz: longer side, or (height, width), in pixels; None for the network's own.

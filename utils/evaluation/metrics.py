@@ -211,10 +211,7 @@ class EvalStatistics:
         self, detections: RaggedBatch, labels: RaggedBatch, paths: Sequence[str],
         mask_overlaps: Sequence[Tensor] | None = None,
     ) -> None:  # fmt: skip
-        """Take in a batch: for each image detections `[n, 6]` and labels `[m, 5]`, both in the image's pixels.
-
-        `mask_overlaps` are IoU of their masks, `[m, n]`.
-        """
+        """Take in a batch: of each image detections `[n, 6]` and labels `[m, 5]` in its pixels, masks' IoU `[m, n]`."""
         correct, areas = (part.cpu().numpy() for part in match(detections, labels))
         inside = np.arange(correct.shape[1]) < np.array(detections.counts)[:, None]  # without padding, bool [B, N]
         rows = np.column_stack((detections.flat[:, 4:6].cpu(), areas[inside]))

@@ -75,8 +75,8 @@ def _candidates(prediction: Prediction, conf_thres: float) -> tuple[Tensor, Tens
 def _kept(rows: Tensor, iou_thres: float, max_det: int, agnostic: bool) -> Tensor:
     """Which of an image's candidates stay, int64 `[m]`; they come best first.
 
-    Time grows with the square of their number. So at first only the best take part, and more while less than `max_det`
-    remain; this is exact, since whether a box stays depends on better ones alone.
+    At first only the best take part, and more while less than `max_det` remain, since time grows with the square of
+    their number; this is exact: whether a box stays depends on better ones alone.
     """
     boxes = _apart(rows, agnostic)
     size = FIRST_CANDIDATES * max_det
@@ -113,11 +113,10 @@ def suppress_together(
 
 
 def _staying(rows: Tensor, counts: Tensor, width: int, iou_thres: float, max_det: int, agnostic: bool) -> Tensor:
-    """Which rows stay, bool `[n]`, where the first `width` of each image take part.
+    """Which rows stay, bool `[n]`, where the first `width` of each image take part: what greedy suppression keeps.
 
-    It keeps exactly what greedy suppression keeps. A box goes if a better box that stays overlaps it; starting from
-    "all stay" and applying that again and again, the first n boxes are right after n steps at most, and usually all are
-    after a few: the longest chain of boxes that decide about each other is short.
+    A box goes if a better box that stays overlaps it. Starting from "all stay" and applying that again and again, the
+    first n boxes are right after n steps at most; all are after a few, as chains of boxes that decide are short.
 
     Args:
         rows: `[n, 7]`, of each image best first.
@@ -149,11 +148,7 @@ def _overlap(boxes: Tensor, iou_thres: float) -> Tensor:
 
 
 def packed_detections(outputs: Mapping[str, Tensor]) -> Tensor:
-    """The outputs of a network with NMS inside (`DETECTIONS`) as one table.
-
-    Returns:
-        float32 `[B, K, 6]`: x1, y1, x2, y2 in pixels of the input, score, class; rows that hold no detection are zero.
-    """
+    """The outputs of a network with NMS inside as float32 `[B, K, 6]`: xyxy in the input, score, class; or 0."""
     counts, boxes, scores, classes = (outputs[name] for name in DETECTIONS)
     table = torch.cat([boxes.float(), scores[..., None].float(), classes[..., None].float()], 2)
     behind = torch.arange(table.shape[1], device=table.device) >= counts.view(-1, 1)
@@ -161,8 +156,5 @@ def packed_detections(outputs: Mapping[str, Tensor]) -> Tensor:
 
 
 def best_class(found: Tensor) -> Tensor:
-    """Of boxes `[n, 6]` in one place the best one, int64 `[m]`: which of them, best first.
-
-    AP counts a box for several classes, a drawing shows one object.
-    """
+    """Of boxes `[n, 6]` in one place the best one, int64 `[m]`, as a drawing shows it: which of them, best first."""
     return torchvision.ops.nms(found[:, :4], found[:, 4], DISPLAY_IOU)

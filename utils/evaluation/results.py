@@ -16,10 +16,7 @@ from utils.evaluation.metrics import Averages, EvalStatistics
 
 @dataclass(frozen=True, kw_only=True)
 class ClassResult(Averages):
-    """One class: its labels, and scores as fractions; `images` is the number of images evaluated.
-
-    `masks` are the scores of its masks, None for detection.
-    """
+    """One class: its scores, those of its masks if there are some, its labels, and how many images were evaluated."""
 
     id: int
     name: str
@@ -37,12 +34,11 @@ def as_labels(detections: RaggedBatch) -> RaggedBatch:
 
 @dataclass(frozen=True)
 class Reference:
-    """What the float network detects, as labels that another network's detections are compared with.
+    """What the float network detects, as labels that another network's detections are compared with (`as_labels`).
 
     Attributes:
         threshold: the float network's confidence of best F1.
-        detections: of each image of this process by path: class and xyxy in the image's pixels, float `[m, 5]`, of
-            confidence DISPLAY_CONF at least.
+        detections: of each image of this process by path, float `[m, 5]`.
     """
 
     threshold: float

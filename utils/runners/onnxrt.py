@@ -54,7 +54,7 @@ class OnnxRuntimeRunner(Runner):
             providers.insert(0, (_CUDA, {"device_id": device.index or 0}))
         try:
             session = open_session(str(path), options, providers)
-        except _runtime_errors() as error:
+        except Exception as error:  # ONNX Runtime's exceptions share no base class
             reason = _PLUGIN if "_TRT(" in str(error) else _short(error)
             raise InputError(f"ONNX Runtime {onnxruntime.__version__} cannot load {path}: {reason}") from error
         metadata = session.get_modelmeta().custom_metadata_map
@@ -78,7 +78,7 @@ class OnnxRuntimeRunner(Runner):
         names = [spec.name for spec in self.outputs]
         try:
             results = self._session.run(names, arrays)
-        except _runtime_errors() as error:
+        except Exception as error:
             shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
             raise InputError(f"{self._path} does not run on {shapes}: {_short(error)}") from error
         return {name: torch.from_numpy(array).to(self.device) for name, array in zip(names, results, strict=True)}
@@ -101,14 +101,6 @@ def open_session(source: str | bytes, options: Any, providers: Sequence[Any]) ->
     except InvalidGraph:
         options.add_session_config_entry("session.disable_quant_qdq", "1")
         return onnxruntime.InferenceSession(source, options, providers=providers)
-
-
-def _runtime_errors() -> tuple[type[Exception], ...]:
-    """ONNX Runtime's exceptions, which share no base class."""
-    from onnxruntime.capi import onnxruntime_pybind11_state as state
-
-    own = [value for value in vars(state).values() if isinstance(value, type) and issubclass(value, Exception)]
-    return (*own, RuntimeError, ValueError)
 
 
 def _short(error: Exception) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from utils.core.score import REPLICATES, difference_error
-from utils.evaluation.bootstrap import Outcomes, draw_weights, group_images, resample, weighted_ap
+from utils.evaluation.bootstrap import Outcomes, draw_weights, resample, weighted_ap
 from utils.evaluation.metrics import IOU_THRESHOLDS, EvalStatistics, ImageOutcome, ap_per_class
 
 
@@ -153,20 +153,3 @@ def test_statistics_of_an_evaluation_are_resampled_image_by_image():
         statistics.images[path] = ImageOutcome(found.correct[rows], detections, np.column_stack([labels, labels]))
     assert statistics.resampled() == resample(found)
     assert len(resample(found).ap) == REPLICATES
-
-
-def test_clustered_images_have_a_larger_standard_error():
-    """The control of groups: images that are copies of each other say nothing new, and only groups notice."""
-    once = outcomes(np.random.default_rng(3), images=30)
-    copies = 6
-    index = np.arange(30 * copies)
-    many = replace(
-        once, paths=[f"{i % 30:03}_{i // 30}" for i in index],
-        image=np.concatenate([once.image + 30 * k for k in range(copies)]), correct=np.tile(once.correct, (copies, 1)),
-        confidence=np.tile(once.confidence, copies), classes=np.tile(once.classes, copies),
-        label_image=np.concatenate([once.label_image + 30 * k for k in range(copies)]),
-        label_classes=np.tile(once.label_classes, copies),
-    )  # fmt: skip
-    by_image, by_group = resample(many), resample(replace(many, groups=group_images(many.paths, r"\d{3}_")))
-    assert by_group.error == pytest.approx(resample(once).error, rel=0.25)
-    assert by_image.error < 0.6 * by_group.error

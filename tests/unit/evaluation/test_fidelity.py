@@ -64,6 +64,7 @@ def test_what_is_found_at_a_threshold_is_counted_image_by_image(mixed, reference
     small = sum((one < 32**2).sum() for one in areas)
     assert point.by_size["small"] == (small, sum((row[3] - row[1]) * (row[4] - row[2]) < 32**2 for row in found))
     assert point.by_size["medium"][0] == point.objects - small
+    assert list(point.by_size) == ["small", "medium"]
     nothing = mixed.evaluate().statistics.at_threshold(1.0, NAMES)
     assert (nothing.found, nothing.precision, nothing.recall) == (0, 0, 0)
 

@@ -12,15 +12,12 @@ from known_sets import CONFIG, NAMES, Known
 from torch import nn
 
 from utils.core.errors import DataError
-from utils.evaluation.dataset import make_loader
-from utils.evaluation.detector import Detector
 from utils.evaluation.loop import evaluate
 from utils.evaluation.results import result_table
 from utils.jobs.evaluate import Measurer
 from utils.jobs.open import open_runner
 from utils.reports.schema import Report
 from utils.reports.tables import terminal_table
-from utils.runners.pytorch import TorchRunner
 
 
 @pytest.mark.parametrize("rect", [False, True])
@@ -82,15 +79,6 @@ def test_onnx_in_float16(square, tmp_path):
     with open_runner(export_answers(square.model, tmp_path / "a.onnx", half=True)) as runner:
         result = evaluate(runner, square.data, CONFIG, progress=False)
     assert numbers(result) == pytest.approx(numbers(square.evaluate()), abs=0.01)
-
-
-def test_a_variable_batch_of_any_length_is_split_for_a_fixed_one(square, tmp_path):
-    runner = open_runner(export_answers(square.model, tmp_path / "a.onnx", 3, 64))
-    batch = next(iter(make_loader(square.data, "val", imgsz=64, batch_size=8, workers=0)))
-    split = Detector(runner, square.data)(batch).rows
-    whole = Detector(TorchRunner(square.model, "cpu"), square.data)(batch).rows
-    for one, other in zip(split, whole, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-4, rtol=0)
 
 
 # data that is not as it should be
