@@ -117,8 +117,9 @@ def convert(training: upstream.FloatCheckpoint) -> upstream.FloatCheckpoint:
 
 
 def check_same_network(description: Mapping[str, Any], deployed: upstream.FloatCheckpoint, where: str | Path) -> None:
-    """Raises `InputError` if a model's YAML gives other tensors than the deployed network has."""
-    models = (upstream.build_model(description, deployed.nc), deployed.model)
+    """Raises `InputError` if a model's YAML gives other tensors than the deployed network, of as many channels, has."""
+    named = upstream.build_model({**description, "ch": channels_of(deployed.model)}, deployed.nc)
+    models = (named, deployed.model)
     theirs, ours = ({name: list(one.shape) for name, one in model.state_dict().items()} for model in models)
     for name in ours | theirs:
         if ours.get(name) != theirs.get(name):
