@@ -65,11 +65,6 @@ class InputSpec:
         batch, channels, height, width = shape
         return (batch, height, width, channels) if self.layout == "nhwc" else (batch, channels, height, width)
 
-    def __str__(self) -> str:
-        """What values it takes, for messages."""
-        images = "the bytes of RGB images" if self.channels == 3 else "the bytes of grey images"
-        return "FP32 or FP16 in 0..1" if self.kind == "float" else images
-
 
 FLOATS = InputSpec()
 

@@ -122,9 +122,7 @@ def collate(items: Sequence[Item]) -> Batch:
 def polygon_masks(polygons: Sequence[np.ndarray], box: Letterbox, shape: tuple[int, int]) -> Tensor:
     """Masks on the prototypes' grid, bool `[n, H / 4, W / 4]`, in an input of `shape` (height, width).
 
-    Args:
-        polygons: float32 `[points, 2]` each: x, y as fractions of the image.
-        box: where the image lies in the input.
+    `polygons` are float32 `[points, 2]` each, x, y as fractions of the image.
     """
     masks: np.ndarray = np.zeros((len(polygons), shape[0] // MASK_STRIDE, shape[1] // MASK_STRIDE), bool)
     for mask, polygon in zip(masks, polygons, strict=True):

@@ -125,11 +125,8 @@ def weighted_ap(outcomes: Outcomes, weights: np.ndarray) -> np.ndarray:
 
     Detections of equal score stay in the order of their images; the copies of one image count as one after another.
 
-    Args:
-        weights: how often each image counts, int `[images, B]`.
-
-    Returns:
-        `[B]`: mean over IoU thresholds and over the classes that have labels then.
+    `weights` say how often each image counts, int `[images, B]`; `[B]` are means over IoU thresholds and over the
+    classes that have labels then.
     """
     order = np.argsort(-outcomes.confidence, kind="stable")
     order = order[np.argsort(outcomes.classes[order].astype(np.int32), kind="stable")]
@@ -174,9 +171,8 @@ def _areas(found: np.ndarray, ranks: np.ndarray, last: np.ndarray, labels: np.nd
     Up to the recall of a hit, but not below that of the hit before, the envelope is the best precision from that hit
     on. From the last hit's recall it falls in a line to 0 at recall 1.
 
-    Args:
-        found, ranks: hits, and detections, up to and with each hit, int `[hits, B]`.
-        last, labels: all detections, and all labels, int `[B]`.
+    `found` and `ranks` are hits, and detections, up to and with each hit, int `[hits, B]`; `last` and `labels` all
+    detections, and all labels, int `[B]`.
     """
     envelope = found / ranks
     np.maximum.accumulate(envelope[::-1], axis=0, out=envelope[::-1])

@@ -166,11 +166,7 @@ class TextWriter:
     """
 
     def __init__(self, folder: Path, with_scores: bool, paths: Sequence[str]) -> None:
-        """Write into `folder`; `paths` are the images that will come.
-
-        Raises:
-            InputError: a file would be written over the labels of one of them.
-        """
+        """Write into `folder` of the images at `paths`; `InputError` if it would be over the labels of one of them."""
         names = distinct_names(f"{Path(source_name(path)).stem}.txt" for path in paths)
         self._files = {path: folder / name for path, name in zip(paths, names, strict=True)}
         self._with_scores = with_scores

@@ -92,11 +92,7 @@ class DataConfig:
         return file if os.path.lexists(file) else None
 
     def paths(self, split: str) -> tuple[str, ...]:
-        """The folders and lists of a split.
-
-        Raises:
-            DataError: the YAML does not name this split, or its images are not there.
-        """
+        """The folders and lists of a split; `DataError` if the YAML does not name it, or its images are not there."""
         if split in self.missing:
             raise DataError(_not_found(self.file, split, self.missing[split], self.root))
         if split not in self.splits:

@@ -52,11 +52,7 @@ class ImageDataset(Dataset[Item]):
         self, split: SplitImages, imgsz: int | tuple[int, int], *, stride: int = 32, rect: bool = False,
         single_cls: bool = False, masks: bool = False,
     ) -> None:  # fmt: skip
-        """See `make_loader` for the arguments.
-
-        Raises:
-            DataError: masks are asked for and there are boxes.
-        """
+        """See `make_loader` for the arguments; `DataError` if masks are asked for and there are boxes."""
         self.split, self.images, self.single_cls, self.masks = split, split.images, single_cls, masks
         labels = [(image.path, image.labels) for image in self.images]
         boxes = [path for path, of_image in labels if len(of_image.polygons) < len(of_image.rows) or of_image.boxes]
@@ -258,8 +254,7 @@ def dataset_hash(data: DataConfig, splits: Iterable[str], files: Mapping[str, st
         files: option → path of a further file that the run reads, None where the option was not given.
 
     Raises:
-        DataError: a split holds no images, or a label cannot be read.
-        InputError: a further file cannot be read.
+        DataError: a split holds no images, or a label cannot be read; `InputError` for a further file.
     """
 
     def state(file: str) -> tuple[str, tuple[int, int], str] | None:
@@ -297,11 +292,7 @@ def _hash(content: str | bytes) -> str:
 
 
 def check_unchanged(saved: str, now: str, run: Path) -> None:
-    """Raise `DataError` if something changed since the run in `run` was started, whose state has the hash `saved`.
-
-    Raises:
-        CheckpointError: `saved` is no dataset_hash.
-    """
+    """Raise `DataError` if something changed since the run in `run`, whose state has the hash `saved`, was started."""
     try:
         before, after = dict(json.loads(saved)), json.loads(now)
     except (ValueError, TypeError, RecursionError) as error:

@@ -45,8 +45,7 @@ class BatchDetections:
 def output_names(runner: Runner) -> dict[str, str]:
     """The task's names of the outputs → the runner's: the same, or else the first of as many dimensions.
 
-    Raises:
-        InputError: a network for segmentation has no prototypes.
+    `InputError` if a network for segmentation has no prototypes.
     """
     task, names = runner.task, {}
     for name, dimensions in zip(task.outputs, (3, 4), strict=False):
@@ -68,8 +67,7 @@ class Detector:
     ) -> None:  # fmt: skip
         """See `nms.non_max_suppression` for the thresholds; without `data` the network's classes are not checked.
 
-        Raises:
-            InputError: the network and the dataset have different numbers of classes, or the network is no detector.
+        `InputError` if the network and the dataset have different numbers of classes, or the network is no detector.
         """
         if runner.metadata.get("form") == "deepstream":
             raise InputError("the network's output has DeepStream's form; give a file of export_qat.py's")

@@ -112,11 +112,7 @@ class SplitImages:
 
 
 def read_images(files: Sequence[str], nc: int, *, name: str = "images", progress: bool = False) -> SplitImages:
-    """Read the sizes and labels of `files`.
-
-    Raises:
-        DataError: a label file cannot be opened, or no image at all can be used.
-    """
+    """Read sizes and labels of `files`; `DataError` if a label file cannot be opened, or no image can be used."""
 
     def read(file: str) -> ImageFile | str:
         if isinstance(size := read_header(file), str):
@@ -276,8 +272,7 @@ def find_images(paths: Iterable[str]) -> list[str]:
 def list_images(paths: Iterable[str]) -> tuple[list[str], list[str]]:
     """The images of folders and lists, each once, sorted as upstream does; and those in other formats, such as GIF.
 
-    Raises:
-        DataError: a path does not exist, or there is no image.
+    `DataError` if a path does not exist, or there is no image.
     """
     paths = list(paths)
     listed: list[str] = []
@@ -346,8 +341,7 @@ def shown(source: str) -> str:
 def find_sources(sources: Iterable[str]) -> list[str]:
     """The images, videos and streams that `--source` names: files, folders, globs, lists (`.txt`), cameras, URLs.
 
-    Raises:
-        InputError: one of `sources` holds none.
+    `InputError` if one of `sources` holds none.
     """
     paths: list[str] = []
     for source in sources:

@@ -102,11 +102,7 @@ def batch_range(runner: Runner) -> tuple[int, int | None]:
 
 
 def image_input(runner: Runner) -> TensorSpec:
-    """The network's only input.
-
-    Raises:
-        InputError: it has several, or one that is no batch of images.
-    """
+    """The network's only input; `InputError` if it has several, or one that is no batch of images."""
     spec = runner.inputs[0]
     shaped = len(runner.inputs) == 1 and len(spec.shape) == 4
     if not shaped or runner.input_spec.nchw(spec.shape)[1] not in (*COLOURS, None) or spec.dtype not in DTYPES:

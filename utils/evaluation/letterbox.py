@@ -47,8 +47,7 @@ class Letterbox:
 def letterboxed_planes(image: np.ndarray, fit: tuple[int, int], shape: tuple[int, int]) -> tuple[np.ndarray, Letterbox]:
     """Resize uint8 `[H, W, 3]` BGR to fit into `fit`, keeping the aspect ratio, and pad to `shape`, see `Letterbox.of`.
 
-    Returns:
-        The image as networks take it, uint8 `[3, *shape]` RGB, centred on grey, and where it lies.
+    The image as networks take it is uint8 `[3, *shape]` RGB, centred on grey.
     """
     box = Letterbox.of((image.shape[0], image.shape[1]), fit, shape)
     (height, width), (left, top) = box.resized, (round(pad - 0.1) for pad in box.pad)
@@ -73,9 +72,7 @@ def boxes_to_image(boxes: Tensor, owner: Tensor, letterboxes: Sequence[Letterbox
 
     Each axis has its own ratio, because the resized image has whole pixels; upstream takes the height's for both.
 
-    Args:
-        boxes: float `[n, 4]`, of several images.
-        owner: int64 `[n]`, the image of each box, an index of `letterboxes`.
+    `boxes` are float `[n, 4]`, and `owner`, int64 `[n]`, says which of the `letterboxes` each is of.
     """
     rows = [(*box.pad, *box.ratio[::-1], *box.original[::-1]) for box in letterboxes]
     offset, ratio, limit = (
@@ -90,13 +87,8 @@ def rectangular_shapes(sizes: Sequence[tuple[int, int]], imgsz: int, stride: int
     Upstream gives each batch, of images sorted by aspect ratio, the smallest shape that holds them. Here groups are
     always of val.py's default size, 32, so that AP does not depend on the batch size.
 
-    Args:
-        sizes: (width, height) of each image.
-        imgsz: the longer side, in pixels.
-        stride: shapes are multiples of it, with half a stride more for a border, as val.py has it.
-
-    Returns:
-        (height, width) for each image.
+    `sizes` are (width, height), and shapes (height, width), for each image in pixels, multiples of `stride` with half
+    of it as a border, as val.py has it.
     """
     ratios = np.array([height / width for width, height in sizes])
     order = ratios.argsort()  # the default sort, as upstream: it decides which of equal ratios share a group

@@ -128,9 +128,7 @@ def ap_per_class(
 ) -> ClassScores:
     """AP, precision and recall of each class that has labels.
 
-    Args:
-        correct, confidence, classes: of the detections, bool `[n, 10]` from `match`, `[n]` in 0..1, and `[n]`.
-        label_classes: of the labels, `[m]`.
+    Detections have `correct` bool `[n, 10]` from `match`, `confidence` in 0..1 and `classes` `[n]`; labels `[m]`.
     """
     order = np.argsort(-confidence, kind="stable")
     order = order[np.argsort(classes[order].astype(np.int32), kind="stable")]
@@ -284,11 +282,7 @@ class EvalStatistics:
         )  # fmt: skip
 
     def class_scores(self, masks: bool = False) -> ClassScores:
-        """AP, precision and recall of each class, by boxes or by masks.
-
-        Raises:
-            DataError: there was no image.
-        """
+        """AP, precision and recall of each class, by boxes or by masks; `DataError` if there was no image."""
         if not self.images:
             raise DataError("no image could be decoded")
         outcomes = self.outcomes(masks)

@@ -118,9 +118,7 @@ def _staying(rows: Tensor, counts: Tensor, width: int, iou_thres: float, max_det
     A box goes if a better box that stays overlaps it. Starting from "all stay" and applying that again and again, the
     first n boxes are right after n steps at most; all are after a few, as chains of boxes that decide are short.
 
-    Args:
-        rows: `[n, 7]`, of each image best first.
-        counts: of the rows of each image, int64 `[B]`.
+    `rows` are `[n, 7]`, of each image best first, and `counts` of those of each image, int64 `[B]`.
     """
     starts, column = counts.cumsum(0) - counts, torch.arange(width, device=rows.device)
     stays = rows.new_zeros(len(rows) + 1, dtype=torch.bool)  # the last is of places without a candidate

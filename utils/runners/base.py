@@ -74,11 +74,8 @@ class Runner(ABC):
     def infer(self, feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Run the network once.
 
-        Args:
-            feeds: one tensor for each input, of its dtype and shape; those on another device are copied.
-
-        Returns:
-            One tensor on `device` for each output, which may be overwritten by the next call.
+        `feeds` are one tensor for each input, of its dtype and shape; those on another device are copied. The outputs
+        on `device` may be overwritten by the next call.
 
         Raises:
             InputError: names, dtype or shape of a feed are not what the network takes.
@@ -159,12 +156,8 @@ def literal(text: str) -> object:
 def as_feed(images: Tensor, form: InputSpec, dtype: str) -> Tensor:
     """Images in a network's form, on their own device.
 
-    Args:
-        images: uint8 `[B, 3, H, W]` RGB.
-        dtype: of the network's input, torch's name for it.
-
-    Returns:
-        `[B, channels, H, W]`, of a network that takes them so `[B, H, W, channels]`; bytes of RGB are not copied.
+    From uint8 `[B, 3, H, W]` RGB to `[B, channels, H, W]`, or `[B, H, W, channels]` for a network that takes them so,
+    of a `dtype` by torch's name; bytes of RGB are not copied.
     """
     import torch
 
