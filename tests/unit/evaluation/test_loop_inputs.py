@@ -13,7 +13,7 @@ from known_sets import CONFIG, Known
 from utils.core.errors import InputError
 from utils.core.tasks import DETECT, Prediction
 from utils.evaluation.data_yaml import load_data
-from utils.evaluation.input_plan import InputPlan
+from utils.evaluation.input_plan import InputPlan, batch_range
 from utils.evaluation.loop import evaluate
 from utils.evaluation.nms import non_max_suppression
 from utils.jobs.open import open_runner
@@ -58,6 +58,7 @@ def test_input_plan(square, caplog):
 def test_the_loader_gives_several_static_batches_at_once(square, batch, asked, loaded):
     runner = Shell(square, (images_spec(batch, 3, 64, 64),))
     assert InputPlan.of(runner, None, asked) == InputPlan((64, 64), batch or asked, loaded)
+    assert batch_range(runner) == (batch or 1, batch)
     runner.metadata["task"] = "segment"
     assert InputPlan.of(runner, None, asked).loaded == (batch or asked)
 
