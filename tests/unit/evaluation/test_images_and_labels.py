@@ -171,7 +171,9 @@ def test_labels_are_sorted_and_each_is_there_once(tmp_path):
     rows = np.random.default_rng(0).integers(0, 3, (200, 5)) / np.array([1, 4, 4, 4, 4], np.float32)
     file = tmp_path / "a.txt"
     file.write_text("".join(" ".join(map(str, row)) + "\n" for row in rows))
-    np.testing.assert_array_equal(read_labels(file, 3).rows, np.unique(rows.astype(np.float32), axis=0))
+    labels = read_labels(file, 3)
+    np.testing.assert_array_equal(labels.rows, np.unique(rows.astype(np.float32), axis=0))
+    assert (labels.boxes, labels.polygons) == (0, ())
 
 
 @pytest.mark.parametrize("make", [os.mkdir, lambda path: os.symlink("nowhere", path), lambda p: os.symlink(p, p)])
@@ -192,7 +194,8 @@ def test_images_that_cannot_be_used_are_left_out_and_reported(tmp_path):
     files[0].write_bytes(b"not an image")
     files[1].write_bytes(b"")
     files[2].write_bytes(damaged_png())
-    cv2.imwrite(str(files[3]), np.zeros((5, 40, 3), np.uint8))
+    cv2.imwrite(str(files[3]), np.zeros((9, 40, 3), np.uint8))
+    cv2.imwrite(str(files[8]), np.zeros((10, 40, 3), np.uint8))  # is large enough
     files[4].write_bytes(files[4].read_bytes()[:-9])
     Image.new("RGB", (40, 20)).save(files[5], "GIF")
     for path, make in zip(files[6:8], (os.mkdir, lambda path: os.symlink(path, path)), strict=True):
@@ -204,7 +207,7 @@ def test_images_that_cannot_be_used_are_left_out_and_reported(tmp_path):
     assert len(dataset) == 7
     left_out = [str(files[index]) for index in (0, 1, 3, 4, 5, 6, 7)]
     assert [line.split(": ")[0] for line in split.left_out] == [*left_out, str(tmp_path / "nowhere.png")]
-    for index, reason in {0: "not an image", 2: "40x5 pixels, smaller than 10", 4: "GIF", 7: "No such file"}.items():
+    for index, reason in {0: "not an image", 2: "40x9 pixels, smaller than 10", 4: "GIF", 7: "No such file"}.items():
         assert reason in split.left_out[index]
     assert dataset[0].image is None
     batch = collate([dataset[0], dataset[1], dataset[2]])
@@ -237,7 +240,7 @@ def test_images_that_cannot_be_decoded_among_good_ones_are_counted_once(folder, 
 def test_exif_orientation_is_followed_where_opencv_follows_it(tmp_path, suffix):
     """It always does for JPEG, and from version 5 on for PNG and WebP."""
     exif = Image.Exif()
-    exif[0x0112] = 6
+    exif[0x0112] = 8 if suffix == "jpg" else 6
     Image.new("RGB", (40, 20), (255, 0, 0)).save(tmp_path / f"a.{suffix}", exif=exif)
     decoded = decode(str(tmp_path / f"a.{suffix}")).shape[:2]
     assert suffix != "jpg" or decoded == (40, 20)

@@ -114,10 +114,11 @@ def test_overlaps_are_pycocotools(monkeypatch, largest):
 
 def test_run_lengths_are_those_of_the_images_pixels():
     raw, rows, masks = detected()
-    pixels = np.concatenate(list(image_pixels(masks, 0, TWICE)))
+    letterbox = Letterbox((40, 128), (20, 64), (0.0, 14.0))
+    pixels = np.concatenate(list(image_pixels(masks, 0, letterbox)))
     wide = [plain_mask(raw, 0, row, upsampled=True).astype(np.uint8) for row in rows[0]]
-    np.testing.assert_array_equal(pixels, np.stack([cv2.resize(mask, (128, 96)) for mask in wide]))
-    found = run_lengths(masks, 0, TWICE)
+    np.testing.assert_array_equal(pixels, np.stack([cv2.resize(mask[14:34], (128, 40)) for mask in wide]))
+    found = run_lengths(masks, 0, letterbox)
     np.testing.assert_array_equal(coco_mask.decode(found).transpose(2, 0, 1), pixels)
     assert all(isinstance(one["counts"], str) for one in found)
     nothing = Masks(masks.source, (masks.picks[0][:0],), (masks.boxes[0][:0],), SIZE)
