@@ -261,7 +261,7 @@ def test_program_exports(kind: str, weights: dict[str, Path], tmp_path: Path, ca
 def test_a_quantized_network_has_the_size_of_its_calibration_and_sizes_are_rounded_up(
     weights: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    assert load_network(weights["quantized"], CPU).imgsz == open_runner(weights["quantized"]).imgsz[0] == 96
+    assert load_network(weights["quantized"], CPU).source.imgsz == open_runner(weights["quantized"]).imgsz[0] == 96
     words = ("--output", tmp_path / "a.onnx", "--device", "cpu", "--check", 0)
     assert "images [1, 3, 96, 96]" in program(capsys, "--weights", weights["quantized"], *words)[1][0]
     code, out, err = program(capsys, "--weights", weights["float"], *words, "--img-size", 50, "--half", "--simplify")

@@ -123,7 +123,7 @@ def test_deepstream_export(kind: str, weights: dict[str, Path], tmp_path: Path, 
     batch = 2 if kind == "dual" else "batch"
     model, head, types = {
         "float": ("not quantized", "DDetect", "FP32"),
-        "dual": ("not quantized", "DualDDetect", "FP32"),
+        "dual": ("not quantized", "DDetect", "FP32"),
         "quantized": ("QAT", "DDetect", "INT8 and FP32 (weakly typed)"),
     }[kind]
     start = f"{path}: {model}, {head}, {types}, opset 17, images [{batch}, 3, 64, 96] -> output [{batch}, 126, 6], "
