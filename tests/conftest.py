@@ -1,7 +1,5 @@
 """What tests share lies in tests/support; its modules are imported by their names."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import os

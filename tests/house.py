@@ -7,8 +7,6 @@
 `tests/unit/test_house.py` holds the limits.
 """
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

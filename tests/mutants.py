@@ -11,8 +11,6 @@ Results go to --output, and as text beside it; a run that was stopped goes on. `
 before and after it was halved.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import json

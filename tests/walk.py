@@ -7,8 +7,6 @@ A stop is a function that gets the size: as a number, as height and width, or in
 `tests/integration/test_walks.py` holds the limits.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import runpy

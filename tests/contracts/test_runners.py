@@ -3,8 +3,6 @@
 The network is a 1×1 convolution, whose result NumPy computes again.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,10 +1,7 @@
 """Bad inputs: the exit code, one line on standard error, and the option, key or file that the line names."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -128,9 +125,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, demo_data: Path) -> Path:
 
 
 @pytest.mark.parametrize(("program", "words", "named"), CASES, ids=[f"{p.split('/')[-1]} {w}" for p, w, _ in CASES])
-def test_a_bad_input_is_named_in_one_line(
-    program: str, words: str, named: str, folder: Path, checkout: Path, fork_server: Any, tmp_path: Path
-) -> None:
+def test_a_bad_input_is_named_in_one_line(program, words, named, folder, checkout, fork_server, tmp_path):
     shutil.copytree(folder, tmp_path / "here")
     program, *command = program.split()
     done = fork_server.run([checkout / program, *command, *words.split()], tmp_path / "here", timeout=120)

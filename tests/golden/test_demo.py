@@ -3,8 +3,6 @@
 `UPDATE_GOLDEN=1` writes tests/golden/demo.json anew.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -52,7 +50,7 @@ WORDS = ("--weights", "data/demo/gelan-digits.pt", "--imgsz", 320, "--workers", 
 
 
 @pytest.mark.timeout(900)
-def test_ptq_on_all_images(run: Any, demo_data: Path, tmp_path: Path) -> None:
+def test_ptq_on_all_images(run, demo_data, tmp_path):
     """README's AP of PTQ is this number on a processor with other kernels."""
     run("qat.py", "quantize", *WORDS, "--data", demo_data, "--ptq-only", "--project", tmp_path)
     (row,) = json.loads((tmp_path / "exp/report.json").read_text())["rows"]
@@ -60,7 +58,7 @@ def test_ptq_on_all_images(run: Any, demo_data: Path, tmp_path: Path) -> None:
     check("ptq", {"ap": [row[key] for key in ("ap", "ap50", "precision", "recall")], "ranges": ranges_of(ptq)})
 
 
-def test_twenty_steps_of_qat(run: Any, demo_data: Path, tmp_path: Path) -> None:
+def test_twenty_steps_of_qat(run, demo_data, tmp_path):
     """Losses and ranges; what is evaluated is a few images."""
     few = load_data(demo_data)
     images = find_images(few.paths("val"))[:4]
@@ -94,14 +92,14 @@ def predictions(run: Any, weights: str, data: Path, folder: Path) -> tuple[list[
     return [row[key] for key in ("ap", "ap50", "mask_ap", "mask_ap50") if row.get(key) is not None], found_in(file)
 
 
-def test_detections_on_ten_images(run: Any, demo_data: Path, tmp_path: Path) -> None:
+def test_detections_on_ten_images(run, demo_data, tmp_path):
     data = write_small_set(tmp_path / "set", demo_data, val=10)
     ap, rows = predictions(run, "data/demo/gelan-digits.pt", data, tmp_path)
     assert len(rows) > 20
     check("detections", {"ap": ap, "rows": rows})
 
 
-def test_masks_on_ten_images(run: Any, tmp_path: Path) -> None:
+def test_masks_on_ten_images(run, tmp_path):
     run("data/demo/make_digits.py", "--segments", tmp_path / "set", "--train", 20, "--val", 10)
     ap, rows = predictions(run, "data/demo/gelan-digits-seg.pt", tmp_path / "set/data.yaml", tmp_path)
     assert len(ap) == 4
@@ -109,7 +107,7 @@ def test_masks_on_ten_images(run: Any, tmp_path: Path) -> None:
     check("masks", {"ap": ap, "rows": rows})
 
 
-def test_another_number_is_no_golden_number() -> None:
+def test_another_number_is_no_golden_number():
     assert same({"ap": [0.7 + 1e-7, 1]}, {"ap": [0.7, 1]}, ALIKE)
     for other in ({"ap": [0.7 + 1e-4, 1]}, {"ap": [0.7, 2]}, {"ap": [0.7]}, {"other": [0.7, 1]}):
         assert not same(other, {"ap": [0.7, 1]}, ALIKE)

@@ -3,8 +3,6 @@
 `UPDATE_GOLDEN=1` writes tests/golden/files-1.0.json anew. The networks are random, so their AP is near 0.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -38,7 +36,7 @@ def run(fork_server: Any, checkout: Path, tmp_path: Path) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["float", "ptq"])
-def test_a_checkpoint_has_the_same_ap(kind: str, run: Any, tmp_path: Path) -> None:
+def test_a_checkpoint_has_the_same_ap(kind, run, tmp_path):
     done = run("qat.py", "eval", "--weights", WEIGHTS[kind], *FEW)
     assert done.returncode == 0, done.stderr
     (row,) = json.loads((tmp_path / "here/runs/qat_eval/exp/report.json").read_text())["rows"]
@@ -47,7 +45,7 @@ def test_a_checkpoint_has_the_same_ap(kind: str, run: Any, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", WEIGHTS)
-def test_a_checkpoint_is_exported_as_the_same_graph(kind: str, run: Any, tmp_path: Path) -> None:
+def test_a_checkpoint_is_exported_as_the_same_graph(kind, run, tmp_path):
     done = run("export_qat.py", "--weights", WEIGHTS[kind], "--imgsz", 96, *(["--typing", "weak"] * (kind != "float")),
                "--output", "out.onnx", "--device", "cpu")  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -55,7 +53,7 @@ def test_a_checkpoint_is_exported_as_the_same_graph(kind: str, run: Any, tmp_pat
     assert found == golden("files-1.0.json", f"{kind} graph", found)
 
 
-def test_a_killed_run_is_not_continued_and_left_as_it_was(run: Any, tmp_path: Path) -> None:
+def test_a_killed_run_is_not_continued_and_left_as_it_was(run, tmp_path):
     done = run("qat.py", "quantize", "--resume", "runs/qat/killed")
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
@@ -66,13 +64,13 @@ def test_a_killed_run_is_not_continued_and_left_as_it_was(run: Any, tmp_path: Pa
     assert ours == theirs
 
 
-def test_a_recipe_is_taken(run: Any, tmp_path: Path) -> None:
+def test_a_recipe_is_taken(run, tmp_path):
     done = run("qat.py", "quantize", "--weights", "float.pt", *FEW, "--recipe", "recipe.yaml", "--ptq-only")
     assert done.returncode == 0, done.stderr
     assert "calibration" in done.stdout
 
 
-def test_a_report_is_a_page(run: Any, tmp_path: Path) -> None:
+def test_a_report_is_a_page(run, tmp_path):
     done = run("scripts/make_report.py", "runs/qat/finished", "--output", "page")
     assert done.returncode == 0, done.stderr
     text = next((tmp_path / "here/page").rglob("*.html")).read_text()

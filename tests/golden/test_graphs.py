@@ -5,8 +5,6 @@ Every number of a network is known on any CPU: weights are fractions with a deno
 a change there is a change of what users' engines compute.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -78,14 +76,14 @@ def signatures(model: nn.Module, typing: Any, folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", [*reversed(DETECTORS), *DEMO])
-def test_graphs_are_those_of_1_0(name: str, tmp_path: Path) -> None:
+def test_graphs_are_those_of_1_0(name, tmp_path):
     model = quantized(name)
     for typing in ("weak", "strong"):
         found = signatures(model, typing, tmp_path)
         assert found == golden(f"graphs-{typing}.json", name, found), typing
 
 
-def test_another_attribute_constant_or_wire_is_another_signature(tmp_path: Path) -> None:
+def test_another_attribute_constant_or_wire_is_another_signature(tmp_path):
     """The comparator itself: each of these changes what is computed; another name does not."""
     config = ExportConfig(imgsz=(64, 64))
     export_forms(quantized("demo"), config, {tmp_path / "a.onnx": FORMS["plain"]}, {})

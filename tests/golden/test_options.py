@@ -3,12 +3,9 @@
 `UPDATE_GOLDEN=1` writes tests/golden/options.json anew, which then holds the options of the tree as it is.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 from golden import golden
@@ -51,7 +48,7 @@ def check(program: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_a_program_has_the_options_of_1_0(program: str, start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_has_the_options_of_1_0(program, start, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
     done = start(*program.split(), "-h")
     assert (done.returncode, done.stderr) == (0, "")
@@ -59,7 +56,7 @@ def test_a_program_has_the_options_of_1_0(program: str, start: Any, monkeypatch:
 
 
 @pytest.mark.parametrize("script", SHELL)
-def test_a_shell_script_has_the_options_of_1_0(script: str) -> None:
+def test_a_shell_script_has_the_options_of_1_0(script):
     done = subprocess.run(["bash", str(ROOT / script), "-h"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0
     check(script, done.stdout)

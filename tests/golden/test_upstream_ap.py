@@ -1,7 +1,5 @@
 """AP of the demo models is what upstream's own val.py and segment/val.py give on the same images."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any
@@ -85,7 +83,7 @@ def odd_set(demo_data: Path, folder: Path, for_upstream: bool) -> DataConfig:
 
 
 @pytest.mark.parametrize("rect", [False, True])
-def test_boxes_of_a_set_with_every_oddity(demo_data: Path, demo_weights: Path, tmp_path: Path, rect: bool) -> None:
+def test_boxes_of_a_set_with_every_oddity(demo_data, demo_weights, tmp_path, rect):
     import_upstream()
     import val
 
@@ -105,7 +103,7 @@ def test_boxes_of_a_set_with_every_oddity(demo_data: Path, demo_weights: Path, t
     assert [found.precision, found.recall, found.ap50, found.ap] == pytest.approx(expected, abs=1e-6)
 
 
-def test_masks(checkout: Path, start: Any, tmp_path: Path) -> None:
+def test_masks(checkout, start, tmp_path):
     import_upstream()
     import segment.val
 

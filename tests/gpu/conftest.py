@@ -1,7 +1,5 @@
 """GPU tests see the library as it lies in the repository; scripts/test_gpu.sh runs them with the demo model."""
 
-from __future__ import annotations
-
 import functools
 import os
 import sys

@@ -3,8 +3,6 @@
 With TRITON_INTERPRET=1 the tests run without a GPU: tests/unit/quantize/test_fused_cuda.py does that.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from contextlib import contextmanager

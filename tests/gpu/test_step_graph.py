@@ -1,7 +1,5 @@
 """A step of QAT as a CUDA graph computes what it computes without one."""
 
-from __future__ import annotations
-
 import copy
 import threading
 from concurrent.futures import ThreadPoolExecutor

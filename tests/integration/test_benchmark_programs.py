@@ -1,7 +1,5 @@
 """benchmarks/accuracy.py and placement.py on a CPU, to their ends: real programs, a small network, few images."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What `--check` finds: nothing in good files of every form, and each mistake that is put into one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +8,7 @@ import onnx
 import pytest
 import torch
 from exported_files import export_onnx
-from forms import LOW, SIDE, Program, images, write_networks
+from forms import LOW, SIDE, images, write_networks
 from onnx import ModelProto, numpy_helper
 
 import export_qat
@@ -60,7 +58,7 @@ def exported(weights, tmp_path_factory) -> dict[str, tuple[Network, dict[str, Ex
 
 @pytest.mark.parametrize("kind", ["float", "quantized"])
 @pytest.mark.parametrize(("task", "form"), [(task, form) for task, forms in FORMS.items() for form in forms])
-def test_nothing_in_good_files(task: str, kind: str, form: str, exported):
+def test_nothing_in_good_files(task, kind, form, exported):
     network, results = exported[f"{task} {kind}"]
     parity = check_onnx(results[form].path, network.model, images(4), results[form].quantizers)
     assert parity.problems == ()
@@ -70,7 +68,7 @@ def test_nothing_in_good_files(task: str, kind: str, form: str, exported):
 
 @pytest.mark.parametrize("kind", ["float", "quantized"])
 @pytest.mark.parametrize("options", [{"typing": "strong"}, {"dynamic": "all", "simplify": True, "int8_weights": True}])
-def test_masks_are_alike_in_every_typing(kind, options, weights, tmp_path: Path):
+def test_masks_are_alike_in_every_typing(kind, options, weights, tmp_path):
     network, config = load_network(weights[f"masks {kind}"], CPU), ExportConfig((SIDE, SIDE), **options)
     result = export_onnx(network.model, config, tmp_path / "a.onnx", network.metadata())
     parity = check_onnx(result.path, network.model, images(3), result.quantizers, half=config.half)
@@ -164,7 +162,7 @@ def other_order(graph: ModelProto) -> None:
         ("masks quantized", "plain", other_order, PIXELS),
     ],
 )  # fmt: skip
-def test_mistakes_are_found(network: str, form: str, change: Change, message: str, exported, tmp_path: Path):
+def test_mistakes_are_found(network, form, change, message, exported, tmp_path):
     original, results = exported[network]
     graph = onnx.load(results[form].path)
     before = graph.SerializeToString()
@@ -177,7 +175,7 @@ def test_mistakes_are_found(network: str, form: str, change: Change, message: st
     assert network.startswith("detector") or all(problem.startswith(of_masks) for problem in problems), problems
 
 
-def test_a_file_that_differs_is_a_failure(weights, tmp_path: Path, program: Program, monkeypatch):
+def test_a_file_that_differs_is_a_failure(weights, tmp_path, program, monkeypatch):
     original = export.export_forms
 
     def careless(model, *arguments):
@@ -196,14 +194,14 @@ def test_a_file_that_differs_is_a_failure(weights, tmp_path: Path, program: Prog
 
 
 @pytest.mark.parametrize(("form", "programs"), [("onnx", ["val_trt.py", "engine"]), ("efficient", ["engine"])])
-def test_what_comes_next_can_run_the_file(form: str, programs: list[str], exported):
+def test_what_comes_next_can_run_the_file(form, programs, exported):
     """ONNX Runtime lacks TensorRT's plugin."""
     network, results = exported["detector float"]
     lines = list(export.engine_commands(network, ExportConfig(), [results[form]]))
     assert [program in line for program, line in zip(programs, lines, strict=True)] == [True] * len(lines)
 
 
-def test_the_data_sets_images_are_taken(demo_data: Path):
+def test_the_data_sets_images_are_taken(demo_data):
     batch = check_images(3, (96, 64), load_data(demo_data))
     assert batch.shape == (3, 3, 96, 64)
     assert 0 <= batch.min() < batch.max() <= 1

@@ -1,7 +1,5 @@
 """The demo model with masks: its AP on the way to a file."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -20,9 +18,7 @@ def outlined(run: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) 
     return folder / "set/data.yaml"
 
 
-def test_methods_of_calibration_are_compared_by_both(
-    run: Callable[..., str], checkout: Path, outlined: Path, tmp_path: Path
-):
+def test_methods_of_calibration_are_compared_by_both(run, checkout, outlined, tmp_path):
     words = ("--weights", checkout / "data/demo/gelan-digits-seg.pt", "--imgsz", 160, "--batch-size", 4)
     where = ("--data", outlined, "--device", "cpu", "--workers", 0, "--project", tmp_path)
     run("qat.py", "calibrate", *words, *where, "--calib-images", 4, "--num-image", 4)
@@ -36,9 +32,7 @@ def test_methods_of_calibration_are_compared_by_both(
     assert Recipe.from_file(tmp_path / "exp/recipe.yaml").calibration.method == found["chosen"]["method"]
 
 
-def test_from_the_float_model_to_a_file_with_masks(
-    run: Callable[..., str], checkout: Path, outlined: Path, tmp_path: Path
-):
+def test_from_the_float_model_to_a_file_with_masks(run, checkout, outlined, tmp_path):
     """24 images: AP is that of a few digits, and INT8 loses little of it on the same ones."""
     where = ("--data", outlined, "--device", "cpu", "--workers", 0)
     words = ("--weights", checkout / "data/demo/gelan-digits-seg.pt", "--imgsz", 320, "--batch-size", 8)

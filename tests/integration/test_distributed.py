@@ -1,7 +1,5 @@
 """`qat.py` under torchrun with two processes: the run of one process, also when one of them dies and it is resumed."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """Exported files compute what the torch networks compute, and export_qat.py says what it did or why it cannot."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import shutil
@@ -74,7 +72,7 @@ CONFIGS = {
 
 @pytest.mark.parametrize("options", CONFIGS.values(), ids=CONFIGS)
 @pytest.mark.parametrize("kind", ["float", "quantized"])
-def test_files_compute_what_torch_computes(kind: str, options: dict, networks: dict[str, Network], exported):
+def test_files_compute_what_torch_computes(kind, options, networks, exported):
     network, result = networks[kind], exported(kind, **options)
     onnx.checker.check_model(str(result.path), full_check=True)
     assert (result.report is None) == (kind == "float")
@@ -104,7 +102,7 @@ def without_zero_blocks(weight: np.ndarray, module: torch.nn.Conv2d) -> np.ndarr
 
 
 @pytest.mark.parametrize("options", [{}, {"int8_weights": True}, {"int8_weights": True, "typing": "strong"}])
-def test_weights_are_the_integers_of_the_torch_network(options: dict, networks: dict[str, Network], exported):
+def test_weights_are_the_integers_of_the_torch_network(options, networks, exported):
     """Also where a weight lies between two levels, as half of the largest one does.
 
     Scales are float16 numbers, so that FP16 keeps them, and weights stay whole multiples of theirs.
@@ -128,7 +126,7 @@ def test_weights_are_the_integers_of_the_torch_network(options: dict, networks: 
 
 
 @pytest.mark.parametrize("options", [{"simplify": True}, {"opset": 13}, {"int8_weights": True}, {"dynamic": "all"}])
-def test_quantized_tensors_agree_within_one_step(options: dict, networks: dict[str, Network], exported):
+def test_quantized_tensors_agree_within_one_step(options, networks, exported):
     network, plain, other = networks["quantized"], exported("quantized"), exported("quantized", **options)
     assert any(traced.layout for traced in plain.quantizers.values())  # some tensors are wider there
     for result in (plain, other):
@@ -139,7 +137,7 @@ def test_quantized_tensors_agree_within_one_step(options: dict, networks: dict[s
 
 
 @pytest.mark.parametrize(("name", "side"), [("demo", 160), ("gelan-c, narrow", 160), ("gelan-e, narrow", 160)])
-def test_networks(name: str, side: int, checkout: Path, upstream_yaml: Callable[[str], Path], tmp_path: Path):
+def test_networks(name, side, checkout, upstream_yaml, tmp_path):
     """Every convolution is quantized, every property holds, and tensors are one step apart at most."""
     network, _, is_narrow = name.partition(", ")
     config = checkout / "data/demo/gelan-digits.yaml" if name == "demo" else upstream_yaml(network)
@@ -163,7 +161,7 @@ def test_networks(name: str, side: int, checkout: Path, upstream_yaml: Callable[
     ("recipe", "floats"),
     [(Recipe(head="last-conv-float"), 6), (Recipe(head="float"), 18), (Recipe(float=("model.0", "model.3.cv2.*")), 7)],
 )
-def test_recipe_travels_with_the_file(recipe: Recipe, floats: int, weights: dict[str, Path], tmp_path: Path):
+def test_recipe_travels_with_the_file(recipe, floats, weights, tmp_path):
     network = load_network(save_quantized(tmp_path / "some.pt", weights["float"], recipe), CPU)
     assert len(network.model.quantization_plan.float_convolutions) == floats
     for typing in ("strong", "weak"):
@@ -189,9 +187,7 @@ def state_of(model: torch.nn.Module) -> list[object]:
 
 @pytest.mark.parametrize("kind", ["float", "quantized"])
 @pytest.mark.parametrize("fails", [False, True])
-def test_network_is_left_as_it_was(
-    kind: str, fails: bool, weights: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_network_is_left_as_it_was(kind, fails, weights, tmp_path, monkeypatch):
     model = load_network(weights[kind], CPU).model
     model.model[2].train()
     state, values = state_of(model), {name: value.clone() for name, value in model.state_dict().items()}
@@ -206,7 +202,7 @@ def test_network_is_left_as_it_was(
     assert all(torch.equal(value, values[name]) for name, value in model.state_dict().items())
 
 
-def test_invalid_graph_is_not_written(networks: dict[str, Network], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_invalid_graph_is_not_written(networks, tmp_path, monkeypatch):
     def damage(graph: ModelProto) -> ModelProto:
         graph.graph.node[0].op_type = "Unheard"
         return graph
@@ -217,7 +213,7 @@ def test_invalid_graph_is_not_written(networks: dict[str, Network], tmp_path: Pa
     assert not list(tmp_path.iterdir())
 
 
-def test_no_warnings_that_users_cannot_act_on(networks: dict[str, Network], tmp_path: Path, recwarn, capfd):
+def test_no_warnings_that_users_cannot_act_on(networks, tmp_path, recwarn, capfd):
     for network in networks.values():
         export_onnx(network.model, ExportConfig((SIDE, SIDE), dynamic="all"), tmp_path / "network.onnx", {})
     assert [str(item.message) for item in recwarn] == []
@@ -228,7 +224,7 @@ def test_no_warnings_that_users_cannot_act_on(networks: dict[str, Network], tmp_
 
 
 @pytest.mark.parametrize("kind", ["float", "quantized"])
-def test_program_exports(kind: str, weights: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_program_exports(kind, weights, tmp_path, capsys):
     path = tmp_path / "file.onnx"
     code, out, err = program(
         capsys, "--weights", weights[kind], "--output", path, "--imgsz", 64, 96, "--batch-size", 2, "--device", "cpu"
@@ -258,9 +254,7 @@ def test_program_exports(kind: str, weights: dict[str, Path], tmp_path: Path, ca
         assert "recipe" not in entries
 
 
-def test_a_quantized_network_has_the_size_of_its_calibration_and_sizes_are_rounded_up(
-    weights: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_a_quantized_network_has_the_size_of_its_calibration_and_sizes_are_rounded_up(weights, tmp_path, capsys):
     assert load_network(weights["quantized"], CPU).source.imgsz == open_runner(weights["quantized"]).imgsz[0] == 96
     words = ("--output", tmp_path / "a.onnx", "--device", "cpu", "--check", 0)
     assert "images [1, 3, 96, 96]" in program(capsys, "--weights", weights["quantized"], *words)[1][0]
@@ -270,9 +264,7 @@ def test_a_quantized_network_has_the_size_of_its_calibration_and_sizes_are_round
     assert "not quantized, DDetect, FP16, opset 17, images [1, 3, 64, 64]" in out[2]
 
 
-def test_names_say_what_is_in_a_file_and_what_is_replaced_is_said(
-    weights: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_names_say_what_is_in_a_file_and_what_is_replaced_is_said(weights, tmp_path, capsys):
     quick, folder = ("--imgsz", SIDE, "--check", 0, "--device", "cpu"), tmp_path / "a folder's"
     folder.mkdir()
     for kind in weights:
@@ -297,7 +289,7 @@ def test_names_say_what_is_in_a_file_and_what_is_replaced_is_said(
     assert {path.name for path in folder.glob("*.onnx")} == {name for *_, name, _ in cases} | {"some-int8.onnx"}
 
 
-def test_program_verifies(weights: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_program_verifies(weights, tmp_path, capsys):
     path = tmp_path / "file.onnx"
     assert program(capsys, "--weights", weights["quantized"], "--output", path, "--imgsz", SIDE)[0] == 0
     code, out, err = program(capsys, "--verify", path)
@@ -314,9 +306,7 @@ def test_program_verifies(weights: dict[str, Path], tmp_path: Path, capsys: pyte
     assert out[-1].endswith("1 breach")
 
 
-def test_export_with_breaches_shows_the_table(
-    weights: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
+def test_export_with_breaches_shows_the_table(weights, tmp_path, capsys, monkeypatch):
     """A convolution that placing forgets, though the recipe leaves it in INT8, is seen."""
     original = placement.apply
 

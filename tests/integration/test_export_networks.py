@@ -1,7 +1,5 @@
 """Networks with unusual layers: exported files have all properties, and compute what the torch networks compute."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import onnx
@@ -38,7 +36,7 @@ ACTIVATIONS = {"ReLU()": "Relu", "Mish()": "Softplus", "GELU()": "Erf", "Hardswi
      ("GELU()", {"typing": "strong"}), ("Hardswish()", {"typing": "weak"}),
      ("Hardswish()", {"typing": "weak", "opset": 13})],
 )  # fmt: skip
-def test_a_network_with_another_activation(activation: str, options: dict, tmp_path: Path):
+def test_a_network_with_another_activation(activation, options, tmp_path):
     """Placed, calibrated, exported, verified, and run beside PyTorch, as with SiLU."""
     network = quantized(tmp_path, activation=f"nn.{activation}")
     config = ExportConfig((SIDE, SIDE), 2, **options)
@@ -56,7 +54,7 @@ def test_a_network_with_another_activation(activation: str, options: dict, tmp_p
 
 
 @pytest.mark.parametrize(("strides", "channels"), [((8, 16), 3), ((8, 16, 32), 1), ((4, 8, 16, 32, 64), 3)])
-def test_other_levels_and_one_channel(strides: tuple, channels: int, tmp_path: Path, capsys: pytest.CaptureFixture):
+def test_other_levels_and_one_channel(strides, channels, tmp_path, capsys):
     """Of coarse levels without a head the layers are still there, and nothing reads them; checked beside PyTorch."""
     levels = [{4: 1, 8: 3, 16: 4, 32: 6, 64: 7}[stride] for stride in strides]
     layers = [*TINY["head"][:2], [-1, 1, "ADown", [16]], [levels, 1, "DDetect", ["nc"]]]
@@ -74,7 +72,7 @@ def test_other_levels_and_one_channel(strides: tuple, channels: int, tmp_path: P
 
 
 @pytest.mark.parametrize("recipe", [Recipe(add="residual"), Recipe(float=("model.2",))], ids=["residual", "float"])
-def test_a_network_with_an_input_of_a_sum_or_a_block_in_float(recipe: Recipe, tmp_path: Path):
+def test_a_network_with_an_input_of_a_sum_or_a_block_in_float(recipe, tmp_path):
     network = quantized(tmp_path, recipe)
     config = ExportConfig((SIDE, SIDE), 1, typing="weak")
     report = export_onnx(network.model, config, tmp_path / "some.onnx", network.metadata()).report
@@ -93,9 +91,7 @@ FIRST = {  # layers that read the image and pool, enlarge or read it twice → t
 
 
 @pytest.mark.parametrize("name", FIRST)
-def test_a_network_that_does_not_begin_with_one_narrow_convolution(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_a_network_that_does_not_begin_with_one_narrow_convolution(name, tmp_path, capsys):
     """The image is quantized in front of it, and the check finds nothing; a convolution of 64 channels becomes two."""
     first, stride = FIRST[name]
     backbone = [first, [-1, 1, "Conv", [8, 3, stride]], *TINY["backbone"][1:]]
@@ -128,7 +124,7 @@ TWINS = {  # layers from 7 on → kinds of nodes that compute the same twice, an
 
 
 @pytest.mark.parametrize(("name", "simplify"), [*((name, False) for name in TWINS), ("two ADowns", True)])
-def test_layers_that_compute_the_same(name: str, simplify: bool, tmp_path: Path):
+def test_layers_that_compute_the_same(name, simplify, tmp_path):
     """In the file there is one of them, and its quantizer is still compared with the right one in PyTorch."""
     layers, kind, left = TWINS[name]
     head = [*LEVELS, *layers, [[3, 6 + len(layers), 6], 1, "DDetect", ["nc"]]]

@@ -5,8 +5,6 @@ the documented layouts of DeepStream-Yolo and DeepStream-Yolo-Seg, torch's main 
 the graphs by themselves.
 """
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 
@@ -15,7 +13,7 @@ import onnx
 import pytest
 import torch
 from deepstream_parser import masked_objects_in, objects_in, parse_as_deepstream, parse_masks_as_deepstream
-from forms import FLAGS, FLAGS_OF, LOW, SIDE, Program, documented_commands, images, run, with_outputs, write_networks
+from forms import FLAGS, FLAGS_OF, LOW, SIDE, documented_commands, images, run, with_outputs, write_networks
 from mask_graph import pooled
 
 import export_qat
@@ -46,9 +44,7 @@ def prediction_of(results: dict[str, np.ndarray]) -> Prediction:
 @pytest.mark.parametrize("kind", ["float", "quantized"])
 @pytest.mark.parametrize("nms", ["onnx", "none"])
 @pytest.mark.parametrize("dynamic", ["none", "all"])
-def test_detections_are_the_loops(
-    kind: str, nms: str, dynamic: str, weights: dict[str, Path], tmp_path: Path, program: Program
-):
+def test_detections_are_the_loops(kind, nms, dynamic, weights, tmp_path, program):
     shape = ["--dynamic"] if dynamic == "all" else ["--batch-size", 2]
     weight, path = weights[f"detector {kind}"], tmp_path / "net.onnx"
     words = ["--weights", weight, "--output", path, "--imgsz", SIDE, *shape, "--nms", nms]
@@ -79,9 +75,7 @@ def test_detections_are_the_loops(
         ("quantized", "weak", "none", "batch"), ("quantized", "strong", "onnx", "batch"),
     ],
 )  # fmt: skip
-def test_masks_are_those_of_the_plain_file(
-    kind: str, typing: str, nms: str, dynamic: str, weights: dict[str, Path], tmp_path: Path, program: Program
-):
+def test_masks_are_those_of_the_plain_file(kind, typing, nms, dynamic, weights, tmp_path, program):
     shape = ["--dynamic", dynamic] if dynamic != "none" else ["--batch-size", 2]
     weight, path = weights[f"masks {kind}"], tmp_path / "net.onnx"
     words = ["--weights", weight, "--output", path, "--imgsz", SIDE, *shape, "--nms", nms]
@@ -114,7 +108,7 @@ def test_masks_are_those_of_the_plain_file(
 
 
 @pytest.mark.parametrize("kind", ["float", "quantized", "dual"])
-def test_deepstream_export(kind: str, weights: dict[str, Path], tmp_path: Path, program: Program):
+def test_deepstream_export(kind, weights, tmp_path, program):
     path, network = tmp_path / "net.onnx", "dual" if kind == "dual" else f"detector {kind}"
     shape = ["--dynamic"] if kind != "dual" else ["--batch", 2]
     words = ["--weights", weights[network], "--size", SIDE, 96, "--output", path, "--device", "cpu", "--simplify"]
@@ -154,7 +148,7 @@ def test_deepstream_export(kind: str, weights: dict[str, Path], tmp_path: Path, 
     assert (command in config) == out[-2].endswith(command) == (kind == "quantized")
 
 
-def test_a_training_network_exports_its_main_branch_only(weights: dict[str, Path], tmp_path: Path, program: Program):
+def test_a_training_network_exports_its_main_branch_only(weights, tmp_path, program):
     """Nothing of the auxiliary branch is left in the file, not even where shapes are computed."""
     path = tmp_path / "dual.onnx"
     shape = ["--dynamic"]
@@ -167,7 +161,7 @@ def test_a_training_network_exports_its_main_branch_only(weights: dict[str, Path
 
 
 @pytest.mark.parametrize("kind", ["float", "quantized"])
-def test_deepstream_export_with_masks(kind: str, weights: dict[str, Path], tmp_path: Path, program: Program):
+def test_deepstream_export_with_masks(kind, weights, tmp_path, program):
     path = tmp_path / "net.onnx"
     words = ["--weights", weights[f"masks {kind}"], "--size", SIDE, 96, "--output", path, "--dynamic"]
     code, out, err = program(export_yoloV9.main, *words, "--nms", "onnx", *FLAGS)
@@ -195,7 +189,7 @@ def test_deepstream_export_with_masks(kind: str, weights: dict[str, Path], tmp_p
 
 
 @pytest.mark.parametrize(("network", "batch"), [("detector float", "batch"), ("masks quantized", 2)])
-def test_deepstream_takes_files_with_nms_inside(network, batch, weights, tmp_path: Path, program: Program):
+def test_deepstream_takes_files_with_nms_inside(network, batch, weights, tmp_path, program):
     """The outputs that nvdsinfer_yolo's parsers look for, the masks of one as many rows as columns."""
     masks, path = network == "masks quantized", tmp_path / "net.onnx"
     words = ["--weights", weights[network], "--size", SIDE, 96, "--output", path, "--nms", "onnx"]
@@ -235,7 +229,7 @@ DOCUMENTED = {  # heading → names of checkpoints there, and the outputs of eac
 
 
 @pytest.mark.parametrize("heading", DOCUMENTED)
-def test_documented_commands_do_what_their_rows_say(heading: str, weights, tmp_path: Path, program: Program):
+def test_documented_commands_do_what_their_rows_say(heading, weights, tmp_path, program):
     names, expected = DOCUMENTED[heading]
     for name, network in names.items():
         (tmp_path / name).write_bytes(weights[network].read_bytes())

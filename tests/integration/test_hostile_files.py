@@ -1,7 +1,5 @@
 """Checkpoints, model descriptions and datasets of strangers: no code of theirs is run, and damage is one line."""
 
-from __future__ import annotations
-
 import copy
 import math
 import platform

@@ -3,8 +3,6 @@
 ONNX Runtime runs them, TensorRT-RTX builds them. References: the file that takes floats, and the evaluation of it.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -69,7 +67,7 @@ def results(path: Path, pixels: torch.Tensor) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize(
     ("kind", "shape"), [("float", "dynamic"), ("quantized", "static"), ("quantized", "dynamic"), ("masks", "dynamic")]
 )
-def test_every_form_gives_the_same(kind, shape, weights, tmp_path, program: Program):
+def test_every_form_gives_the_same(kind, shape, weights, tmp_path, program):
     """Raw predictions, and detections (and masks) after NMS in the file; the export checks and verifies both."""
     words = ["--batch-size", 2] if shape == "static" else ["--dynamic"]
     words += ["--include", "onnx", "onnx_end2end", "--nms", "onnx", *FLAGS, "--check", 1]
@@ -112,7 +110,7 @@ def in_form(path: Path, form: str) -> Path:
 
 
 @pytest.mark.parametrize("typing", ["weak", "strong"])
-def test_ap_is_that_of_floats(typing, quantized_demo: Path, demo_data: Path, tmp_path: Path, program: Program):
+def test_ap_is_that_of_floats(typing, quantized_demo, demo_data, tmp_path, program):
     path, scores = tmp_path / "float.onnx", {}
     words = ["--imgsz", 320, "--batch-size", 5, "--typing", typing, "--check", 0]
     assert program(export_qat.main, "--weights", quantized_demo, "--output", path, *words)[0] == 0
@@ -126,7 +124,7 @@ def test_ap_is_that_of_floats(typing, quantized_demo: Path, demo_data: Path, tmp
         assert (found.ap, found.ap50) == pytest.approx((expected.ap, expected.ap50), abs=0.001), form
 
 
-def test_source_draws_with_each_form(weights, demo_data: Path, tmp_path: Path, program: Program):
+def test_source_draws_with_each_form(weights, demo_data, tmp_path, program):
     image = next(Path(load_data(demo_data).paths("val")[0]).glob("*.jpg"))
     drawn = []
     for form in ("float", "nhwc"):

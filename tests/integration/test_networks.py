@@ -1,7 +1,5 @@
 """Placement on upstream's own networks: nothing but rounding changes, and a saved network comes back as it was."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 

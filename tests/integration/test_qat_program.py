@@ -1,7 +1,5 @@
 """`qat.py` as a user calls it: files, names, reports, what is kept, and one line for every mistake."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Every variant of a trained YOLOv9 becomes the deployed GELAN that computes what its main branch computed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -45,9 +43,7 @@ def small(tmp_path_factory: pytest.TempPathFactory, upstream_yaml: Callable[[str
 
 
 @pytest.mark.parametrize(("name", "channels"), [*((name, 3) for name in NAMES), ("t", 1)])
-def test_converted_network_computes_the_main_branch(
-    name: str, channels: int, upstream_yaml: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_converted_network_computes_the_main_branch(name, channels, upstream_yaml, tmp_path, capsys):
     files = (upstream_yaml(f"{family}-{name}") for family in ("yolov9", "gelan"))
     description, deployed = ({**yaml.safe_load(file.read_text()), "ch": channels} for file in files)
     training = random_network(description, nc=3, seed=4)
@@ -74,9 +70,7 @@ def test_converted_network_computes_the_main_branch(
     }
 
 
-def test_values_that_half_precision_cannot_hold_are_refused(
-    upstream_yaml: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_values_that_half_precision_cannot_hold_are_refused(upstream_yaml, tmp_path, capsys):
     model = random_network(upstream_yaml("yolov9-t"), nc=3)
     model.model[0].bn.running_var.fill_(1e5)
     torch.save({"model": model, "ema": None}, tmp_path / "single.pt")
@@ -85,7 +79,7 @@ def test_values_that_half_precision_cannot_hold_are_refused(
     assert not (tmp_path / "single-converted.pt").exists()
 
 
-def test_upstreams_own_loader_takes_the_file(small: dict[str, Path], monkeypatch: pytest.MonkeyPatch):
+def test_upstreams_own_loader_takes_the_file(small, monkeypatch):
     """It fuses, as val.py and detect.py do; train.py reads the description and the state."""
     from models.experimental import attempt_load
     from models.yolo import DetectionModel
@@ -103,9 +97,7 @@ def test_upstreams_own_loader_takes_the_file(small: dict[str, Path], monkeypatch
     again.load_state_dict(content["model"].float().state_dict())
 
 
-def test_mistakes_get_one_line(
-    small: dict[str, Path], tmp_path: Path, upstream_yaml: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
-):
+def test_mistakes_get_one_line(small, tmp_path, upstream_yaml, capsys):
     (tmp_path / "text.yaml").write_text("nothing")
     target, training = tmp_path / "out.pt", small["training"]
     cases: list[tuple[str, list]] = [
@@ -125,9 +117,7 @@ def test_mistakes_get_one_line(
         assert (err.startswith("error: "), err.count("\n"), out, target.exists()) == (True, 1, "", False)
 
 
-def test_a_wrong_map_and_tensors_of_another_network_are_noticed(
-    small: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-):
+def test_a_wrong_map_and_tensors_of_another_network_are_noticed(small, monkeypatch):
     training, wide = load_training(small["training"]), load_training(small["wide"])
     with pytest.raises(CheckpointError, match=r"size mismatch for model\.0\.conv\.weight"):
         reparam.convert(replace(training, model=wide.model))
@@ -138,7 +128,7 @@ def test_a_wrong_map_and_tensors_of_another_network_are_noticed(
 
 
 @pytest.mark.parametrize("name", ["tiny", "c-dseg"])
-def test_a_network_with_masks_computes_its_main_branch(name: str, upstream_yaml: Callable[[str], Path], tmp_path: Path):
+def test_a_network_with_masks_computes_its_main_branch(name, upstream_yaml, tmp_path):
     config = tiny_with("DualDSegment") if name == "tiny" else narrow(upstream_yaml("segment/yolov9-c-dseg"))
     training = load_training(save_float(tmp_path / "a.pt", random_network(config)))
     deployed = reparam.convert(training)

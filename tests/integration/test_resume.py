@@ -1,7 +1,5 @@
 """A quantize run that is killed at any moment continues to what it would have been."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil
@@ -52,7 +50,7 @@ def resume(run: Path, *words: str) -> int:
     return qat.main(["quantize", "--resume", str(run), *words])
 
 
-def test_the_state_of_a_run_is_no_checkpoint(whole: Path):
+def test_the_state_of_a_run_is_no_checkpoint(whole):
     with pytest.raises(InputError, match="what --resume continues from; give qat_best"):
         load_float(whole / "weights/last.pt")
 

@@ -3,8 +3,6 @@
 TensorRT-RTX builds for an Ada (SM89) and a Blackwell (SM120) GPU here.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

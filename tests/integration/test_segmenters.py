@@ -1,7 +1,5 @@
 """Segmentation networks: upstream's checkpoints load, are fused and placed; what is not handled yet is refused."""
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path
@@ -60,7 +58,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.slow
-def test_upstreams_own_training_ends_and_its_checkpoint_loads(start, tmp_path: Path):
+def test_upstreams_own_training_ends_and_its_checkpoint_loads(start, tmp_path):
     """`segment/train.py` opens its own file again to strip the optimizer: the head in it names `builtins.getattr`."""
     write_outlined_set(tmp_path / "set", 4, SQUARE, ("a", "b"))
     (tmp_path / "model.yaml").write_text(json.dumps({**tiny_with("DSegment"), "nc": 2}))

@@ -1,7 +1,5 @@
 """`qat.py sensitive` and `qat.py calibrate` as a user calls them: what they find, and that the recipe mends it."""
 
-from __future__ import annotations
-
 import copy
 import json
 import shutil

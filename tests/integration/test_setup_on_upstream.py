@@ -1,7 +1,5 @@
 """get_yolov9.sh and patch_yolov9.sh on the real upstream; the sources are the checkout that these tests run in."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -24,12 +22,12 @@ def git(folder: Path, *arguments: str) -> str:
     return subprocess.run(["git", "-C", folder, *arguments], capture_output=True, text=True, check=True).stdout
 
 
-def test_the_checkout_holds_the_overlay_as_it_is_now(checkout: Path):
+def test_the_checkout_holds_the_overlay_as_it_is_now(checkout):
     for path in json.loads((checkout / ".yolov9_overlay/manifest.json").read_text())["files"]:
         assert (checkout / path).read_bytes() == (ROOT / path).read_bytes(), "run patch_yolov9.sh again"
 
 
-def test_without_github_pypis_wheel_becomes_a_checkout(checkout: Path, tmp_path: Path):
+def test_without_github_pypis_wheel_becomes_a_checkout(checkout, tmp_path):
     """Its git tree is compared, so it holds what was once tested. The YAMLs are equal, and it can be patched."""
     programs, folder = tmp_path / "programs", tmp_path / "from pypi"
     programs.mkdir()
@@ -54,7 +52,7 @@ def test_without_github_pypis_wheel_becomes_a_checkout(checkout: Path, tmp_path:
     assert git(folder, "status", "--porcelain", "--ignored") == ""
 
 
-def test_a_repository_of_ones_own_is_taken(checkout: Path, tmp_path: Path):
+def test_a_repository_of_ones_own_is_taken(checkout, tmp_path):
     result = run("scripts/get_yolov9.sh", tmp_path / "my yolov9", YOLOV9_SOURCE=str(checkout))
     assert result.returncode == 0, result.stderr
     assert git(tmp_path / "my yolov9", "status", "--porcelain") == ""

@@ -1,7 +1,5 @@
 """The door to upstream: its checkpoints load without running code from them, and what cannot be used is named."""
 
-from __future__ import annotations
-
 import copy
 import sys
 from pathlib import PosixPath

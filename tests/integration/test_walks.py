@@ -1,7 +1,5 @@
 """How far the image size walks: functions of this project from a command line to the training step."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -4,8 +4,6 @@ Each cell of 8 × 8 pixels has a box around it and a score for each class; with 
 are prototypes on a grid of a quarter of the input's size.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import replace

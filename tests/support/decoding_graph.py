@@ -1,7 +1,5 @@
 """Upstream's decoding as the exporter traces it, behind convolutions of random weights."""
 
-from __future__ import annotations
-
 import numpy as np
 from onnx import ModelProto, TensorProto, helper
 from qdq_graph import Builder

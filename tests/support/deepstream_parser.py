@@ -7,8 +7,6 @@ DeepStream-Yolo-Seg's gets six numbers a detection too, and behind them its mask
 as a quarter of the input's pixels, which lie over the box.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What a page of documentation promises, held against the repository: its commands, flags, file names and links."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import functools

@@ -1,7 +1,5 @@
 """Exported files beside the torch networks that they come from, and what export_qat.py says."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A stand-in for `torch.cuda`, on the CPU: everything runs at once, and an event is a tick."""
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 from itertools import cycle
 from types import SimpleNamespace

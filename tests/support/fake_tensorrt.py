@@ -5,8 +5,6 @@ addresses that it was given. Its classes are named as TensorRT's, and have only 
 An "engine" is a file of the ONNX model and what it was built with; the inspector tells of one layer per ONNX node.
 """
 
-from __future__ import annotations
-
 import enum
 import json
 import weakref

@@ -1,7 +1,5 @@
 """Files of small networks in several output formats: networks whose answers differ, and runs of programs and files."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is pinned in tests/golden: `UPDATE_GOLDEN=1 pytest ...` writes it anew, to be read in the diff."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

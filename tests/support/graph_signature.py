@@ -5,8 +5,6 @@ that of a constant is its type, shape and bytes. So the outputs' signatures stan
 nothing reads do not count. `counts` says where two graphs differ.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 from typing import Any

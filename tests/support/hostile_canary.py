@@ -4,8 +4,6 @@
 reported. The hook sees every call, also from C and through names that were imported earlier, and cannot be taken off.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """PyTorch files made by hand, opcode by opcode, so that a pickle may hold what no pickler would write."""
 
-from __future__ import annotations
-
 import pickle
 import zipfile
 from collections.abc import Mapping

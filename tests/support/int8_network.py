@@ -1,7 +1,5 @@
 """Quantized networks as the exporter writes them, small and of any shape: their results are exact in any order."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, helper, numpy_helper

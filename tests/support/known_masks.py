@@ -3,8 +3,6 @@
 Its prototypes are the masks of its first answers, one each; the coefficients of the others are drawn at random.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A graph as a segmentation network's, whose predictions and prototypes are inputs, and values for them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import onnx

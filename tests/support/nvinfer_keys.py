@@ -7,8 +7,6 @@ key that it does not know and goes on, so that a wrong key is easily overlooked;
 nvinferserver reads protobuf's text format, by the messages in the same repository's includes/nvdsinferserver_*.proto.
 """
 
-from __future__ import annotations
-
 import configparser
 import re
 from collections.abc import Iterator, Mapping

@@ -6,8 +6,6 @@ scripts/test.sh sets two variables: the patched checkout, and the data.yaml of t
     YOLOV9_CHECKOUT=build/yolov9 DEMO_DATA=build/digits/data.yaml pytest tests/golden tests/integration
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

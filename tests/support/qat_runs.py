@@ -1,7 +1,5 @@
 """What the tests of qat.py share: a few images of the demo set, and running the program in this process."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

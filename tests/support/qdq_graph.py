@@ -9,8 +9,6 @@
 decoding in float).
 """
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Checkpoints of upstream networks with random weights, float and quantized, without training."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

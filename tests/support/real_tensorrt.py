@@ -4,8 +4,6 @@ NVIDIA's bindings are plain wheels on PyPI; only the libraries behind them are n
 extension can be imported, and says which classes, values and signatures it has. Each wheel is downloaded once.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Rows and reports for tests of them."""
 
-from __future__ import annotations
-
 from utils.core.score import Resampled
 from utils.reports.schema import Row
 

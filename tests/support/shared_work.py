@@ -1,7 +1,5 @@
 """What tests let one process and several do, to compare the results (`together.py`)."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Small networks in training: made of a teacher, fed with random images, and looked at in parts."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

@@ -4,8 +4,6 @@ The blocks carry the names of upstream's classes, so that the table in rules.py 
 what its row says, and stands for a fused module.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

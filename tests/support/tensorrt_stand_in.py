@@ -1,7 +1,5 @@
 """Fixtures around `fake_tensorrt`: the library sees that module and a GPU that computes on the CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Run a function in several processes that work together through Gloo, as torchrun would start them."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Callable

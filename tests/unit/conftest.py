@@ -1,7 +1,5 @@
 """Unit tests see the library as it lies in the repository, without a YOLOv9 checkout."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The floors: imports run downwards. The doors: who may import upstream, the quantizer libraries and TensorRT."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Augmented images depend on the seed, the pass and the image, and not on which process makes them."""
 
-from __future__ import annotations
-
 import random
 from functools import partial
 

@@ -1,7 +1,5 @@
 """benchmarks/: which steps run, what is refused, what tables say; without programs that compute."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

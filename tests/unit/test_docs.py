@@ -1,7 +1,5 @@
 """README and docs/: short enough to be read, linked together, and true as far as commands and names go."""
 
-from __future__ import annotations
-
 import re
 
 import documentation

@@ -1,7 +1,5 @@
 """Checkpoints that name code are refused in one line and leave no mark; others are read as torch reads them."""
 
-from __future__ import annotations
-
 import copy
 import json
 import random

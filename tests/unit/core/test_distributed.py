@@ -3,8 +3,6 @@
 What processes do together is in tests/unit/evaluation/test_shares.py and tests/unit/quantize/test_shared_batch.py.
 """
 
-from __future__ import annotations
-
 import logging
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Options declared once: what the parser takes and refuses, and what the options class keeps."""
 
-from __future__ import annotations
-
 import argparse
 from typing import Literal
 
@@ -29,7 +27,7 @@ def parsed(words: str) -> Run:
     return Run.parsed(parser.parse_args(words.split()))
 
 
-def test_what_is_left_out_has_its_default_and_is_not_given() -> None:
+def test_what_is_left_out_has_its_default_and_is_not_given():
     assert parsed("") == Run()
     assert parsed("").model_fields_set <= {"files"}
 
@@ -41,7 +39,7 @@ def test_what_is_left_out_has_its_default_and_is_not_given() -> None:
      ("--no-compile", "compile", False), ("--resume", "resume", ""), ("--resume runs/a", "resume", "runs/a"),
      ("--task test", "task", "test")],
 )  # fmt: skip
-def test_what_is_given_has_its_type(words: str, name: str, value: object) -> None:
+def test_what_is_given_has_its_type(words, name, value):
     options = parsed(words)
     assert getattr(options, name) == value
     assert name in options.model_fields_set
@@ -52,21 +50,21 @@ def test_what_is_given_has_its_type(words: str, name: str, value: object) -> Non
     [("--imgsz 0", ["--imgsz is 0", "1"]), ("--imgsz 2.5", ["--imgsz", "'2.5'", "int"]), ("--sizes 5 x", ["'x'"]),
      ("--lr nan", ["--lr is nan"]), ("--lr 1", ["--lr is 1", "less than 1"]), ("--task train", ["--task", "val"])],
 )  # fmt: skip
-def test_what_does_not_fit_names_option_value_and_bounds(words: str, named: list[str], capsys) -> None:
+def test_what_does_not_fit_names_option_value_and_bounds(words, named, capsys):
     with pytest.raises((SystemExit, InputError)) as caught:
         parsed(words)
     error = capsys.readouterr().err or str(caught.value)
     assert all(part in error for part in named)
 
 
-def test_saved_options_are_checked_as_those_of_the_command_line() -> None:
+def test_saved_options_are_checked_as_those_of_the_command_line():
     assert Run.of({"imgsz": 32}).imgsz == 32
     for values in ({"imgsz": 0}, {"imgsz": "32"}, {"rect": 1}, {"other": 1}):
         with pytest.raises(InputError, match=next(iter(values))):
             Run.of(values)
 
 
-def test_options_that_can_do_nothing_are_refused() -> None:
+def test_options_that_can_do_nothing_are_refused():
     options = parsed("--imgsz 640 --rect")
     options.reject_unused(["lr"], "here")
     with pytest.raises(InputError, match="--imgsz does nothing with --resume"):

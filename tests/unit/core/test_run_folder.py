@@ -1,7 +1,5 @@
 """Two programs never share a run folder, whatever ended the one before; what was killed leaves nothing behind."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

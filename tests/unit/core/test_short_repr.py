@@ -1,7 +1,5 @@
 """Values in messages: short, on one line, whatever they are."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,9 +1,6 @@
 """Models of what people write: what is refused, and that the message names key, value and what is expected."""
 
-from __future__ import annotations
-
 from math import nan
-from typing import Any
 
 import pytest
 from pydantic import Field
@@ -24,7 +21,7 @@ class Whole(StrictModel):
     float: list[str] = Field(default_factory=list)  # also the name of a union's branch
 
 
-def test_values_are_kept_and_missing_keys_have_their_defaults() -> None:
+def test_values_are_kept_and_missing_keys_have_their_defaults():
     made = validate(Whole, {"calibration": {"rate": 2}}, "file")
     assert made.calibration == Section(batches=25, rate=2.0)
     assert validate(Whole, made.to_dict(), "file") == made
@@ -42,7 +39,7 @@ def test_values_are_kept_and_missing_keys_have_their_defaults() -> None:
      ({"calibration": {"rate": []}}, "calibration.rate is []; expected a valid number"),
      ({"float": "a"}, "float is 'a'"), ({"float": [1]}, "float[0] is 1"), ([1], "the content is [1]")],
 )  # fmt: skip
-def test_what_does_not_fit_is_refused_in_one_line(content: Any, named: str) -> None:
+def test_what_does_not_fit_is_refused_in_one_line(content, named):
     with pytest.raises(RecipeError) as caught:
         validate(Whole, content, "recipe.yaml", RecipeError)
     assert str(caught.value).startswith("recipe.yaml: ")
@@ -50,7 +47,7 @@ def test_what_does_not_fit_is_refused_in_one_line(content: Any, named: str) -> N
     assert "\n" not in str(caught.value)
 
 
-def test_a_removed_key_says_what_to_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_removed_key_says_what_to_use(monkeypatch):
     monkeypatch.setitem(errors.REMOVED, "calibration.scales", "use calibration.method")
     with pytest.raises(RecipeError, match=r"calibration.scales was removed in 2.0: use calibration.method"):
         validate(Whole, {"calibration": {"scales": {}}}, "recipe.yaml", RecipeError)

@@ -1,7 +1,5 @@
 """Resampled AP against images that are really drawn again, and standard errors against other ways to estimate them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

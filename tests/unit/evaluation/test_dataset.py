@@ -1,7 +1,5 @@
 """The loader: batches, shapes, order, processes that read ahead; and the dataset's hash, which says what changed."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

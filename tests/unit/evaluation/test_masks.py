@@ -3,8 +3,6 @@
 They are sums of prototypes, or what a network with NMS inside gives: on the prototypes' grid, or in the boxes' frames.
 """
 
-from __future__ import annotations
-
 import cv2
 import numpy as np
 import pytest

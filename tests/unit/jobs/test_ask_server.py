@@ -1,7 +1,5 @@
 """What a served model finds is what our own runner finds in the file; for every form of file."""
 
-from __future__ import annotations
-
 import socket
 from pathlib import Path
 

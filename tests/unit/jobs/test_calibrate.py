@@ -1,7 +1,5 @@
 """What a calibration sweep says: the best method first, differences with standard errors, and no gain that is none."""
 
-from __future__ import annotations
-
 import pytest
 
 from utils.core.score import Resampled

@@ -1,7 +1,5 @@
 """An engine beside ONNX Runtime: results of the image are right, those of another one, or of nothing, are told."""
 
-from __future__ import annotations
-
 import math
 import sys
 from pathlib import Path

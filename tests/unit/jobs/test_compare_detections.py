@@ -1,7 +1,5 @@
 """The comparison of masks, on results that are right and on results that were changed."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest
@@ -33,7 +31,7 @@ def on_grid(found: Prediction, rows: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("make", "is_framed"), [(framed, True), (on_grid, False)])
-def test_masks_that_were_changed_are_counted(make, is_framed: bool):
+def test_masks_that_were_changed_are_counted(make, is_framed):
     found = prediction()
     rows = non_max_suppression(found, 0.3, 0.6)[0]
     masks, boxes = make(found, rows), rows[:, :6]
@@ -82,7 +80,7 @@ def test_detections_are_equal_by_box_score_and_class():
 
 
 @pytest.mark.parametrize("form", ["box", "grid", "deepstream"])
-def test_what_stands_behind_the_plugin_runs_on_the_loops_detections(form: str):
+def test_what_stands_behind_the_plugin_runs_on_the_loops_detections(form):
     settings = NmsSettings("efficient", 60, 0.6, 0.3)
     made = {
         "box": output_formats.end2end(settings, SIDE), "grid": output_formats.end2end(settings, 0),

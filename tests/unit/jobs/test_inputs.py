@@ -1,7 +1,5 @@
 """Which training images are held out, who gets which of them, what the weights know; what QAT trains on."""
 
-from __future__ import annotations
-
 import copy
 import os
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Model repositories from files: configurations that mean what 1.0's meant, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

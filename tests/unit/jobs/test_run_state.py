@@ -1,7 +1,5 @@
 """The state of a run: written whole, read back equal, found again."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """States of a network against networks placed anew; units, their costs, and the choice of them."""
 
-from __future__ import annotations
-
 import copy
 import json
 from dataclasses import replace

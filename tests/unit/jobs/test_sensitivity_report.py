@@ -1,7 +1,5 @@
 """The summary, the lines on the terminal, the chart and the report of a sensitivity run, from known results."""
 
-from __future__ import annotations
-
 import shlex
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Decoding in few steps, against upstream's formula in NumPy, and against the graph that it replaces."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np
@@ -33,7 +31,7 @@ def reference(model: ModelProto) -> np.ndarray:
 
 @pytest.mark.parametrize("computed", [False, True])
 @pytest.mark.parametrize("batch", [BATCH, "batch"])
-def test_boxes_are_the_same_in_fewer_steps(batch: int | str, computed: bool):
+def test_boxes_are_the_same_in_fewer_steps(batch, computed):
     model = head_graph(batch, computed)
     result = decode_boxes(model)
     assert result.graph.output == model.graph.output
@@ -68,7 +66,7 @@ OTHERS: dict[str, Callable[[Editor], None]] = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_a_graph_that_decodes_otherwise_stays(name: str):
+def test_a_graph_that_decodes_otherwise_stays(name):
     editor = Editor(head_graph())
     assert decode_boxes(editor.model) != editor.model
     OTHERS[name](editor)

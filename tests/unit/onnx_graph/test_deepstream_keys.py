@@ -1,7 +1,5 @@
 """Every key of the configurations for DeepStream is one that its plugins read, with a value that they take."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import shlex

@@ -1,7 +1,5 @@
 """How an exported file is typed: by the network, the operator set that was asked for, and the installed TensorRT."""
 
-from __future__ import annotations
-
 import pytest
 
 from utils.onnx_graph import export
@@ -16,7 +14,7 @@ from utils.onnx_graph.export import ExportConfig
         (True, {"typing": "weak"}, "weak", 17), (False, {"typing": "strong"}, "strong", 17),
     ],
 )  # fmt: skip
-def test_typing_follows_from_network_and_opset(quantized: bool, asked: dict, typing: str, opset: int):
+def test_typing_follows_from_network_and_opset(quantized, asked, typing, opset):
     config = ExportConfig(**{"typing": "auto", **asked}).resolved(quantized)
     assert (config.typing, config.opset) == (typing, opset)
 
@@ -26,7 +24,7 @@ def test_typing_follows_from_network_and_opset(quantized: bool, asked: dict, typ
     [({}, "strong"), ({"tensorrt": "8.6.1"}, "weak"), ({"tensorrt-cu12": "10.11.0.33"}, "weak"),
      ({"tensorrt": "10.12.0"}, "strong"), ({"tensorrt": "11.4.0.12"}, "strong"), ({"tensorrt": "unknown"}, "strong")],
 )  # fmt: skip
-def test_an_installed_tensorrt_decides(installed: dict, typing: str, monkeypatch: pytest.MonkeyPatch):
+def test_an_installed_tensorrt_decides(installed, typing, monkeypatch):
     def version(name: str) -> str:
         if name not in installed:
             raise export.metadata.PackageNotFoundError(name)

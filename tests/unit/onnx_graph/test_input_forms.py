@@ -1,7 +1,5 @@
 """Forms of input: graphs that take bytes compute in ONNX Runtime what the float graph computes."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

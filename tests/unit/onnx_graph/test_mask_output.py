@@ -1,7 +1,5 @@
 """Masks in a file's graph, in ONNX Runtime, against torchvision's ROIAlign and the masks of the evaluation loop."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest
@@ -34,7 +32,7 @@ def detections(found: Prediction, settings: NmsSettings) -> list[torch.Tensor]:
 @pytest.mark.parametrize("side", [160, 56, 5])
 @pytest.mark.parametrize("kind", ["onnx", "none"])
 @pytest.mark.parametrize("dynamic", [(), ("batch",), tuple(FIXED)], ids=["static", "batch", "all"])
-def test_masks_in_boxes_are_those_of_roi_align(side: int, kind: str, dynamic: tuple[str, ...]):
+def test_masks_in_boxes_are_those_of_roi_align(side, kind, dynamic):
     settings = NmsSettings(kind, 60, 0.6, 0.3)
     model = output_formats.end2end(settings, side).attach(raw_graph(dynamic=dynamic))
     shape = [dim.dim_param or dim.dim_value for dim in model.graph.output[-1].type.tensor_type.shape.dim]
@@ -55,7 +53,7 @@ def test_masks_in_boxes_are_those_of_roi_align(side: int, kind: str, dynamic: tu
 
 
 @pytest.mark.parametrize("dynamic", [(), tuple(FIXED)], ids=["static", "all"])
-def test_masks_on_the_grid_are_the_loops(dynamic: tuple[str, ...]):
+def test_masks_on_the_grid_are_the_loops(dynamic):
     model = output_formats.end2end(ALL, 0).attach(raw_graph(dynamic=dynamic))
     raw = prediction()
     found = run(model, raw)
@@ -72,7 +70,7 @@ def test_masks_on_the_grid_are_the_loops(dynamic: tuple[str, ...]):
 
 
 @pytest.mark.parametrize("opset", [13, 17, 18, 20])
-def test_operators_are_standard_ones_of_every_opset(opset: int):
+def test_operators_are_standard_ones_of_every_opset(opset):
     for form in (output_formats.end2end(ALL), output_formats.end2end(ALL, 0), output_formats.deepstream(ALL)):
         for dynamic in ((), ("batch",)):
             model = form.attach(raw_graph(opset, dynamic))
@@ -97,7 +95,7 @@ def without_plugin(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("side", [32, 0])
-def test_masks_behind_a_plugin_that_rounds_boxes_to_fp16(side: int):
+def test_masks_behind_a_plugin_that_rounds_boxes_to_fp16(side):
     """The anchor is found again; the mask is cut out by the box as it was returned."""
     settings = NmsSettings("efficient", 60, 0.6, 0.3)
     model = output_formats.end2end(settings, side).attach(raw_graph(dynamic=tuple(FIXED)))
@@ -130,7 +128,7 @@ def test_masks_behind_a_plugin_that_rounds_boxes_to_fp16(side: int):
 
 
 @pytest.mark.parametrize("dynamic", [(), ("batch",)], ids=["static", "batch"])
-def test_deepstream_parser_finds_boxes_and_masks(dynamic: tuple[str, ...]):
+def test_deepstream_parser_finds_boxes_and_masks(dynamic):
     model = output_formats.deepstream(ALL).attach(raw_graph(dynamic=dynamic))
     grid = (HEIGHT // 4, WIDTH // 4)
     raw = prediction()

@@ -1,7 +1,5 @@
 """The output forms against references of their own, on made-up predictions: the evaluation loop's NMS, and parsers."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest
@@ -68,7 +66,7 @@ SETTINGS = {
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize("shape", ["static", "dynamic"])
-def test_detections_are_those_of_the_evaluation_loop(settings: NmsSettings, shape: str):
+def test_detections_are_those_of_the_evaluation_loop(settings, shape):
     """Also in their order, where scores are equal. Without suppression, the loop suppresses nothing (overlap > 1)."""
     names = {"static": (2, ANCHORS), "dynamic": ("batch", "anchors")}[shape]
     model = output_formats.end2end(settings).attach(raw_graph(*names))
@@ -92,7 +90,7 @@ def test_detections_are_those_of_the_evaluation_loop(settings: NmsSettings, shap
 
 
 @pytest.mark.parametrize("opset", [13, 17, 18, 20])
-def test_operators_are_those_of_every_opset(opset: int):
+def test_operators_are_those_of_every_opset(opset):
     for form in (
         output_formats.end2end(NmsSettings("onnx", agnostic=True)),
         output_formats.end2end(NmsSettings("none")),
@@ -116,7 +114,7 @@ def test_batch_and_anchors_may_vary_and_a_image_without_detections_is_fine():
 
 
 @pytest.mark.parametrize("batch", [2, "batch"])
-def test_plugin_gets_what_its_description_asks_for(batch: int | str):
+def test_plugin_gets_what_its_description_asks_for(batch):
     """Its inputs are computed and compared; the plugin itself runs in TensorRT only."""
     settings = NmsSettings("efficient", 42, 0.5, 0.3, agnostic=True)
     model = output_formats.end2end(settings).attach(raw_graph(batch))
@@ -145,7 +143,7 @@ def test_plugin_gets_what_its_description_asks_for(batch: int | str):
 
 
 @pytest.mark.parametrize("names", [(2, ANCHORS), ("batch", ANCHORS), ("batch", "anchors")])
-def test_deepstream_parser_finds_the_boxes(names: tuple):
+def test_deepstream_parser_finds_the_boxes(names):
     model = output_formats.deepstream().attach(raw_graph(*names))
     assert [value.name for value in model.graph.output] == ["output"]
     raw = predictions()

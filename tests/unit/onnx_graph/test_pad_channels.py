@@ -1,7 +1,5 @@
 """Channels in blocks of 32: the same results bit for bit, nothing cuts through a block any more, the rest stays."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

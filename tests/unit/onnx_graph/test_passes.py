@@ -1,7 +1,5 @@
 """Graph passes: each leaves its input alone, and ONNX Runtime computes the same before and after."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np
@@ -80,7 +78,7 @@ GRAPHS = {"good": GOOD, "chunk": chunk_graph(1), "dynamic chunk": chunk_graph("b
 
 @pytest.mark.parametrize("graph", GRAPHS)
 @pytest.mark.parametrize("name", PASSES)
-def test_pass_is_pure_and_keeps_the_numbers(name: str, graph: str):
+def test_pass_is_pure_and_keeps_the_numbers(name, graph):
     model = GRAPHS[graph]
     before = model.SerializeToString(deterministic=True)
     result = PASSES[name](model)
@@ -103,7 +101,7 @@ def grouped_graph(groups: int, channels: int = 32) -> ModelProto:
 
 
 @pytest.mark.parametrize(("groups", "dense"), [(1, True), (4, True), (8, True), (16, False), (32, False)])
-def test_few_narrow_groups_become_dense_with_the_same_results(groups: int, dense: bool):
+def test_few_narrow_groups_become_dense_with_the_same_results(groups, dense):
     model = grouped_graph(groups)
     result = passes.dense_groups(model)
     (conv,) = [node for node in result.graph.node if node.name == "/Conv"]
@@ -137,7 +135,7 @@ def pool_graph(batch: int | str = 1, quantized: bool = True, then: str = "conv",
 
 @pytest.mark.parametrize("then", ["conv", "two"])
 @pytest.mark.parametrize("batch", [1, "batch"])
-def test_an_int8_average_pool_becomes_a_depthwise_convolution(batch: int | str, then: str):
+def test_an_int8_average_pool_becomes_a_depthwise_convolution(batch, then):
     model = pool_graph(batch, then=then)
     result = passes.convolve_pools(model)
     (conv,) = [node for node in result.graph.node if node.name == "/model.1/AveragePool"]
@@ -158,13 +156,13 @@ def test_an_int8_average_pool_becomes_a_depthwise_convolution(batch: int | str, 
         {"kernel_shape": [3, 3]}, {"pads": [0, 0, 1, 1]}, {"auto_pad": "SAME_UPPER"},
     ],
 )  # fmt: skip
-def test_other_average_pools_stay(changed: dict):
+def test_other_average_pools_stay(changed):
     model = pool_graph(**changed)
     assert passes.convolve_pools(model) == model
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-def test_boxes_and_scores_are_joined_apart_with_the_same_results(batch: int):
+def test_boxes_and_scores_are_joined_apart_with_the_same_results(batch):
     model = two_levels()
     result = passes.separate_predictions(model)
     assert "Split" not in ops(result)
@@ -290,7 +288,7 @@ def with_prototypes(kind: str, read_again: bool) -> ModelProto:
 
 @pytest.mark.parametrize("kind", BEHIND_PROTOTYPES)
 @pytest.mark.parametrize("read_again", [False, True])
-def test_half_takes_the_activation_of_prototypes_along(kind: str, read_again: bool):
+def test_half_takes_the_activation_of_prototypes_along(kind, read_again):
     model = with_prototypes(kind, read_again)
     result = to_half(model)
     found = onnx.shape_inference.infer_shapes(result, check_type=True, strict_mode=True).graph.value_info

@@ -1,7 +1,5 @@
 """A convolution for each part of a result that is cut: the same results bit for bit, the rest stays."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np
@@ -142,7 +140,7 @@ LEFT_ALONE: dict[str, Callable[[ModelProto], None]] = {
 
 
 @pytest.mark.parametrize("change", LEFT_ALONE.values(), ids=LEFT_ALONE)
-def test_what_is_left_alone(change: Callable[[ModelProto], None]):
+def test_what_is_left_alone(change):
     model = elan()
     change(model)
     assert len(run(model, 1)) == 1  # it is a network still

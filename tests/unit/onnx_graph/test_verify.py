@@ -1,7 +1,5 @@
 """The verifier: a good graph passes, and a graph broken for one property fails that property and no other."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np
@@ -168,7 +166,7 @@ def test_good_graph_passes():
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
-def test_mutation_breaks_exactly_its_property(name: str):
+def test_mutation_breaks_exactly_its_property(name):
     edit, expected = MUTATIONS[name]
     editor = Editor(STRONG if name.startswith("strong") else GOOD)
     edit(editor)

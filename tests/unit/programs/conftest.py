@@ -1,7 +1,5 @@
 """Programs, run in this process."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The frame of the programs: exit codes, one line an error, run folders, files that appear whole."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

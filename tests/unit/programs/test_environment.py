@@ -1,7 +1,5 @@
 """What a bug report is asked for: complete where libraries are, useful where they are not, and nobody's business."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

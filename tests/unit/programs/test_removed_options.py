@@ -1,7 +1,5 @@
 """Options of 1.0 that 2.0 has not: each says what to use instead, and no program has one of them."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import pytest
@@ -20,7 +18,7 @@ class Few(Options):
 
 
 @pytest.mark.parametrize("name", [*FLAGS, "program --input int8"])
-def test_what_is_removed_says_what_to_use(name: str, capsys) -> None:
+def test_what_is_removed_says_what_to_use(name, capsys):
     before, _, flag = name.partition("--")
     program, *commands = before.split() or ["program"]
     work = (Options if name in FLAGS else Few, lambda _: 0)

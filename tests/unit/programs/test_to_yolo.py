@@ -1,7 +1,5 @@
 """scripts/to_yolo.py: what people's VOC and COCO annotations look like, as a dataset that our reader takes."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The two programs for Triton: every command of docs/triton.md against the stand-in, as written there."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

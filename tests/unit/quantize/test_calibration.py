@@ -1,7 +1,5 @@
 """Calibration against brute force on the raw values; statistics do not depend on how data is cut into batches."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

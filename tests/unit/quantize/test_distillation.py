@@ -1,7 +1,5 @@
 """What student and teacher are compared by: against NumPy in float64, and on small networks with quantizers."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

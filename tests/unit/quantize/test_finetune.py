@@ -1,7 +1,5 @@
 """QAT on small networks, without upstream: what trains, at which rates, that it learns, what it tells on the way."""
 
-from __future__ import annotations
-
 import copy
 import math
 

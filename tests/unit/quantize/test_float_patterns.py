@@ -1,7 +1,5 @@
 """Patterns of a recipe's `float`: placing and verifying mean the same convolutions by them, and no others."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 
@@ -39,7 +37,7 @@ CONVOLUTIONS = [
 
 
 @pytest.mark.parametrize("pattern", CHAIN)
-def test_what_is_placed_in_float(pattern: str):
+def test_what_is_placed_in_float(pattern):
     plan = placement.plan(chain(), Recipe(float=(pattern,)))
     expected = {f"model.{path}" for path in CHAIN[pattern].split()}
     assert set(plan.float_convolutions) == {path for path in plan.convolutions if matches(pattern, path)} == expected
@@ -57,7 +55,7 @@ def named(modules: Iterable[str]) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("path", CONVOLUTIONS)
-def test_a_file_that_names_modules_is_judged_by_them_and_not_by_its_patterns(path: str):
+def test_a_file_that_names_modules_is_judged_by_them_and_not_by_its_patterns(path):
     for modules, ok in ([path], True), ([], False), ([other for other in CONVOLUTIONS if other != path], False):
         editor = Editor(named(modules))
         editor.bypass(f"{path}.weight")

@@ -1,7 +1,5 @@
 """The Triton kernels without a GPU: Triton's interpreter runs the tests that a GPU runs."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import os

@@ -1,7 +1,5 @@
 """Ranges as parameters: where they begin, what a forward rounds with, and what is left behind."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from small_networks import Network, detector

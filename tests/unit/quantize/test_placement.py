@@ -1,7 +1,5 @@
 """Placement on small networks: what asks for INT8, what shares a scale, what stays in float, and why."""
 
-from __future__ import annotations
-
 import copy
 import logging
 
@@ -121,7 +119,7 @@ FIRST = {  # a layer that reads the image, which is no convolution → tensors t
 
 
 @pytest.mark.parametrize("name", FIRST)
-def test_the_image_is_quantized_for_whatever_reads_it(name: str):
+def test_the_image_is_quantized_for_whatever_reads_it(name):
     torch.manual_seed(0)
     first, shared = FIRST[name]
     original = Network([(-1, copy.deepcopy(first)), (-1, Conv(3, 4)), (-1, nn.Conv2d(4, 4, 1))]).eval()

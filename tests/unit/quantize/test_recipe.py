@@ -1,7 +1,5 @@
 """Recipes: what is refused and how it is named, what 1.0 wrote, what we write, and what options say of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -48,7 +46,7 @@ ENTRIES: dict[str, tuple[str, ...]] = {  # entry → what it may not hold
 
 
 @pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in ENTRIES.items() for value in values])
-def test_an_entry_of_another_type_or_beyond_its_bounds_is_named(tmp_path: Path, key: str, value: str) -> None:
+def test_an_entry_of_another_type_or_beyond_its_bounds_is_named(tmp_path, key, value):
     section, _, name = key.rpartition(".")
     path = write(tmp_path, f"{section}:\n  {name}: {value}\n" if section else f"{name}: {value}\n")
     text = refusal(path)
@@ -66,14 +64,14 @@ def test_an_entry_of_another_type_or_beyond_its_bounds_is_named(tmp_path: Path, 
         ("float: !!python/object/apply:os.system ['touch mark']", "not valid YAML"),
     ],
 )
-def test_mistakes_are_named_with_the_file(tmp_path: Path, content: str, named: str) -> None:
+def test_mistakes_are_named_with_the_file(tmp_path, content, named):
     path = write(tmp_path, content)
     text = refusal(path)
     assert named in text
     assert str(path) in text
 
 
-def test_numbers_as_people_write_them(tmp_path: Path) -> None:
+def test_numbers_as_people_write_them(tmp_path):
     text = "finetune: {lr: 1e-6, range_rate: 1E2, bias_rate: 2.0e+1, grad_clip: 5}\ncalibration: {percentile: 99}\n"
     recipe = Recipe.from_file(write(tmp_path, text))
     tune = recipe.finetune
@@ -82,13 +80,13 @@ def test_numbers_as_people_write_them(tmp_path: Path) -> None:
     assert all(isinstance(one, float) for one in found)
 
 
-def test_no_file_and_an_empty_section_give_the_defaults(tmp_path: Path) -> None:
+def test_no_file_and_an_empty_section_give_the_defaults(tmp_path):
     assert Recipe.from_file(None) == Recipe.from_file(write(tmp_path, "calibration: {}\n")) == Recipe()
     with pytest.raises(RecipeError, match=r"none\.yaml does not exist"):
         Recipe.from_file(tmp_path / "none.yaml")
 
 
-def test_replace_reaches_into_sections_and_checks() -> None:
+def test_replace_reaches_into_sections_and_checks():
     changed = Recipe().replace(calibration_method="max", finetune_epochs=2, head="float", float=("a",))
     found = (changed.calibration.method, changed.finetune.epochs, changed.head, changed.float)
     assert found == ("max", 2, "float", ("a",))
@@ -119,7 +117,7 @@ def test_a_file_that_asks_for_what_1_0_had_is_refused_and_says_what_to_use(tmp_p
 
 
 @pytest.mark.parametrize("asks", [False, True])
-def test_what_1_0_stored_loads_whatever_it_asked_for(asks: bool) -> None:
+def test_what_1_0_stored_loads_whatever_it_asked_for(asks):
     stored = Recipe(head="float").to_dict()
     for section, key, *values in OF_1_0:
         stored[section][key] = values[asks]
@@ -132,7 +130,7 @@ def test_what_1_0_stored_loads_whatever_it_asked_for(asks: bool) -> None:
 
 
 @pytest.mark.parametrize("name", ["model.2.z[0]", "010", "1e5", "true", "null", "*cv2", "- a", "#", "a: b", "é"])
-def test_what_we_write_we_read(tmp_path: Path, name: str) -> None:
+def test_what_we_write_we_read(tmp_path, name):
     recipe = Recipe(finetune=Finetune(lr=1e-300, grad_clip=1e6, collapse=0.999), float=(name,), head="last-conv-float")
     recipe.save(tmp_path / "recipe.yaml", "because: [it is], so")
     assert Recipe.from_file(tmp_path / "recipe.yaml") == Recipe.from_stored(recipe.to_dict()) == recipe

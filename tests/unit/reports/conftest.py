@@ -1,7 +1,5 @@
 """Reports that tests of schema, tables, charts and pages share."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from PIL import Image

@@ -1,7 +1,5 @@
 """Agreement, and what is found at the float network's threshold, as tables, a page and a plot show them."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """What fills a report and its files: samples, merged runs, and the program that does both."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

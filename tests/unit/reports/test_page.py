@@ -1,7 +1,5 @@
 """The page of a report: it holds every number, and nothing in it is markup, a script or a link."""
 
-from __future__ import annotations
-
 import base64
 import html.parser
 import io

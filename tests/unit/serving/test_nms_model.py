@@ -1,7 +1,5 @@
 """The model that is shipped, beside the evaluation loop's NMS, bit for bit."""
 
-from __future__ import annotations
-
 import ast
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The demo set: the same for the same seed, true boxes, nothing shared between the splits, no half-written folder."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
@@ -39,7 +37,7 @@ def demo_set(sets: tuple[Path, Path]) -> Path:
 
 
 @pytest.mark.parametrize(("split", "count"), [("train", TRAIN), ("val", VAL)])
-def test_images_labels_and_annotations(demo_set: Path, split: str, count: int) -> None:
+def test_images_labels_and_annotations(demo_set, split, count):
     coco = json.loads((demo_set / "annotations" / f"instances_{split}.json").read_text())
     assert [item["id"] for item in coco["categories"]] == list(range(10))
     assert [item["id"] for item in coco["annotations"]] == list(range(1, len(coco["annotations"]) + 1))
@@ -64,7 +62,7 @@ def test_images_labels_and_annotations(demo_set: Path, split: str, count: int) -
         assert [item["area"] for item in found] == boxes[:, 2:].prod(axis=1).tolist()
 
 
-def test_same_seed_same_bytes_whatever_the_workers(demo_set: Path, tmp_path: Path) -> None:
+def test_same_seed_same_bytes_whatever_the_workers(demo_set, tmp_path):
     assert run(tmp_path / "digits", "--workers", "2").returncode == 0
     first, second = ({path.relative_to(folder): path.read_bytes() for path in folder.rglob("*.*")}
                      for folder in (demo_set, tmp_path / "digits"))  # fmt: skip
@@ -73,7 +71,7 @@ def test_same_seed_same_bytes_whatever_the_workers(demo_set: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
-def test_annotations_hold_the_ink_of_each_polygon(sets: tuple[Path, Path], split: str) -> None:
+def test_annotations_hold_the_ink_of_each_polygon(sets, split):
     """Read by pycocotools and filled by OpenCV; classes and boxes are those of the set for detectors."""
     name = f"annotations/instances_{split}.json"
     detection, coco = (json.loads((folder / name).read_text()) for folder in sets)
@@ -97,7 +95,7 @@ def test_annotations_hold_the_ink_of_each_polygon(sets: tuple[Path, Path], split
 
 
 @pytest.mark.parametrize("what", ["the same", "foreign", "--seed 3", "--segments", "incomplete"])
-def test_a_folder_is_used_again_or_refused_if_it_is_not_this_set(demo_set: Path, tmp_path: Path, what: str) -> None:
+def test_a_folder_is_used_again_or_refused_if_it_is_not_this_set(demo_set, tmp_path, what):
     folder = shutil.copytree(demo_set, tmp_path / "digits")
     (folder / "labels" / "train.cache").write_bytes(b"upstream's cache")
     if what == "foreign":
@@ -115,7 +113,7 @@ def test_a_folder_is_used_again_or_refused_if_it_is_not_this_set(demo_set: Path,
     assert before == {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in before}
 
 
-def test_splits_share_no_digit_and_no_photograph_and_digits_are_scikit_learns(monkeypatch) -> None:
+def test_splits_share_no_digit_and_no_photograph_and_digits_are_scikit_learns(monkeypatch):
     from sklearn.datasets import load_digits
 
     monkeypatch.setattr(sys, "path", [str(DEMO), str(ROOT), *sys.path])

@@ -1,7 +1,5 @@
 """scripts/get_yolov9.sh without a network: folders, stand-ins for git and pip, and addresses that fail."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -57,7 +55,7 @@ def place(tmp_path: Path) -> Place:
 
 
 @pytest.mark.parametrize("kind", ["folder", "file", "repository", "link"])
-def test_what_is_there_and_something_else_stays(place: Place, kind: str):
+def test_what_is_there_and_something_else_stays(place, kind):
     if kind == "file":
         place.target.write_text("")
     elif kind == "link":
@@ -84,7 +82,7 @@ WHEEL = "yolo9-1.0.18-py3-none-any.whl"
         ("nowhere", {}),
     ],
 )
-def test_a_source_that_has_it_not(place: Place, tmp_path: Path, source: str, files: dict[str, str]):
+def test_a_source_that_has_it_not(place, tmp_path, source, files):
     """No other source is tried then."""
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -92,7 +90,7 @@ def test_a_source_that_has_it_not(place: Place, tmp_path: Path, source: str, fil
     place.assert_fails(str(tmp_path / source), YOLOV9_SOURCE=str(tmp_path / source))
 
 
-def test_the_wheel_alone_is_asked_for_with_its_hash(place: Place, tmp_path: Path):
+def test_the_wheel_alone_is_asked_for_with_its_hash(place, tmp_path):
     python = place.without_network(
         f'cp requirements.txt {tmp_path}; echo "$*" > {tmp_path}/asked; echo no index >&2; exit 1'
     )
@@ -104,7 +102,7 @@ def test_the_wheel_alone_is_asked_for_with_its_hash(place: Place, tmp_path: Path
     assert {"--no-deps", "--only-binary", "--require-hashes", "--ignore-requires-python"} <= {*asked}
 
 
-def test_a_wheel_that_becomes_something_else(place: Place):
+def test_a_wheel_that_becomes_something_else(place):
     """The script that turns it into a checkout may change, and what it makes of the wheel must not."""
     python = place.without_network(f"echo half > {WHEEL}")
     place.assert_fails("is damaged", "neither from GitHub nor from PyPI", PYTHON=python)

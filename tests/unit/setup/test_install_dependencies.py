@@ -1,7 +1,5 @@
 """install_dependencies.sh for real, with small packages in place of the large ones, and without a network."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -103,7 +101,7 @@ def pip(environment: Path, *arguments: str | Path) -> str:
         ([], "echo 3.14", "3.10 to 3.13"),
     ],
 )
-def test_what_is_refused(project: Project, tmp_path: Path, arguments: list[str], python: str, named: str):
+def test_what_is_refused(project, tmp_path, arguments, python, named):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis/chapter1").write_text("")
     variables = {"PYTHON": project.program("python", python)} if python else {}
@@ -113,7 +111,7 @@ def test_what_is_refused(project: Project, tmp_path: Path, arguments: list[str],
     assert (tmp_path / "thesis/chapter1").exists()
 
 
-def test_optional_parts(project: Project, tmp_path: Path):
+def test_optional_parts(project, tmp_path):
     """With a GPU TensorRT can be had, which no wheel is there for; a part that is lacking is no failure."""
     project.program("nvidia-smi", "echo 'GPU 0: NVIDIA H200'")
     for words, told in (("--runtime", "TensorRT: not asked for"), ("--dev --tensorrt", "not installed: tensorrt: ")):
@@ -122,7 +120,7 @@ def test_optional_parts(project: Project, tmp_path: Path):
     assert "reports" in {*pip(tmp_path / ".venv", "list").split()}
 
 
-def test_running_it_again_installs_only_what_is_missing(installed, tmp_path: Path):
+def test_running_it_again_installs_only_what_is_missing(installed, tmp_path):
     project, folder = installed
     runs = [
         project.install("--defaults", cwd=folder, PIP_FIND_LINKS="/nowhere"),

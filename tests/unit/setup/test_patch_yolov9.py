@@ -1,7 +1,5 @@
 """patch_yolov9.sh on a small overlay and a small checkout: all or nothing, and back to exactly what was there."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json
@@ -99,7 +97,7 @@ def assert_refused(patch: Patch, checkout: Path, *words: str, options: tuple[str
     assert tree(checkout.parent) == before
 
 
-def test_patching_patching_again_updating_and_reverting(patch: Patch, overlay: Path, checkout: Path):
+def test_patching_patching_again_updating_and_reverting(patch, overlay, checkout):
     """Bytecode goes with the overlay; files that the user has deleted come back, and what the user has made stays."""
     assert "nothing to revert" in patch("--revert")[1]
     before = tree(checkout)
@@ -137,7 +135,7 @@ def test_patching_patching_again_updating_and_reverting(patch: Patch, overlay: P
     assert tree(checkout) == before
 
 
-def test_what_the_user_has_changed_is_put_aside_or_stays(patch: Patch, overlay: Path, checkout: Path):
+def test_what_the_user_has_changed_is_put_aside_or_stays(patch, overlay, checkout):
     patch()
     write(checkout, {"qat.py": "my work"})
     assert_refused(patch, checkout, "changed: qat.py", "--force")
@@ -154,7 +152,7 @@ def test_what_the_user_has_changed_is_put_aside_or_stays(patch: Patch, overlay: 
     ]  # fmt: skip
 
 
-def test_files_of_others_come_back(patch: Patch, overlay: Path, checkout: Path):
+def test_files_of_others_come_back(patch, overlay, checkout):
     write(checkout, {"qat.py": "mine", "data/demo/train.sh/of mine": "a folder"}).joinpath("qat.py").chmod(0o751)
     (checkout / "utils/cli.py").symlink_to("general.py")
     before = tree(checkout)
@@ -172,7 +170,7 @@ def test_files_of_others_come_back(patch: Patch, overlay: Path, checkout: Path):
     assert tree(checkout) == before
 
 
-def test_a_checkout_that_1_0_has_patched(patch: Patch, checkout: Path):
+def test_a_checkout_that_1_0_has_patched(patch, checkout):
     before = tree(checkout)
     files = {"qat.py": "of 1.0\n", "utils/gone/in_2.py": "of 1.0\n", "utils/cli.py": OVERLAY["utils/cli.py"],
              "utils/cli/__init__.py": "a folder in 1.0\n"}  # fmt: skip
@@ -192,9 +190,7 @@ CHANGES = [(Path, "rename"), (Path, "replace"), (Path, "mkdir"), (Path, "unlink"
 
 @pytest.mark.parametrize("earlier", ["", "old"])
 @pytest.mark.parametrize("revert", [False, True])
-def test_a_run_that_fails_at_any_change_puts_everything_back(
-    earlier: str, revert: bool, patch: Patch, overlay: Path, checkout: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_run_that_fails_at_any_change_puts_everything_back(earlier, revert, patch, overlay, checkout, monkeypatch):
     write(checkout, {"qat.py": "of others\n"})
     # one file of each kind: what is replaced, new in a new folder, and gone after the update
     write(overlay, {"scripts/overlay_manifest.txt": "qat.py\nmodels/quantize/rules.py\ndata/demo/*\n"})
@@ -224,7 +220,7 @@ def test_a_run_that_fails_at_any_change_puts_everything_back(
     assert number > 5, "a run makes at least so many changes"
 
 
-def test_what_is_no_checkout_or_has_a_damaged_record(patch: Patch, overlay: Path, checkout: Path):
+def test_what_is_no_checkout_or_has_a_damaged_record(patch, overlay, checkout):
     for folder in ("", checkout / "nowhere", overlay):
         code, said = patch(folder=folder)
         assert (code, said.startswith("error: "), said.count("\n")) == (2, True, 1)
@@ -233,7 +229,7 @@ def test_what_is_no_checkout_or_has_a_damaged_record(patch: Patch, overlay: Path
         assert_refused(patch, checkout, "manifest.json", options=("--force",))
 
 
-def test_a_file_where_a_folder_is_needed(patch: Patch, checkout: Path):
+def test_a_file_where_a_folder_is_needed(patch, checkout):
     before = tree(write(checkout, {"data": ""}))
     code, said = patch("--force")
     assert (code, said.startswith("error: "), tree(checkout)) == (1, True, before)

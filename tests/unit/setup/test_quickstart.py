@@ -1,7 +1,5 @@
 """scripts/quickstart.sh with programs that only say how they were called."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Files of set-up, releases and containers agree with each other and with what is in the repository."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -28,7 +26,7 @@ def test_one_version_everywhere():
     assert yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))["version"] == released
 
 
-def test_the_manifest_lists_the_library_the_programs_and_the_demo(monkeypatch: pytest.MonkeyPatch):
+def test_the_manifest_lists_the_library_the_programs_and_the_demo(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     import patch_overlay
 
@@ -45,7 +43,7 @@ def requirements(path: Path) -> list[Requirement]:
 
 
 @pytest.mark.parametrize("path", REQUIREMENTS, ids=lambda path: path.stem)
-def test_every_requirement_has_a_lower_bound_and_the_tested_version_is_within(path: Path):
+def test_every_requirement_has_a_lower_bound_and_the_tested_version_is_within(path):
     tested = {one.name: next(iter(one.specifier)) for one in requirements(ROOT / "requirements/constraints.txt")}
     for requirement in requirements(path):
         assert any(bound.operator in (">=", "==") for bound in requirement.specifier), requirement
@@ -54,7 +52,7 @@ def test_every_requirement_has_a_lower_bound_and_the_tested_version_is_within(pa
 
 
 @pytest.mark.parametrize("script", SHELL_SCRIPTS)
-def test_a_script_is_valid_and_answers_help_without_setting_anything_up(script: str, tmp_path: Path):
+def test_a_script_is_valid_and_answers_help_without_setting_anything_up(script, tmp_path):
     subprocess.run(["bash", "-n", ROOT / script], check=True)
     if script == "scripts/lib.sh":
         return

@@ -1,7 +1,5 @@
 """Upstream on a current stack: what stands in for removed modules, and scripts/run_upstream.py's own option."""
 
-from __future__ import annotations
-
 import importlib
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Model descriptions: what upstream would evaluate is a listed text, everything else a number; all else is refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
