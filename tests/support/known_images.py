@@ -5,22 +5,16 @@ Its answers are the labels with errors: shifted boxes, wrong classes, doubles, m
 with pycocotools without any training.
 """
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import cv2
 import numpy as np
 import torch
 from torch import Tensor, nn
-
-if TYPE_CHECKING:
-    from utils.evaluation.results import EvalResult
 
 SQUARE = ((64, 64),)
 MIXED = ((64, 64), (64, 48), (48, 64), (90, 40), (33, 70), (120, 100), (51, 37), (64, 43))  # (width, height)
@@ -41,15 +35,7 @@ def colour(index: int) -> tuple[int, int, int]:
     return tuple((index >> shift & 15) * 16 + 5 for shift in (0, 4, 8))
 
 
-def write_set(
-    folder: Path,
-    count: int = 40,
-    sizes: Sequence[tuple[int, int]] = MIXED,
-    names: Sequence[str] = ("cat", "dog", "owl"),
-    seed: int = 0,
-    stem: str = "{:012d}",
-    split: str = "val",
-) -> list[Sample]:
+def write_set(folder, count=40, sizes=MIXED, names=("cat", "dog", "owl"), seed=0, stem="{:012d}", split="val"):
     """Write images, labels, COCO annotations and data.yaml; category ids are 3, 6, 9, ..., not class ids."""
     rng = np.random.default_rng(seed)
     for kind in ("images", "labels"):
@@ -124,7 +110,7 @@ def _answers(rng: np.random.Generator, labels: np.ndarray, width: int, height: i
     return np.array(rows, dtype=np.float64).reshape(-1, 6)
 
 
-def numbers(result: EvalResult) -> tuple[float, ...]:
+def numbers(result):
     """AP, AP50, precision and recall of an evaluation."""
     return result.ap, result.ap50, result.precision, result.recall
 
@@ -204,10 +190,7 @@ class AnswerTable(nn.Module):
         return (answers, self.prototypes[index]) if self.masks else answers
 
 
-def export_answers(
-    model: KnowingModel, path: Path, batch: int | None = None, size: int | None = None, half: bool = False,
-    names: dict[int, str] | None = None, channels: int = 3, task: str = "detect",
-) -> Path:  # fmt: skip
+def export_answers(model, path, batch=None, size=None, half=False, names=None, channels=3, task="detect"):
     """Write the answers as an ONNX file; `batch` and `size` are fixed where they are given."""
     table, side = AnswerTable(model), size or model.imgsz
     outputs = ["output0", "output1"] if table.masks else ["output0"]

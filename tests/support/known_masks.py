@@ -5,10 +5,8 @@ Its prototypes are the masks of its first answers, one each; the coefficients of
 
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 import cv2
 import numpy as np
@@ -27,13 +25,7 @@ class OutlinedSample(Sample):
     outlines: tuple[np.ndarray, ...] = ()
 
 
-def write_outlined_set(
-    folder: Path,
-    count: int = 40,
-    sizes: Sequence[tuple[int, int]] = MIXED,
-    names: Sequence[str] = ("cat", "dog", "owl"),
-    seed: int = 0,
-) -> list[OutlinedSample]:
+def write_outlined_set(folder, count=40, sizes=MIXED, names=("cat", "dog", "owl"), seed=0):
     """A set as `write_set` makes it, with polygons in label files and annotations."""
     rng = np.random.default_rng(seed + 1)
     samples = []
@@ -65,7 +57,7 @@ def _outline(rng: np.random.Generator, box: np.ndarray) -> np.ndarray:
 class KnowingMasks(KnowingModel):
     """`[B, 3, H, W]` → `([B, 4 + nc + 32, anchors], (maps, coefficients, prototypes [B, 32, H / 4, W / 4]))`."""
 
-    def __init__(self, samples: Sequence[OutlinedSample], names: Sequence[str], imgsz: int) -> None:
+    def __init__(self, samples, names, imgsz):
         super().__init__(samples, names, imgsz)
         self.model = nn.Sequential(nn.Identity())
         self.model[0].nc, self.model[0].nm = len(names), PROTOTYPES  # what val.py, and ours, ask a segment head for
@@ -120,6 +112,6 @@ def masks_by_torch(model: KnowingMasks, image: np.ndarray, rows: list) -> list[n
     return masks
 
 
-def export_masks(model: KnowingMasks, path: Path, batch: int | None = None, task: str = "segment") -> Path:
+def export_masks(model, path, batch=None, task="segment"):
     """Write the answers as an ONNX file, as a segmentation network's; `batch` is fixed where it is given."""
     return export_answers(model, path, batch, model.imgsz, task=task)

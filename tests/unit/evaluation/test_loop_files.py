@@ -1,4 +1,4 @@
-"""What an evaluation writes, COCO's form and annotations."""
+"""What an evaluation writes, COCO's form and annotations; sources that cannot be drawn, or have one name."""
 
 import json
 import logging
@@ -8,12 +8,14 @@ from dataclasses import replace
 
 import pytest
 import yaml
-from known_images import SQUARE, KnowingModel, coco_json, write_set
+from known_images import SQUARE, KnowingModel, coco_json, damaged_png, export_answers, write_set
 from known_sets import CONFIG, NAMES, Known
 
-from utils.core.errors import DataError, DependencyError
-from utils.evaluation.coco import COCO_CATEGORIES
+import val_trt
+from utils.core.errors import DataError, DependencyError, InputError
+from utils.evaluation.coco import COCO_CATEGORIES, TextWriter
 from utils.evaluation.data_yaml import load_data
+from utils.evaluation.images import target_names
 from utils.evaluation.loop import evaluate
 from utils.runners.pytorch import TorchRunner
 
@@ -125,3 +127,43 @@ def test_bad_annotations_are_one_line_before_the_evaluation(tmp_path, kind):
         known.evaluate(replace(CONFIG, save_json=True), out_dir=tmp_path)
     assert str(file) in str(caught.value)
     assert not (tmp_path / "model_predictions.json").exists()
+
+
+# sources
+
+
+def test_files_whose_drawings_have_one_name():
+    names = target_names(["in/a.jpg", "in/a.JPG", "in/a.png", "in/A.png", "in/a.mpo", "in/a-2.png"])
+    assert len({name.casefold() for name in names}) == 6
+    assert names[0] == "a.jpg"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("a.mp4", b"none"), ("a.avi", b"\0\0\0\x18ftypmp42\0\0\0\0mp42isom\0\0\0\x08mdat"), ("a.png", b""),
+     ("a.png", damaged_png())],
+)  # fmt: skip
+def test_a_source_that_cannot_be_decoded_leaves_nothing(square, tmp_path, capfd, name, content):
+    network = export_answers(square.model, tmp_path / "a.onnx", 1, 64)
+
+    def draw(*sources):
+        words = ["--engine-file", network, "--project", tmp_path / "made/runs", "--device", "cpu", "--source", *sources]
+        return val_trt.main([str(word) for word in words]), capfd.readouterr().err
+
+    (tmp_path / name).write_bytes(content)
+    assert draw(tmp_path / name) == (2, f"error: {tmp_path / name} cannot be decoded\n")
+    code, err = draw(tmp_path / name, shutil.copy(tmp_path / name, tmp_path / f"b{name}"))
+    said = f"none of 2 files can be read; the first: {tmp_path / name} cannot be decoded\n"
+    assert (code, err.split("error: ")[1]) == (2, said)
+    assert not list((tmp_path / "made/runs").iterdir())
+
+
+def test_texts_of_images_of_one_stem_go_to_files_of_their_own_and_never_over_labels(tmp_path):
+    paths = [str(tmp_path / name) for name in ("x/a.jpg", "y/a.jpg", "y/A.png")]
+    writer = TextWriter(tmp_path / "labels", False, paths)
+    for path in paths:
+        writer.add(path, [[0.0, 0, 10, 10, 0.5, 1]], (100, 100))
+    assert sorted(path.name for path in (tmp_path / "labels").iterdir()) == ["A-3.txt", "a-2.txt", "a.txt"]
+    for image in ("images/a.jpg", "labels/a.jpg"):
+        with pytest.raises(InputError, match="would be overwritten"):
+            TextWriter(tmp_path / "labels", False, [str(tmp_path / image)])
