@@ -69,11 +69,16 @@ def by_class_and_x(labels):
     return labels[np.lexsort((labels[:, 1], labels[:, 0]))]
 
 
-@pytest.mark.parametrize("rect", [True, False])
-@pytest.mark.parametrize("imgsz", [64, 96, 320])
-def test_images_and_labels_are_upstreams_to_the_bit(tmp_path, rect, imgsz):
-    """Real images of mixed shapes, as the demo set's would be cropped, in upstream's batches of 32."""
-    samples = write_set(tmp_path, 40, MIXED)
+LONG = [((4000, 200),), ((20, 4000),), ((12, 4000),)]
+
+
+@pytest.mark.parametrize(
+    ("imgsz", "rect", "sizes"),
+    [*((imgsz, rect, MIXED) for imgsz in (64, 96, 320) for rect in (True, False)), *((640, True, one) for one in LONG)],
+)
+def test_images_and_labels_are_upstreams_to_the_bit(tmp_path, imgsz, rect, sizes):
+    """Real images of mixed shapes, as the demo set's would be cropped, in upstream's batches of 32; very long ones."""
+    samples = write_set(tmp_path, 40 if sizes == MIXED else 1, sizes)
     rng = np.random.default_rng(0)
     for sample in samples:
         width, height = sample.size
@@ -96,7 +101,7 @@ def test_images_and_labels_are_upstreams_to_the_bit(tmp_path, rect, imgsz):
             expected = by_class_and_x(torch.cat([their_labels[:, :1], corners], 1))
             torch.testing.assert_close(by_class_and_x(batch.labels[index]), expected, atol=2e-3, rtol=0)
             count += 1
-    assert count == len(theirs) == 40
+    assert count == len(theirs) == len(samples)
 
 
 @pytest.mark.parametrize("rect", [True, False])

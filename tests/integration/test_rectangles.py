@@ -1,24 +1,20 @@
-"""A grey camera's rectangle from upstream's training to one table, and `--rect` on very long images as val.py's."""
+"""A grey camera's rectangle from upstream's training to one table."""
 
 import json
 import re
 import shutil
 
 import cv2
-import numpy as np
 import onnx
 import pytest
-import torch
 from patched_checkout import ROOT
 
 from models.quantize import checkpoint
 from utils import upstream
 from utils.evaluation.data_yaml import load_data
-from utils.evaluation.dataset import make_loader
 from utils.evaluation.images import find_images, label_file
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.runners.pytorch import TorchRunner
-from utils.upstream.checkout import import_upstream
 
 SIZE = (96, 160)
 
@@ -91,22 +87,3 @@ def test_every_stage_is_in_one_table(camera):
     assert checkpoint.load_quantized(best).imgsz == SIZE  # so that later programs take it
     shape = onnx.load(file).graph.input[0].type.tensor_type.shape.dim
     assert [side.dim_value for side in shape][1:] == [*SIZE, 1]
-
-
-@pytest.mark.parametrize("size", [(4000, 200), (20, 4000), (4000, 12)])
-def test_very_long_images_with_rect_are_upstreams(tmp_path, size):
-    import_upstream()
-    from utils.dataloaders import create_dataloader
-
-    folder = tmp_path / "images/val"
-    folder.mkdir(parents=True)
-    (tmp_path / "labels/val").mkdir(parents=True)
-    cv2.imwrite(str(folder / "long.png"), np.random.default_rng(1).integers(0, 256, (*size, 3), np.uint8))
-    (tmp_path / "labels/val/long.txt").write_text("0 0.5 0.5 0.5 0.5\n")
-    (tmp_path / "data.yaml").write_text(f"path: {tmp_path}\ntrain: images/val\nval: images/val\nnames: {{0: a}}\n")
-    data = load_data(tmp_path / "data.yaml")
-    theirs = next(iter(create_dataloader(str(folder), 640, 32, 32, pad=0.5, rect=True, workers=0)[0]))
-    ours = next(iter(make_loader(data, "val", imgsz=640, batch_size=32, rect=True, workers=0)))
-    assert torch.equal(ours.images, theirs[0])
-    height, width = size
-    assert ours.labels[0].tolist() == [[0, width / 4, height / 4, width * 3 / 4, height * 3 / 4]]

@@ -1,5 +1,6 @@
 """A set of known images with the network that knows it, to be evaluated."""
 
+import torch
 from known_images import SQUARE, KnowingModel, write_set
 from known_masks import KnowingMasks, write_outlined_set
 
@@ -22,3 +23,16 @@ class Known:
 
     def evaluate(self, config=CONFIG, runner=None, **more):
         return evaluate(runner or TorchRunner(self.model, "cpu"), self.data, config, progress=False, **more)
+
+
+class Shell(TorchRunner):
+    """The knowing network behind other inputs or outputs than it has; `change` makes its results another."""
+
+    def __init__(self, known, inputs=None, outputs=None, change=None):
+        super().__init__(known.model, "cpu")
+        self.inputs, self.outputs = inputs or self.inputs, outputs or self.outputs
+        self._change = change or (lambda found: found)
+
+    def _infer(self, feeds):
+        (images,) = feeds.values()
+        return self._change(super()._infer({"images": images.float() / (255 if images.dtype == torch.uint8 else 1)}))

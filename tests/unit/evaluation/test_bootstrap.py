@@ -68,15 +68,6 @@ def test_recalls_on_the_grid_fall_on_the_same_side(labels):
         assert weighted_ap(found, np.array([[copies], [0]]))[0] == pytest.approx(expected, abs=1e-12)
 
 
-def test_classes_without_labels_in_a_resampling_do_not_count():
-    """Class 1 is only in the second image; without that one, AP is class 0's alone, and without both there is none."""
-    found = Outcomes(["a", "b", "c"], np.array([0, 1]), np.ones((2, 10), bool), np.array([0.9, 0.8]),
-                     np.array([0.0, 1.0]), np.array([0, 1, 1]), np.array([0.0, 1.0, 1.0]))  # fmt: skip
-    weights = np.array([[3, 1, 0, 0], [0, 1, 3, 0], [0, 1, 0, 3]])
-    assert weighted_ap(found, weights) == pytest.approx([drawn_again(found, one) for one in columns(weights)[:3]] + [0])
-    assert weighted_ap(found, weights)[0] > 0.99
-
-
 def test_nothing_found_nothing_labelled_and_one_image():
     nothing = np.zeros(0)
     found = Outcomes(["a", "b"], nothing.astype(int), np.zeros((0, 10), bool), nothing, nothing, np.array([0]),

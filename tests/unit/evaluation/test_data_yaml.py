@@ -1,4 +1,4 @@
-"""Reading data.yaml: names, splits, where the set lies, COCO's form."""
+"""Reading data.yaml: names, splits, where the set lies."""
 
 import pytest
 import yaml
@@ -44,16 +44,6 @@ def test_root_is_found_beside_the_yaml_or_in_the_working_folder(tmp_path, monkey
     content = {"path": root} if root else {}
     file = write_yaml(tmp_path / "yamls" / "d.yaml", train="../images/a", val=["images/a"], names=["x"], **content)
     assert load_data(file).splits == {split: (str(base / "images/a"),) for split in ("train", "val")}
-
-
-def test_coco_form(tmp_path):
-    (tmp_path / "val2017.txt").write_text("./images/val2017/000000000139.jpg\n")
-    names = {index: f"n{index}" for index in range(80)}
-    data = load_data(write_yaml(tmp_path / "coco.yaml", path=str(tmp_path), train="train2017.txt", val="val2017.txt",
-                                test="test-dev2017.txt", names=names))  # fmt: skip
-    assert data.is_coco
-    assert set(data.splits) == {"val"}  # the lists that were not downloaded are not offered
-    assert data.annotations_of("val") is None
 
 
 @pytest.mark.parametrize(

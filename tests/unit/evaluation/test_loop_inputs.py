@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml
 from known_images import KnowingModel, export_answers, numbers
-from known_sets import CONFIG, Known
+from known_sets import CONFIG, Known, Shell
 
 from utils.core.errors import InputError
 from utils.core.tasks import DETECT, Prediction
@@ -23,20 +23,6 @@ from utils.runners.pytorch import TorchRunner
 
 def images_spec(*shape, name="images", dtype="float32"):
     return TensorSpec(name, shape, dtype)
-
-
-class Shell(TorchRunner):
-    """The knowing network behind other inputs or outputs than it has."""
-
-    def __init__(self, known, inputs=None, outputs=None):
-        super().__init__(known.model, "cpu")
-        self.inputs = inputs or self.inputs
-        self.outputs = outputs or self.outputs
-
-    def _infer(self, feeds):
-        (images,) = feeds.values()
-        result = super()._infer({"images": images.float() / (255 if images.dtype == torch.uint8 else 1)})
-        return {self.outputs[0].name: result["output0"]}
 
 
 def test_input_plan(square, caplog):
@@ -168,8 +154,9 @@ def test_a_network_with_nms_inside_scores_the_same(square, caplog, change):
 def test_other_names_and_bytes_as_input(square):
     """Some exports take bytes, and call their tensors otherwise; half a static size is read as the whole."""
     spec = images_spec(None, 3, 64, None, name="pixels", dtype="uint8")
-    runner = Shell(square, (spec,), (TensorSpec("boxes", (None, None, None), "float32"),))
-    result = evaluate(runner, square.data, replace(CONFIG, imgsz=None), progress=False)
+    boxes = (TensorSpec("boxes", (None, None, None), "float32"),)
+    runner = Shell(square, (spec,), boxes, lambda found: {"boxes": found["output0"]})
+    result = square.evaluate(replace(CONFIG, imgsz=None), runner)
     assert numbers(result) == pytest.approx(numbers(square.evaluate()), abs=1e-6)
     assert "64x64" in result.measured_on
 
@@ -179,7 +166,7 @@ def test_other_names_and_bytes_as_input(square):
 )
 def test_a_network_that_takes_no_images(square, inputs):
     with pytest.raises(InputError, match="images"):
-        evaluate(Shell(square, inputs), square.data, CONFIG, progress=False)
+        square.evaluate(CONFIG, Shell(square, inputs))
 
 
 def test_a_rectangular_fixed_input(square, tmp_path):

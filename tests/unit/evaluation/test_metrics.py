@@ -15,7 +15,6 @@ from utils.evaluation.metrics import (
     average_precision,
     coco_average_precision,
     match,
-    pairwise_iou,
 )
 
 
@@ -60,6 +59,7 @@ def test_match_agrees_with_the_definition_on_a_batch_of_uneven_images(seed):
     for (truth, found), correct, area in zip(pairs, results, areas, strict=True):
         for column, threshold in enumerate(IOU_THRESHOLDS):
             assert correct[: len(found), column].tolist() == plain_match(found, truth, threshold)
+        assert not correct[len(found) :].any()  # what pads the batch
         for row in correct[:, 0].nonzero()[:, 0]:
             assert area[row] in (truth[:, 3:] - truth[:, 1:3]).prod(1)
     assert results.sum() > 50  # the comparison is not about nothing
@@ -68,21 +68,6 @@ def test_match_agrees_with_the_definition_on_a_batch_of_uneven_images(seed):
 def test_match_without_labels_or_detections():
     assert match([torch.zeros(0, 6)], [torch.zeros(0, 5)])[0].shape == (1, 0, 10)
     assert not match([torch.ones(3, 6)], [torch.zeros(0, 5)])[0].any()
-
-
-def test_padding_of_a_batch_never_matches():
-    """An image with fewer labels than its neighbour is padded; class -1 or -2 of the padding must match nothing."""
-    box = torch.tensor([[0.0, 0, 10, 10, 0.9, 0]])
-    label = torch.tensor([[0.0, 0, 0, 10, 10]])
-    correct, areas = match([box, box.repeat(2, 1)], [label[:0], label.repeat(2, 1)])
-    assert not correct[0].any()
-    assert correct[1].tolist() == [[True] * 10, [False] * 10]
-    assert areas[1].tolist() == [100, 100]
-
-
-def test_pairwise_iou():
-    a, b = torch.tensor([[0.0, 0, 10, 10]]), torch.tensor([[0.0, 0, 10, 10], [5, 0, 15, 10], [20, 20, 30, 30]])
-    torch.testing.assert_close(pairwise_iou(a, b), torch.tensor([[1.0, 1 / 3, 0.0]]))
 
 
 def test_average_precision_by_hand():

@@ -13,7 +13,7 @@ import pytest
 import torch
 from known_images import KnowingModel, numbers
 from known_masks import export_masks
-from known_sets import NAMES, Known
+from known_sets import NAMES, Known, Shell
 from pycocotools import mask as coco_mask
 
 from utils.core.errors import DataError, InputError
@@ -141,18 +141,6 @@ def test_val_trt_reports_masks(known, expected, plain_file, tmp_path):
 # outputs of other names and shapes
 
 
-class Shell(TorchRunner):
-    """The knowing network behind other outputs than it has."""
-
-    def __init__(self, known, outputs=None, change=None):
-        super().__init__(known.model, "cpu")
-        self.outputs = outputs or self.outputs
-        self._change = change or (lambda found: found)
-
-    def _infer(self, feeds):
-        return self._change(super()._infer(feeds))
-
-
 REFUSED = {  # change of the outputs → what the message names
     "fewer prototypes than coefficients": (lambda found: found[:, :30], "output0"),
     "prototypes of one image": (lambda found: found[:1], "output0"),
@@ -166,18 +154,18 @@ def test_outputs_that_do_not_fit_each_other(known, kind):
     specs = tuple(replace(spec, shape=(None,) * len(spec.shape)) for spec in TorchRunner(known.model, "cpu").outputs)
     change, named = REFUSED[kind]
     with pytest.raises(InputError, match=named):
-        known.evaluate(CONFIG, Shell(known, specs, lambda found: {**found, "output1": change(found["output1"])}))
+        known.evaluate(CONFIG, Shell(known, None, specs, lambda found: {**found, "output1": change(found["output1"])}))
 
 
 def test_outputs_in_another_order_without_metadata_and_without_prototypes(known, expected):
     """As engines may list them: prototypes first, and names of their own."""
     first, second = TorchRunner(known.model, "cpu").outputs
     outputs = (replace(second, name="protos"), replace(first, name="rows"))
-    runner = Shell(known, outputs, lambda found: {"protos": found["output1"], "rows": found["output0"]})
+    runner = Shell(known, None, outputs, lambda found: {"protos": found["output1"], "rows": found["output0"]})
     assert task_of_outputs({}, {spec.name: len(spec.shape) for spec in outputs}) is SEGMENT
     assert numbers(known.evaluate(CONFIG, runner).masks) == pytest.approx(numbers(expected.masks), abs=1e-9)
     with pytest.raises(InputError, match="output1"):
-        known.evaluate(CONFIG, Shell(known, (TensorSpec("output0", (None, 39, None), "float32"),)))
+        known.evaluate(CONFIG, Shell(known, None, (TensorSpec("output0", (None, 39, None), "float32"),)))
 
 
 @pytest.mark.parametrize("wrong", [None, [["a"] * 6], {"counts": [1]}])

@@ -23,29 +23,20 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def sets(folder, tmp_path_factory):
-    """Images, one of which can only be opened; and two with outlines, so that the third process has none."""
+def runs(folder, tmp_path_factory):
+    """Of one process and of three: images, one of which can only be opened, and two with outlines: one has none."""
     samples = write_set(folder, IMAGES, MIXED)
     samples[5].path.write_bytes(samples[5].path.read_bytes()[:200])
-    outlined = tmp_path_factory.mktemp("outlined")
-    return samples, (outlined, write_outlined_set(outlined, 2, MIXED, seed=4))
-
-
-@pytest.fixture(scope="module")
-def alone(folder, sets):
-    samples, outlined = sets
-    return shared_work.of_images(folder, samples, CASES, folder / "alone", outlined)
-
-
-@pytest.fixture(scope="module")
-def three(folder, sets, tmp_path_factory):
-    samples, outlined = sets
+    where = tmp_path_factory.mktemp("outlined")
+    outlined = where, write_outlined_set(where, 2, MIXED, seed=4)
+    alone = shared_work.of_images(folder, samples, CASES, folder / "alone", outlined)
     results = tmp_path_factory.mktemp("three")
-    return together(shared_work.of_images, SIZE, results, folder, samples, CASES, folder / "three", outlined)
+    return alone, together(shared_work.of_images, SIZE, results, folder, samples, CASES, folder / "three", outlined)
 
 
 @pytest.mark.parametrize("case", range(len(CASES)))
-def test_every_process_gets_the_numbers_of_one(folder, alone, three, case):
+def test_every_process_gets_the_numbers_of_one(folder, runs, case):
+    alone, three = runs
     expected = alone["evaluated"][case]
     assert expected["numbers"]["ap"] > 0.1
     for one in three:
@@ -56,7 +47,8 @@ def test_every_process_gets_the_numbers_of_one(folder, alone, three, case):
     assert ours == theirs
 
 
-def test_masks_of_several_processes_are_those_of_one(folder, alone, three):
+def test_masks_of_several_processes_are_those_of_one(folder, runs):
+    alone, three = runs
     (expected,) = alone["masks"]
     assert expected["numbers"]["masks"].ap > 0.05
     for one in three:
@@ -67,7 +59,8 @@ def test_masks_of_several_processes_are_those_of_one(folder, alone, three):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_parts_put_together_are_the_batches_of_one_process(alone, three, workers):
+def test_parts_put_together_are_the_batches_of_one_process(runs, workers):
+    alone, three = runs
     batches = zip(*(one["loaded"][workers] for one in three), strict=True)
     assert [[image for part in parts for image in part] for parts in batches] == alone["loaded"][workers]
     passes = alone["loaded"][workers]
@@ -75,8 +68,8 @@ def test_parts_put_together_are_the_batches_of_one_process(alone, three, workers
     assert passes[:6] != passes[6:]
 
 
-def test_collectives(three):
-    found = [one["collectives"] for one in three]
+def test_collectives(runs):
+    found = [one["collectives"] for one in runs[1]]
     assert [one["world"] for one in found] == [(0, 3, 0), (1, 3, 1), (2, 3, 2)]
     assert [one["main"] for one in found] == [True, False, False]
     for one in found:
