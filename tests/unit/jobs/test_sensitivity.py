@@ -2,23 +2,19 @@
 
 import copy
 import json
-from dataclasses import replace
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from report_examples import example_row, resampled
 from small_networks import AConv, ADown, Concat, Conv, Network, RepNBottleneck, Unknown, chain
 from torch import nn
-from torchvision.ops import box_convert, box_iou
 
 from models.quantize import calibration, placement
 from models.quantize.recipe import Recipe
-from utils.core.tasks import Prediction
 from utils.jobs.inputs import read_profile
 from utils.jobs.options import SensitiveOptions
-from utils.jobs.sensitivity.search import Search, choose_units, distance, weight
+from utils.jobs.sensitivity.search import Search, choose_units
 from utils.jobs.sensitivity.units import State, Switches, Units, cost_of, cost_shares
 
 X = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(5))
@@ -208,82 +204,3 @@ def test_a_list_of_layers_is_read(tmp_path):
     for content in (rows, {"layers": rows}):
         path.write_text(json.dumps(content))
         assert read_profile(path) == [("a", 1.5)]
-
-
-# distances of predictions, in NumPy and torchvision, anchor by anchor and pixel by pixel
-
-CLASSES, COEFFICIENTS, SIZE = 3, 5, (48, 64)
-
-
-def prediction(anchors=150, seed=0):
-    random = torch.Generator().manual_seed(seed)
-    middle = torch.rand(2, 2, anchors, generator=random) * torch.tensor([64.0, 48.0])[:, None]
-    size = torch.rand(2, 2, anchors, generator=random) * 30 + 4
-    scores = torch.rand(2, CLASSES, anchors, generator=random) ** 3
-    coefficients = torch.randn(2, COEFFICIENTS, anchors, generator=random)
-    raw = torch.cat([middle, size, scores, coefficients], 1)
-    return Prediction(raw, torch.randn(2, COEFFICIENTS, 12, 16, generator=random))
-
-
-def changed(found, rows, by):
-    raw = found.raw.clone()
-    raw[:, rows] += by
-    return replace(found, raw=raw)
-
-
-def box_distance(reference, other):
-    """What boxes and scores differ by, where a score is above 0.001."""
-    total = 0.0
-    for image in range(len(reference.raw)):
-        boxes = [box_convert(one.boxes[image].T, "cxcywh", "xyxy") for one in (reference, other)]
-        overlaps = box_iou(*boxes).diagonal().numpy()
-        ours, theirs = (one.scores[image].numpy() for one in (reference, other))
-        for anchor in range(ours.shape[1]):
-            scores = [max(pair) for pair in zip(ours[:, anchor], theirs[:, anchor], strict=True)]
-            scores = [score if score > 0.001 else 0.0 for score in scores]
-            total += max(scores) ** 3 * (1 - overlaps[anchor])
-            total += 0.1 * sum(np.square(scores) * np.abs(ours[:, anchor] - theirs[:, anchor]))
-    return total
-
-
-def mask_distance(reference, other):
-    """What the masks of the hundred best anchors of an image differ by inside the float network's boxes."""
-    total = 0.0
-    for image in range(len(reference.raw)):
-        scores = np.maximum(reference.scores[image].numpy(), other.scores[image].numpy()).max(0)
-        for anchor in np.argsort(-scores)[:100]:
-            cx, cy, w, h = (float(value) for value in reference.boxes[image, :, anchor])
-            masks = []
-            for one in (reference, other):
-                sums = np.einsum("k,khw->hw", one.coefficients[image, :, anchor], one.prototypes[image])
-                masks.append(1 / (1 + np.exp(-sums)))
-            low = high = 0.0
-            for y in range(12):
-                for x in range(16):
-                    if cx - w / 2 <= 4 * x < cx + w / 2 and cy - h / 2 <= 4 * y < cy + h / 2:
-                        low += min(mask[y, x] for mask in masks)
-                        high += max(mask[y, x] for mask in masks)
-            total += scores[anchor] ** 3 * (1 - (low + 1e-6) / (high + 1e-6))
-    return total
-
-
-@pytest.mark.parametrize("rows", [slice(0, 2), slice(4, 7), slice(7, 12), None])
-def test_it_is_that_of_boxes_and_scores_and_what_masks_add(rows):
-    """Of other boxes, scores, coefficients or prototypes."""
-    reference, random = prediction(), torch.Generator().manual_seed(3)
-    if rows is None:
-        noise = torch.randn(reference.prototypes.shape, generator=random)
-        other = replace(reference, prototypes=reference.prototypes + noise)
-    else:
-        other = changed(reference, rows, torch.rand(reference.raw[:, rows].shape, generator=random) * 0.3)
-    both = [Prediction(torch.cat([one.boxes, one.scores], 1)) for one in (reference, other)]
-    expected = box_distance(*both)
-    assert float(distance(*both, SIZE)) == pytest.approx(expected, rel=1e-4, abs=1e-3)
-    expected += mask_distance(reference, other)
-    assert float(distance(reference, other, SIZE)) == pytest.approx(expected, rel=1e-4)
-    assert expected > 0.1
-
-
-def test_its_scale_is_that_of_no_box_in_its_place():
-    plain = Prediction(prediction().raw[:, :7])
-    assert float(distance(plain, changed(plain, slice(0, 4), 1000), SIZE) / weight(plain)) == pytest.approx(1, abs=0.01)

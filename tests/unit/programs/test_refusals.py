@@ -81,6 +81,7 @@ CASES = [  # program, arguments, what the line names
     (M, "runs/exp/weights", "runs/exp/weights/report.json does not exist"),
     (S, "", "--check"),
     (S, "--check none", "none"),
+    *((S, name, name) for name in ("a.png", "none.onnx", "images")),
     (S, "boxes.onnx --output boxes.onnx", "boxes.onnx"),
     (C, "m --source none.png", "none.png"),
     # what cannot be written is said before anything is read; nothing is made on the way
