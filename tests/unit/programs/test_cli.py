@@ -8,13 +8,14 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
 
 from utils import cli
 from utils.core import device, files
-from utils.core.errors import InputError, QatError
+from utils.core.errors import REMOVED, InputError, QatError
 from utils.core.options import Options, option
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -24,6 +25,7 @@ class Few(Options):
     """Few options."""
 
     batch_size: int = option(10, "images a batch")
+    form: Literal["float", "uint8"] = option("float", "of the file", "--input")
 
 
 def run(error: BaseException | None, *arguments: str) -> int:
@@ -97,6 +99,21 @@ def test_a_wrong_command_line_gets_one_line(words, named, capsys):
     error = capsys.readouterr().err
     assert (stopped.value.code, error.count("\n")) == (2, 1)
     assert all(part in error for part in named)
+
+
+FLAGS = [name for name in REMOVED if "--" in name and not name.partition("--")[2].count(" ")]
+
+
+@pytest.mark.parametrize("name", [*FLAGS, "program --input int8"])
+def test_what_was_removed_in_2_0_says_what_to_use(name, capsys):
+    before, _, flag = name.partition("--")
+    program, *commands = before.split() or ["program"]
+    work = (Options if name in FLAGS else Few, print)
+    with pytest.raises(SystemExit) as ended:
+        cli.run_program(program, {commands[0]: work} if commands else work, [*commands, *f"--{flag}".split()])
+    assert ended.value.code == 2
+    hint = REMOVED.get(name, "use --input uint8")
+    assert capsys.readouterr().err.startswith(f"error: --{flag} was removed in 2.0: {hint}")
 
 
 PROGRAM = """
