@@ -1,4 +1,4 @@
-"""The frame of the programs: exit codes, one line an error, run folders, files that appear whole."""
+"""The frame of the programs: exit codes, one line an error, files that appear whole and replace nothing read."""
 
 import contextlib
 import errno
@@ -16,7 +16,9 @@ import torch
 from utils import cli
 from utils.core import device, files
 from utils.core.errors import REMOVED, InputError, QatError
+from utils.core.files import check_folder_name, distinct_names, refuse_overwrite
 from utils.core.options import Options, option
+from utils.onnx_graph import deepstream
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -116,6 +118,24 @@ def test_what_was_removed_in_2_0_says_what_to_use(name, capsys):
     assert capsys.readouterr().err.startswith(f"error: --{flag} was removed in 2.0: {hint}")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [["patch_yolov9.sh"], ["patch_yolov9.sh", "a", "b"], ["patch_yolov9.sh", "--frce", "x"], ["patch_yolov9.sh", ""],
+     ["scripts/get_yolov9.sh"], ["scripts/test.sh", "--nothing"], ["install_dependencies.sh", "--nothing"],
+     ["scripts/val_trt.sh"], ["scripts/val_trt.sh", "none.pt", "d.yaml", "64"],
+     ["scripts/val_trt.sh", "d.yaml", "d.yaml", "64"], ["scripts/benchmark_trt.sh", "none.onnx", "64"],
+     ["scripts/benchmark_trt.sh", "a", "b"], ["scripts/generate_trt_engine.sh"],
+     ["scripts/generate_trt_engine.sh", "", "64"], ["data/demo/train_demo.sh", "--epochs"]],
+)  # fmt: skip
+def test_usage_errors_of_shell_scripts_are_one_line(words):
+    command = ["bash", str(ROOT / words[0]), *words[1:]]
+    env = {**os.environ, "PYTHON": sys.executable}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+
+
 PROGRAM = """
 import os, signal, sys, time
 sys.path.insert(0, sys.argv.pop(1))
@@ -186,3 +206,66 @@ def test_full_float32_switches_tf32_off_and_puts_it_back(monkeypatch):
         assert [setting.allow_tf32 for setting in settings] == [False, False]
         _ = 1 / 0
     assert [setting.allow_tf32 for setting in settings] == before
+
+
+# what is read is not written over: links, names that differ in case, records of our own
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_links_are_seen_through_in_both_directions(here, link):
+    (here / "a").write_text("content")
+    link("a", "b")
+    for output, source in (("b", "a"), ("a", "b")):
+        with pytest.raises(InputError, match=rf"{output} is read \(as {source}\) and would be over"):
+            refuse_overwrite([output], [source])
+    refuse_overwrite(["c"], ["a", "b", None, "nowhere"])
+    os.mkfifo("pipe")
+    for path in (".", "pipe"):
+        with pytest.raises(InputError, match=r"is (a folder|not a regular file); a file is to be written"):
+            refuse_overwrite([path], [])
+
+
+def test_a_file_system_that_ignores_case(here, monkeypatch):
+    (here / "mine.onnx").write_text("")
+    real = os.stat
+    monkeypatch.setattr(files.os, "stat", lambda path, **more: real(str(path).lower(), **more))
+    with pytest.raises(InputError, match=r"MINE\.ONNX is read \(as mine\.onnx"):
+        refuse_overwrite(["MINE.ONNX"], ["mine.onnx"])
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../../x", "a/b", "/tmp/x", "a\\b", "a\nb", "\udcff"])
+def test_names_that_are_no_folders(name):
+    with pytest.raises(InputError, match="is not the name of a folder"):
+        check_folder_name(name)
+
+
+def test_names_are_told_apart():
+    assert [check_folder_name(name) for name in ("exp", "a b", "ä.1", "...")] == ["exp", "a b", "ä.1", "..."]
+    names = distinct_names(["a.jpg", "A.jpg", "a-2.jpg", "b.jpg", "a.jpg", "c", "C"])
+    assert names == ["a.jpg", "A-2.jpg", "a-2-2.jpg", "b.jpg", "a-3.jpg", "c", "C-2"]
+
+
+# what DeepStream reads beside the ONNX file
+
+
+def test_what_others_wrote_is_kept_beside(tmp_path):
+    onnx = tmp_path / "a.onnx"
+    for path in deepstream.paths(onnx):
+        path.write_text("mine\n")
+    labels, config, server = deepstream.write(onnx, "mine\n", ["x=1\n", "y=1\n"])
+    assert [path.read_text() for path in (labels, config, server)] == ["mine\n", "x=1\n", "y=1\n"]
+    assert not labels.with_name("labels.txt.bak1").exists()  # it says what it would say anyway
+    deepstream.write(onnx, "mine\n", ["x=2\n", "y=1\n"])
+    assert all(path.with_name(f"{path.name}.bak1").read_text() == "mine\n" for path in (config, server))
+    assert config.with_name(f"{config.name}.bak2").read_text() == "x=1\n"
+
+
+def test_a_name_that_would_add_lines_to_the_configuration():
+    with pytest.raises(InputError, match="cannot be written on a line"):
+        deepstream.check_name("a\ncustom-lib-path=x.onnx")

@@ -1,12 +1,15 @@
-"""What a served model finds is what our own runner finds in the file; for every form of file."""
+"""Served models and the two programs for Triton: what is found is what our own runner finds in the file."""
 
+import shutil
 import socket
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 import torch
-from boxes_graph import NAMES, write_boxes
+from boxes_graph import NAMES, write_boxes, write_engine
+from documentation import commands
 from google.protobuf import text_format
 from triton_stand_in import serving
 from tritonclient.grpc.model_config_pb2 import ModelConfig
@@ -18,9 +21,12 @@ from utils.jobs.model_repository import CONFIG, make
 from utils.jobs.visualize import Artist
 from utils.onnx_graph.output_formats import NmsSettings, end2end
 from utils.runners.onnxrt import OnnxRuntimeRunner
+from utils.serving import runner as client
 from utils.serving.options import ServingOptions
 from utils.serving.runner import TritonRunner
 
+ROOT = Path(__file__).resolve().parents[3]
+MAKE, ASK, BUILD = "scripts/make_triton.py", "scripts/triton_client.py", "scripts/build_engine.py"
 NMS = NmsSettings("onnx", 100)
 FORMS = {
     "raw": {}, "alone": {}, "static": {"batch": 3}, "nms": {"form": end2end(NMS)},
@@ -98,3 +104,44 @@ def test_what_does_not_answer_as_triton_is_named(server):
         with pytest.raises(InputError, match=address) as caught:
             TritonRunner("m", address)
     assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the files that the page names."""
+    monkeypatch.chdir(tmp_path)
+    write_boxes(tmp_path / "yolov9-c-int8.onnx")
+    write_boxes(tmp_path / "yolov9-c-seg-end2end.onnx", end2end(NMS), masks=True)
+    write_boxes(tmp_path / "yolov9-c-end2end.onnx", end2end(NMS))
+    write_engine(tmp_path / "yolov9-c-int8.engine", tmp_path / "yolov9-c-int8.onnx")
+    (tmp_path / "images").mkdir()
+    image = np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8)
+    cv2.imwrite(str(tmp_path / "images/a.png"), image)
+    return tmp_path
+
+
+def test_every_command_of_the_page_runs(here, start, monkeypatch):
+    """Writers first, as on the page, then clients. Engines are served from their ONNX file."""
+    page = [words[1:] for words in commands((ROOT / "docs/triton.md").read_text("utf-8"))]
+    assert {name for name, *_ in page} == {MAKE, ASK, BUILD}
+    for name, *words in page:
+        if name == MAKE:
+            code, out, err = start(name, *words)
+            assert (code, err) == (0, []), (words, out, err)
+    (built,) = [words for words in page if words[0] == BUILD]
+    assert out[-1].endswith(" ".join(built))  # what the last writer says of the engine that is built later
+    for path in Path("model_repository").rglob("config.pbtxt"):
+        if "tensorrt_plan" in (text := path.read_text("utf-8")):
+            text = text.replace("tensorrt_plan", "onnxruntime_onnx").replace("KIND_GPU", "KIND_CPU")
+            path.write_text(text, "utf-8")
+            shutil.copy("yolov9-c-int8.onnx", path.parent / "1/model.onnx")
+    with serving(Path("model_repository")) as server:
+        monkeypatch.setattr(client, "ADDRESS", server)
+        for name, *words in page:
+            if name == ASK:
+                words = [server if word == "localhost:8001" else word for word in words]
+                code, out, err = start(name, *words)
+                assert (code, err) == (0, []), (words, out, err)
+    drawn = [cv2.imread(f"runs/triton/{name}/a.png") for name in ("exp", "default", "by-url")]
+    assert (drawn[1] == drawn[2]).all()
+    assert (drawn[0] != cv2.imread("images/a.png")).any()

@@ -1,8 +1,6 @@
 """Which networks take part, which rows they have, and what is said of those that cannot run."""
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
 from one_conv import METADATA, write_onnx
@@ -12,9 +10,6 @@ from utils.core.errors import InputError
 from utils.jobs import benchmark
 from utils.trt.benchmark import Entry
 from utils.trt.engine_file import EngineNote
-
-sys.path.append(str(Path(__file__).resolve().parents[3] / "scripts"))
-import benchmark_trt
 
 
 @pytest.mark.parametrize(
@@ -26,37 +21,22 @@ def test_batch_sizes(given, sweep, expected):
     assert benchmark.batch_sizes(given, sweep) == expected
 
 
-# the program
-
-
-@pytest.fixture
-def program(tmp_path, monkeypatch, capsys):
-    """The program in `tmp_path`. Returns (code, output, errors)."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*words, size=("--imgsz", 32)):
-        timing = ["--warmUp", 0, "--duration", 0.02, "--rounds", 2, *size]
-        try:
-            code = benchmark_trt.run([*map(str, [*words, *timing])])
-        except SystemExit as ended:  # argparse's
-            code = ended.code
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
+PROGRAM = "scripts/benchmark_trt.py"
+TIMING = ["--warmUp", "0", "--duration", "0.02", "--rounds", "2", "--imgsz", "32"]
 
 
 def rows_of(folder):
     return json.loads((folder / "runs/benchmark_trt/exp/benchmark.json").read_text())["rows"]
 
 
-def test_on_a_cpu_onnx_files_run_in_onnx_runtime(program, tmp_path):
+def test_on_a_cpu_onnx_files_run_in_onnx_runtime(start, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     write_onnx(tmp_path / "int8.onnx", ("b", 3, "h", "w"), quantized=True)
     write_onnx(tmp_path / "float.onnx", ("b", 3, "h", "w"))
     write_onnx(tmp_path / "static.onnx", (2, 3, 32, 32))
     words = ("int8.onnx", "static.onnx", "--baseline", "float.onnx", "--device", "cpu", "--batch-size", 1, 2)
-    code, out, err = program(*words)
-    assert (code, err) == (1, "")  # of a static batch size, the other
+    code, out, err = start(PROGRAM, *words, *TIMING)
+    assert (code, err) == (1, [])  # of a static batch size, the other
     rows = rows_of(tmp_path)
     assert [(one["model"], one["runtime"], one["precision"]) for one in rows[:3]] == [
         ("float", "ONNX Runtime", "FP32"),
@@ -64,8 +44,8 @@ def test_on_a_cpu_onnx_files_run_in_onnx_runtime(program, tmp_path):
     ]  # fmt: skip
     assert [bool(one["error"]) for one in rows] == [False] * 2 + [True] + [False] * 3
     assert rows[1]["gain"] is not None
-    assert "against the baseline" in out
-    assert "INT8's speed shows in TensorRT only" in out
+    for words in ("against the baseline", "INT8's speed shows in TensorRT only"):
+        assert words in "\n".join(out)
     assert "ONNX Runtime" in (tmp_path / "runs/benchmark_trt/exp/benchmark.md").read_text()
     assert list((tmp_path).glob("*.engine")) == []
 
@@ -87,20 +67,20 @@ def test_files_of_different_sizes_are_not_compared(tmp_path):
             benchmark.common_size(entries)
 
 
-def test_engines_with_copies(program, tmp_path, monkeypatch):
+def test_engines_with_copies(start, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     stand_in(monkeypatch)
     monkeypatch.setattr(benchmark, "device_information", lambda index=None: {"Selected Device": "Fake GPU"})
     write_onnx(tmp_path / "int8.onnx", ("b", 3, 32, 32), quantized=True)
     write_onnx(tmp_path / "float.onnx", (4, 3, 32, 32))
-    words = ("int8.onnx", "--baseline", "float.onnx", "--batch-size", 4, 4)
-    words += ("--useCudaGraph",)
-    code, out, _ = program(*words)
+    words = ("int8.onnx", "--baseline", "float.onnx", "--batch-size", 4, 4, "--useCudaGraph")
+    code, out, _ = start(PROGRAM, *words, *TIMING)
     assert code == 0
     rows = rows_of(tmp_path)
     assert [(one["model"], one["runtime"]) for one in rows] == [("float", "TensorRT"), ("int8", "TensorRT")]
     assert [one["gain"] is None for one in rows] == [True, False]
     assert all({"h2d", "d2h"} <= set(one["figures"]) for one in rows)
-    header = next(line for line in out.splitlines() if line.startswith("model "))
+    header = next(line for line in out if line.startswith("model "))
     assert header.split()[:3] == ["model", "precision", "NMS"]
     assert all(title in header for title in ("H2D", "compute", "D2H", "against FP16"))
-    assert "int8, batch 4: " in out
+    assert "int8, batch 4: " in "\n".join(out)
