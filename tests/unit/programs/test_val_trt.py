@@ -2,19 +2,16 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 from known_images import SQUARE, KnowingModel, export_answers, write_set
 
-import val_trt
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.jobs.open import open_runner
 from utils.reports.schema import Report
 from utils.runners.pytorch import TorchRunner
 
-ROOT = Path(__file__).resolve().parents[3]
 NAMES = ("cat", "dog", "owl")
 
 
@@ -29,16 +26,12 @@ def known(tmp_path_factory):
 
 
 @pytest.fixture
-def program(known, tmp_path, capsys):
-    """Run the program on a file; returns (exit code, standard output, standard error)."""
+def program(known, tmp_path, start):
+    """Run the program on a file; returns (exit code, lines of standard output, those of standard error)."""
+    words = ["--project", tmp_path, "--workers", 0, "--device", "cpu"]
 
-    def run(*words, file="a.onnx", data="data.yaml"):
-        folder, _ = known
-        paths = ["--engine-file", str(folder / file), "--data", str(folder / data), "--project", str(tmp_path)]
-        argv = [*paths, "--workers", "0", "--device", "cpu", *map(str, words)]
-        code = val_trt.main(argv)
-        out, err = capsys.readouterr()
-        return code, out, err
+    def run(*more, file="a.onnx", data="data.yaml"):
+        return start("val_trt.py", "--engine-file", known[0] / file, "--data", known[0] / data, *words, *more)
 
     return run
 
@@ -59,16 +52,9 @@ def test_a_report_and_a_table(known, program, tmp_path):
     assert "ONNX Runtime" in row.measured_on
     assert "batch 6, 64x64" in row.measured_on
     assert row.ms_per_image > 0
-    assert f"{expected.ap:.3g}" in out
-    assert "cat" in out  # a row for each class when there are few
-    assert out.splitlines()[-1] == f"next: scripts/generate_trt_engine.sh {folder / 'a.onnx'}"
-
-
-def test_a_fixed_file_decides_size_and_batch(program, tmp_path):
-    code, out, _ = program(file="fixed.onnx")
-    assert code == 0
-    assert "batch 16, 64x64" in out
-    assert Report.load(tmp_path / "exp/report.json").rows[0].ap > 0.3
+    for words in (f"{expected.ap:.3g}", "cat"):  # a row for each class when there are few
+        assert words in "\n".join(out)
+    assert out[-1] == f"next: scripts/generate_trt_engine.sh {folder / 'a.onnx'}"
 
 
 def test_files_that_are_asked_for(program, tmp_path):
@@ -79,7 +65,7 @@ def test_files_that_are_asked_for(program, tmp_path):
     assert max(len(file.read_text().splitlines()) for file in (tmp_path / "exp/labels").iterdir()) <= 5
     predictions = json.loads((tmp_path / "exp/a_predictions.json").read_text())
     assert len(predictions) == len(lines)
-    assert "Average Precision" in out
+    out = "\n".join(out)
     report = Report.load(tmp_path / "exp/report.json")
     assert any("pycocotools: AP" in note for note in report.notes)
     printed = {size: re.search(rf"Average Precision .*area= *{size} .*= (-?[0-9.]+)", out)[1]
@@ -89,23 +75,27 @@ def test_files_that_are_asked_for(program, tmp_path):
     assert present
 
 
-def test_a_rectangle(known, program, tmp_path):
-    assert program("--imgsz", 64, 96)[0] == 0
-    with open_runner(known[0] / "a.onnx") as runner:
-        expected = evaluate(runner, load_data(known[0] / "data.yaml"), EvalConfig(imgsz=(64, 96), workers=0))
+@pytest.mark.parametrize(
+    ("file", "words", "size", "batch"),
+    [("a.onnx", ("--imgsz", 64, 96), (64, 96), 32), ("fixed.onnx", (), (64, 64), 16)],
+)
+def test_a_rectangle_and_a_fixed_file_which_decides_size_and_batch(known, program, tmp_path, file, words, size, batch):
+    assert program(*words, file=file)[0] == 0
+    with open_runner(known[0] / file) as runner:
+        config = EvalConfig(imgsz=size, batch_size=batch, workers=0)
+        expected = evaluate(runner, load_data(known[0] / "data.yaml"), config)
     row = Report.load(tmp_path / "exp/report.json").rows[0]
-    assert (row.ap, row.input_size) == (pytest.approx(expected.ap, abs=1e-6), "64x96")
+    assert (row.ap, row.input_size) == (pytest.approx(expected.ap, abs=1e-6), f"{size[0]}x{size[1]}")
+    assert f"batch {batch}, {row.input_size}" in row.measured_on
+    assert row.ap > (0.3 if file == "fixed.onnx" else 0)
 
 
-def test_other_splits_and_options(program):
-    assert program("--imgsz", 64, "--task", "train", "--single-cls", "--rect", "--limit", 4)[0] == 0
-    code, _, err = program("--imgsz", 64, "--task", "test")
-    assert (code, err.strip().endswith("has no 'test:' entry; it has train, val")) == (2, True)
-
-
-def test_coco_yaml_writes_json_by_itself(known, program, tmp_path):
-    """As upstream's val.py does."""
+def test_other_splits_and_options_and_coco_yaml_which_writes_json_by_itself(known, program, tmp_path):
+    """As with upstream's val.py."""
     folder, _ = known
     (folder / "coco.yaml").write_text((folder / "data.yaml").read_text())
-    assert program("--imgsz", 64, "--limit", 2, data="coco.yaml")[0] == 0
+    options = ("--imgsz", 64, "--task", "train", "--single-cls", "--rect", "--limit", 4)
+    assert program(*options, data="coco.yaml")[0] == 0
     assert (tmp_path / "exp/a_predictions.json").is_file()
+    code, _, err = program("--imgsz", 64, "--task", "test")
+    assert (code, err[-1].endswith("has no 'test:' entry; it has train, val")) == (2, True)
