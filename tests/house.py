@@ -4,7 +4,7 @@
     python tests/house.py            the table
     python tests/house.py --list     and the names behind each number
 
-`tests/unit/test_house.py` holds the limits.
+`tests/unit/test_architecture.py` holds the limits.
 """
 
 import ast

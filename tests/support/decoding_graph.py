@@ -25,14 +25,9 @@ def head_graph(batch: int | str = BATCH, computed: bool = False, opset: int = 17
         one = b.node("MaxPool", "/max", one, kernel_shape=[1])
         one = b.node("Gather", "/one_of_all", one, b.tensor("first", np.array([0])), axis=1)
         points = b.node("Mul", "/points", points, one)
-    shape = b.tensor("bins", np.array([0, 4, BINS, -1]))
-    box = b.node("Reshape", "/model.5/dfl/Reshape", sides, shape)
-    box = b.node("Transpose", "/model.5/dfl/Transpose", box, perm=[0, 2, 1, 3])
-    box = b.node("Softmax", "/model.5/dfl/Softmax", box, axis=1)
-    levels = b.tensor("model.5.dfl.conv.weight", np.arange(BINS, dtype=np.float32).reshape(1, BINS, 1, 1))
-    box = b.node("Conv", "/model.5/dfl/conv/Conv", box, levels, kernel_shape=[1, 1])
-    box = b.node("Reshape", "/model.5/dfl/Reshape_1", box, b.tensor("sides", np.array([0, 4, -1])))
-    near, far = b.node("Split", "/model.5/Split_1", box, b.tensor("halves", np.array([2, 2])), outputs=2, axis=1)
+    near, far = b.node(
+        "Split", "/model.5/Split_1", b.dfl(sides, BINS), b.tensor("halves", np.array([2, 2])), outputs=2, axis=1
+    )
     low, high = b.node("Sub", "/model.5/Sub", points, near), b.node("Add", "/model.5/Add", points, far)
     middle = b.node("Add", "/model.5/Add_1", low, high)
     middle = b.node("Div", "/model.5/Div", middle, b.tensor("two", np.array(2, np.float32)))

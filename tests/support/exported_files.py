@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
+import onnx
 import pytest
 import torch
+from qdq_graph import results
 
 import export_qat
 from utils.jobs.open import Network
@@ -29,12 +30,7 @@ def export_onnx(
 
 
 def run(path: Path, images: torch.Tensor, optimize: bool = False) -> np.ndarray:
-    options = onnxruntime.SessionOptions()
-    level = onnxruntime.GraphOptimizationLevel
-    options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
-    options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    return session.run(["output0"], {"images": images.numpy()})[0]
+    return results(onnx.load(path), check=False, optimize=optimize, images=images.numpy())["output0"]
 
 
 def predict(network: Network, images: torch.Tensor) -> np.ndarray:

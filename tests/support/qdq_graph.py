@@ -62,6 +62,15 @@ class Builder:
         gate = self.node("Sigmoid", f"{scope}/act/Sigmoid", x)
         return self.node("Mul", f"{scope}/act/Mul", x, gate)
 
+    def dfl(self, box: str, bins: int) -> str:
+        """Upstream's integral of box distributions, in the head `/model.5`."""
+        box = self.node("Reshape", "/model.5/dfl/Reshape", box, self.tensor("bins", np.array([0, 4, bins, -1])))
+        box = self.node("Transpose", "/model.5/dfl/Transpose", box, perm=[0, 2, 1, 3])
+        box = self.node("Softmax", "/model.5/dfl/Softmax", box, axis=1)
+        levels = self.tensor("model.5.dfl.conv.weight", np.arange(bins, dtype=np.float32).reshape(1, bins, 1, 1))
+        box = self.node("Conv", "/model.5/dfl/conv/Conv", box, levels, kernel_shape=[1, 1])
+        return self.node("Reshape", "/model.5/dfl/Reshape_1", box, self.tensor("sides", np.array([0, 4, -1])))
+
     def model(self, output: str, shape: list[int], batch: int | str = 1, opset: int = 17) -> ModelProto:
         graph = helper.make_graph(
             self.nodes,
@@ -121,23 +130,19 @@ def _decode(b: Builder, box: str, score: str) -> str:
     flat = b.node("Reshape", "/model.5/Reshape", joined, b.tensor("flat", np.array([0, 4 * BINS + CLASSES, -1])))
     sizes = b.tensor("sizes", np.array([4 * BINS, CLASSES]))
     box, score = b.node("Split", "/model.5/Split", flat, sizes, outputs=2, axis=1)
-    box = b.node("Reshape", "/model.5/dfl/Reshape", box, b.tensor("bins", np.array([0, 4, BINS, -1])))
-    box = b.node("Transpose", "/model.5/dfl/Transpose", box, perm=[0, 2, 1, 3])
-    box = b.node("Softmax", "/model.5/dfl/Softmax", box, axis=1)
-    levels = b.tensor("model.5.dfl.conv.weight", np.arange(BINS, dtype=np.float32).reshape(1, BINS, 1, 1))
-    box = b.node("Conv", "/model.5/dfl/conv/Conv", box, levels, kernel_shape=[1, 1])
-    box = b.node("Reshape", "/model.5/dfl/Reshape_1", box, b.tensor("sides", np.array([0, 4, -1])))
+    box = b.dfl(box, BINS)
     score = b.node("Sigmoid", "/model.5/Sigmoid", score)
     b.nodes.append(helper.make_node("Concat", [box, score], ["output0"], name="/model.5/Concat_1", axis=1))
     return "output0"
 
 
-def results(model: ModelProto, *, check: bool = True, **feeds: np.ndarray) -> dict[str, np.ndarray]:
-    """What a graph gives in ONNX Runtime, computed exactly as it is written; inputs that it lacks may be among them."""
+def results(model: ModelProto, *, check=True, optimize=False, **feeds: np.ndarray) -> dict[str, np.ndarray]:
+    """What a graph gives in ONNX Runtime, by default as it is written; inputs that it lacks may be among them."""
     if check:
         onnx.checker.check_model(model, full_check=True)
     options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    level = onnxruntime.GraphOptimizationLevel
+    options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     names = [value.name for value in session.get_outputs()]

@@ -8,12 +8,6 @@ import torch
 from torch import nn
 
 
-def _named_like_upstream(cls: type[nn.Module]) -> type[nn.Module]:
-    cls.__module__ = "models.common"
-    return cls
-
-
-@_named_like_upstream
 class Conv(nn.Module):
     def __init__(self, c1: int, c2: int, k: int = 1, s: int = 1, act: bool = True) -> None:
         super().__init__()
@@ -24,7 +18,6 @@ class Conv(nn.Module):
         return self.act(self.conv(x))
 
 
-@_named_like_upstream
 class Concat(nn.Module):
     def __init__(self, dimension: int = 1) -> None:
         super().__init__()
@@ -34,7 +27,6 @@ class Concat(nn.Module):
         return torch.cat(x, self.d)
 
 
-@_named_like_upstream
 class RepNBottleneck(nn.Module):
     def __init__(self, c: int, add: bool = True) -> None:
         super().__init__()
@@ -45,7 +37,6 @@ class RepNBottleneck(nn.Module):
         return x + y if self.add else y
 
 
-@_named_like_upstream
 class ADown(nn.Module):
     def __init__(self, c1: int, c2: int) -> None:
         super().__init__()
@@ -56,7 +47,6 @@ class ADown(nn.Module):
         return torch.cat((self.cv1(left), self.cv2(nn.functional.max_pool2d(right, 3, 2, 1))), 1)
 
 
-@_named_like_upstream
 class AConv(nn.Module):
     def __init__(self, c1: int, c2: int) -> None:
         super().__init__()
@@ -121,7 +111,6 @@ class DFL(nn.Module):
         self.conv.weight.data[:] = torch.arange(float(bins)).view(1, bins, 1, 1)
 
 
-@_named_like_upstream
 class DDetect(nn.Module):
     """Raw maps while training, `(something decoded, raw maps)` otherwise, as upstream's head."""
 
@@ -140,7 +129,6 @@ class DDetect(nn.Module):
         return self.dfl.conv(maps[0][:, : self.reg_max].softmax(1)), maps
 
 
-@_named_like_upstream
 class Proto(nn.Module):
     """Prototypes of masks, at twice the resolution."""
 
@@ -153,7 +141,6 @@ class Proto(nn.Module):
         return self.cv3(self.cv2(self.upsample(self.cv1(x))))
 
 
-@_named_like_upstream
 class Segment(DDetect):
     """Maps, coefficients and prototypes while training, `(rows, these three)` otherwise, as upstream's heads."""
 
@@ -172,7 +159,6 @@ class Segment(DDetect):
         return torch.cat((rows, coefficients), 1), (maps, coefficients, prototypes)
 
 
-@_named_like_upstream
 class DSegment(Segment):
     """Prototypes from an input of their own, the last."""
 
@@ -181,6 +167,10 @@ class DSegment(Segment):
 
     def forward(self, x):
         return super().forward(x[:-1], x[-1])
+
+
+for block in (Conv, Concat, RepNBottleneck, ADown, AConv, DDetect, Proto, Segment, DSegment):
+    block.__module__ = "models.common"
 
 
 def detector() -> Network:

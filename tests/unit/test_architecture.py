@@ -1,4 +1,4 @@
-"""The floors: imports run downwards. The doors: who may import upstream, the quantizer libraries and TensorRT."""
+"""The floors: imports run downwards. The doors: who may import upstream and TensorRT. And the size of the house."""
 
 import ast
 import re
@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import house
 import pytest
 from documentation import PYTHON_PROGRAMS, ROOT
 from house import imported
@@ -65,11 +66,6 @@ def test_help_answers_at_once_and_without_heavy_imports(program):
     assert time.perf_counter() - began < 10  # a second on an idle machine; what costs time is named above
 
 
-def test_no_package_file_shadows_upstreams():
-    assert not (ROOT / "models/__init__.py").exists()
-    assert not (ROOT / "utils/__init__.py").exists()
-
-
 @pytest.mark.parametrize("room", ROOMS)
 def test_every_file_of_a_room_is_on_its_map(room):
     text = (ROOT / room / "__init__.py").read_text(encoding="utf-8")
@@ -109,3 +105,22 @@ def arrows_up(module: str, source: str) -> list[str]:
 )
 def test_the_walk_sees_a_forbidden_import(module, line, found):
     assert (doors(line), arrows_up(module, line)) == found
+
+
+@pytest.mark.parametrize("row", house.measure(), ids=lambda row: row.what)
+def test_the_house_keeps_its_limits(row):
+    assert row.count <= row.limit, (
+        f"{row.what}: {row.count}, and the limit in tests/house.py is {row.limit}. Say what your change "
+        f"replaces, or raise the limit and give the reason in the commit's message. {row.names}"
+    )
+
+
+def test_what_is_counted():
+    source = "def _once(): _once()\ndef _twice(): ...\ndef run(): ...\ndef same(): ...\n_once(); _twice(); _twice()\n"
+    tree = ast.parse(source)
+    assert list(house.used_once(tree)) == ["_once"]
+    other = ast.parse("from utils import a\nfrom utils.core import distributed\ndef same(): ...\ndef run(): ...\n")
+    trees = {Path("utils/a.py"): tree, Path("utils/b.py"): other}
+    assert house.defined_twice(trees) == ["same: utils/a.py, utils/b.py"]
+    assert house.single_importers(trees) == ["utils/a.py ← utils/b.py"]
+    assert [house.knows_processes(one) for one in (tree, other)] == [False, True]

@@ -73,13 +73,6 @@ def test_the_seed_decides_and_every_pass_and_image_has_its_own(passes):
     assert sorted(first) == list(range(COUNT))
 
 
-def test_an_image_does_not_depend_on_those_before_it():
-    images = SeededImages(Drawing())
-    images.begin(torch.Generator().manual_seed(9))
-    forwards = [images[index][0].tolist() for index in range(COUNT)]
-    assert [images[index][0].tolist() for index in reversed(range(COUNT))] == forwards[::-1]
-
-
 def test_an_image_that_cannot_be_decoded_is_left_out_and_said(make, monkeypatch, caplog):
     """One in the middle of a QAT ended it, and every attempt to resume it."""
     whole = Drawing.__getitem__

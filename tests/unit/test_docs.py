@@ -1,10 +1,19 @@
-"""README and docs/: short enough to be read, linked together, and true as far as commands and names go."""
+"""README, docs/ and the package's example: short enough to be read, linked together, and true."""
 
+import doctest
 import re
+from types import SimpleNamespace
+from unittest.mock import create_autospec
 
 import documentation
 import pytest
-from documentation import LINK, PAGES, PYTHON_PROGRAMS, ROOT, SHELL_PROGRAMS, commands, problems
+import torch
+from documentation import LINK, PAGES, PYTHON_PROGRAMS, ROOT, problems
+from small_networks import chain
+
+import models.quantize
+from models.quantize.modules import QuantConv2d
+from utils import upstream
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -26,13 +35,6 @@ def test_page_says_what_is_so(page):
     if page.name == "CHANGELOG.md":  # of earlier versions too, whose files and flags may be gone
         found = [problem for problem in found if problem.startswith("the link")]
     assert found == []
-
-
-def test_the_pages_commands_are_seen():
-    seen = {word.removeprefix("./") for page in PAGES for words in commands(page.read_text("utf-8")) for word in words}
-    assert {"qat.py", "export_qat.py", "val_trt.py", "reparameterization.py", "scripts/quickstart.sh"} <= seen
-    assert seen & {*PYTHON_PROGRAMS} > {"qat.py"}
-    assert seen & {*SHELL_PROGRAMS} > {"scripts/quickstart.sh"}
 
 
 UPSTREAM = {"detect.py", "train.py", "segment/train_dual.py", "train_dual.py", "val.py", "export.py", "model.py",
@@ -72,3 +74,17 @@ def bash(line: str) -> str:
 )
 def test_what_is_not_so_is_found(text, problem):
     assert any(problem in one for one in problems(text)), problems(text)
+
+
+def test_the_example_quantizes_and_calibrates_a_network(monkeypatch):
+    load = create_autospec(upstream.load_float, return_value=SimpleNamespace(model=chain()))
+    monkeypatch.setattr(upstream, "load_float", load)
+    monkeypatch.setattr(upstream, "fuse", create_autospec(upstream.fuse, side_effect=lambda model: model))
+    names = {"batches": [torch.rand(2, 3, 32, 32)] * 2}
+    test = doctest.DocTestParser().get_doctest(models.quantize.__doc__, {}, "models.quantize", None, None)
+    test.globs = names  # not the copy
+    result = doctest.DocTestRunner(verbose=False).run(test, out=lambda _: None, clear_globs=False)
+    assert (result.failed, result.attempted > 0) == (0, True)
+    model = names["model"]
+    assert isinstance(model.model[6], QuantConv2d)
+    assert any(float(one.amax) != 1 for one in model.activation_quantizers.values())

@@ -163,14 +163,10 @@ def test_it_is_told_when_ptq_has_the_higher_ap():
     assert {lost_by_qat(rows) for rows in others} == {""}
 
 
-def test_a_reference_is_evaluated_first_and_at_the_same_size(known, tmp_path, caplog, monkeypatch):
-    """The other file holds a QuantizeLinear, and finds what the reference finds, less what is below 0.5."""
-    _, _, folder = known
-    model = onnx.load(folder / "a.onnx")
-    model.graph.node.append(onnx.helper.make_node("QuantizeLinear", [model.graph.output[0].name, "step"], ["unused"]))
-    model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(1), "step"))
-    onnx.save(model, tmp_path / "int8.onnx")
-    files = {"engine_file": str(tmp_path / "int8.onnx"), "reference": str(folder / "a.onnx")}
+def test_a_reference_is_evaluated_first_and_at_the_same_size(known, int8, tmp_path, caplog, monkeypatch):
+    """The other file holds a QuantizeLinear, and finds what the reference finds."""
+    folder = int8.parent
+    files = {"engine_file": str(int8), "reference": str(folder / "a.onnx")}
     base, row = evaluate_file(options(known, tmp_path, groups=r"\d{11}", **files), tmp_path).rows
     assert (base.stage, row.stage, base.input_size) == ("float", "ONNX", row.input_size)
     assert row.agreement > 0.99

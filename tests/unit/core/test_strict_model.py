@@ -1,13 +1,17 @@
 """Models of what people write: what is refused, and that the message names key, value and what is expected."""
 
 from math import nan
+from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from pydantic import Field
 
 from utils.core import errors
 from utils.core.errors import RecipeError
 from utils.core.strict_model import StrictModel, validate
+from utils.core.text import plural, short_repr
 
 
 class Section(StrictModel):
@@ -51,3 +55,32 @@ def test_a_removed_key_says_what_to_use(monkeypatch):
     monkeypatch.setitem(errors.REMOVED, "calibration.scales", "use calibration.method")
     with pytest.raises(RecipeError, match=r"calibration.scales was removed in 2.0: use calibration.method"):
         validate(Whole, {"calibration": {"scales": {}}}, "recipe.yaml", RecipeError)
+
+
+CYCLE: list = [1]
+CYCLE.append(CYCLE)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "None"), (-1.5, "-1.5"), ("two\nlines", r"'two\nlines'"), (Path("a b"), f"{Path('a b')!r}"),
+     (list(range(9)), "[0, 1, 2, 3, ...]"), ([[[[1]]]], "[[[...]]]"),
+     (torch.zeros(2, 3, dtype=torch.float16), "Tensor float16 [2, 3]"), (np.zeros((2,)), "ndarray float64 [2]")],
+    ids=lambda value: type(value).__name__,
+)  # fmt: skip
+def test_a_value_in_a_few_words(value, text):
+    assert short_repr(value) == text
+
+
+@pytest.mark.parametrize("value", [["x" * 10**6] * 10**4, {"x" * 10**5: CYCLE}], ids=range(2))
+def test_a_large_value_stays_short(value):
+    assert len(short_repr(value)) < 450
+
+
+@pytest.mark.parametrize(
+    ("count", "noun", "text"),
+    [(1, "image", "1 image"), (0, "image", "0 images"), (2, "batch", "2 batches"), (3, "class", "3 classes"),
+     (2, "epoch", "2 epochs"), (2, "copy", "2 copies"), (2, "day", "2 days"), (1, "box", "1 box")],
+)  # fmt: skip
+def test_counts_and_their_nouns(count, noun, text):
+    assert plural(count, noun) == text

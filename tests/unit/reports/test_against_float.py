@@ -43,9 +43,8 @@ def test_a_row_says_what_a_product_notices(compared):
 
 def test_the_difference_is_that_of_paired_resamplings(compared):
     base, int8 = (row.at_threshold for row in compared.rows)
-    assert int8.difference(base, "recall") == Difference(
-        pytest.approx(-0.1), pytest.approx(0.01)
-    )  # of -.10, -.09, -.11
+    expected = Difference(pytest.approx(-0.1), pytest.approx(0.01))  # of -.10, -.09, -.11
+    assert int8.difference(base, "recall") == expected
     elsewhere = int8.model_copy(update={"recall_resampled": resampled(0.7, 0.7, images="b" * 32)})
     assert elsewhere.difference(base, "recall").error is None
 

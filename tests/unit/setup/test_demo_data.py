@@ -22,7 +22,7 @@ def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def sets(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def sets(tmp_path_factory):
     """The set for detectors, and that with masks."""
     folders = tmp_path_factory.mktemp("demo") / "digits", tmp_path_factory.mktemp("demo") / "digits-segments"
     for folder, *options in ((folders[0], "--workers", "1"), (folders[1], "--segments", "--workers", "2")):
@@ -31,24 +31,19 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folders
 
 
-@pytest.fixture(scope="module")
-def demo_set(sets: tuple[Path, Path]) -> Path:
-    return sets[0]
-
-
 @pytest.mark.parametrize(("split", "count"), [("train", TRAIN), ("val", VAL)])
-def test_images_labels_and_annotations(demo_set, split, count):
-    coco = json.loads((demo_set / "annotations" / f"instances_{split}.json").read_text())
+def test_images_labels_and_annotations(sets, split, count):
+    coco = json.loads((sets[0] / "annotations" / f"instances_{split}.json").read_text())
     assert [item["id"] for item in coco["categories"]] == list(range(10))
     assert [item["id"] for item in coco["annotations"]] == list(range(1, len(coco["annotations"]) + 1))
-    files = {path.name for path in (demo_set / "images" / split).iterdir()}
+    files = {path.name for path in (sets[0] / "images" / split).iterdir()}
     assert {item["file_name"] for item in coco["images"]} == files
-    assert len(files) == len([*(demo_set / "labels" / split).iterdir()]) == count
-    assert len({path.stem for path in demo_set.glob("images/*/*")}) == TRAIN + VAL
+    assert len(files) == len([*(sets[0] / "labels" / split).iterdir()]) == count
+    assert len({path.stem for path in sets[0].glob("images/*/*")}) == TRAIN + VAL
     for image in coco["images"]:
         assert int(Path(image["file_name"]).stem) == image["id"]
-        assert cv2.imread(str(demo_set / "images" / split / image["file_name"])).shape == (320, 320, 3)
-        labels = (demo_set / "labels" / split / image["file_name"]).with_suffix(".txt")
+        assert cv2.imread(str(sets[0] / "images" / split / image["file_name"])).shape == (320, 320, 3)
+        labels = (sets[0] / "labels" / split / image["file_name"]).with_suffix(".txt")
         rows = np.loadtxt(labels, ndmin=2) * [1, 320, 320, 320, 320]  # class, x, y, w, h in pixels
         assert 3 <= len(rows) <= 12
         assert 12 <= rows[:, 3:].max(axis=1).min() <= rows[:, 3:].max() <= 96
@@ -62,10 +57,10 @@ def test_images_labels_and_annotations(demo_set, split, count):
         assert [item["area"] for item in found] == boxes[:, 2:].prod(axis=1).tolist()
 
 
-def test_same_seed_same_bytes_whatever_the_workers(demo_set, tmp_path):
+def test_same_seed_same_bytes_whatever_the_workers(sets, tmp_path):
     assert run(tmp_path / "digits", "--workers", "2").returncode == 0
     first, second = ({path.relative_to(folder): path.read_bytes() for path in folder.rglob("*.*")}
-                     for folder in (demo_set, tmp_path / "digits"))  # fmt: skip
+                     for folder in (sets[0], tmp_path / "digits"))  # fmt: skip
     assert first.pop(Path("data.yaml")) != second.pop(Path("data.yaml"))  # they name their folders
     assert first == second
 
@@ -95,15 +90,15 @@ def test_annotations_hold_the_ink_of_each_polygon(sets, split):
 
 
 @pytest.mark.parametrize("what", ["the same", "foreign", "--seed 3", "--segments", "incomplete"])
-def test_a_folder_is_used_again_or_refused_if_it_is_not_this_set(demo_set, tmp_path, what):
-    folder = shutil.copytree(demo_set, tmp_path / "digits")
+def test_a_folder_is_used_again_or_refused_if_it_is_not_this_set(sets, tmp_path, what):
+    folder = shutil.copytree(sets[0], tmp_path / "digits")
     (folder / "labels" / "train.cache").write_bytes(b"upstream's cache")
     if what == "foreign":
         (folder / "demo_set.json").unlink()
     elif what == "incomplete":
         next((folder / "images" / "val").iterdir()).unlink()
     elif what == "the same":
-        (folder / "data.yaml").write_text((demo_set / "data.yaml").read_text().replace(str(demo_set), str(folder)))
+        (folder / "data.yaml").write_text((sets[0] / "data.yaml").read_text().replace(str(sets[0]), str(folder)))
     before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.rglob("*.*")}
     done = run(folder, *(what.split() if what[0] == "-" else ()))
     if what == "the same":

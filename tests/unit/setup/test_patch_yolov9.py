@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -32,7 +31,6 @@ OVERLAY = {
     "data/demo/train.sh": "#!/bin/sh\n",
 }
 COPIED = {"qat.py", "models/quantize/__init__.py", "models/quantize/rules.py", "utils/cli.py", "data/demo/train.sh"}
-Patch = Callable[..., tuple[int, str]]
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -76,7 +74,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def patch(overlay: Path, checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Patch:
+def patch(overlay, checkout, monkeypatch, capsys):
     """The program's `main` on the checkout, or on another DIR that is given: exit code, and all that it says."""
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     import patch_overlay
@@ -89,7 +87,7 @@ def patch(overlay: Path, checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys
     return run
 
 
-def assert_refused(patch: Patch, checkout: Path, *words: str, options: tuple[str, ...] = ()) -> None:
+def assert_refused(patch, checkout: Path, *words: str, options: tuple[str, ...] = ()) -> None:
     before = tree(checkout.parent)
     code, said = patch(*options)
     assert (code, said.startswith("error: "), said.count("\n")) == (2, True, 1), said
@@ -203,8 +201,8 @@ def test_a_run_that_fails_at_any_change_puts_everything_back(earlier, revert, pa
     while code:
         number, changes = number + 1, itertools.count(1)
 
-        def failing(change: Callable[..., object], number: int = number, changes: itertools.count = changes):
-            def call(*arguments: object, **options: object) -> object:
+        def failing(change, number=number, changes=changes):
+            def call(*arguments, **options):
                 if next(changes) == number:
                     raise KeyboardInterrupt if number % 2 else OSError(28, "No space left on device")
                 return change(*arguments, **options)
@@ -227,9 +225,7 @@ def test_what_is_no_checkout_or_has_a_damaged_record(patch, overlay, checkout):
     for record in ("{", '{"files": {}}'):
         write(checkout, {f"{STATE}/manifest.json": record})
         assert_refused(patch, checkout, "manifest.json", options=("--force",))
-
-
-def test_a_file_where_a_folder_is_needed(patch, checkout):
-    before = tree(write(checkout, {"data": ""}))
+    shutil.rmtree(checkout / STATE)
+    before = tree(write(checkout, {"data": ""}))  # where a folder is needed
     code, said = patch("--force")
     assert (code, said.startswith("error: "), tree(checkout)) == (1, True, before)

@@ -6,7 +6,6 @@ import sys
 import types
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -18,9 +17,10 @@ from unittest import mock
 from utils.upstream import checkout
 with mock.patch("importlib.util.find_spec", return_value=None):
     checkout.install()
-import IPython, matplotlib, pkg_resources
+import IPython, matplotlib, numpy, pkg_resources
 from IPython.display import display
 display(1)
+assert numpy.trapz([0.0, 1.0, 1.0], [0.0, 1.0, 3.0]) == 2.5
 assert IPython.get_ipython() is None
 assert pkg_resources.parse_version("1.10") > pkg_resources.parse_version("1.9")
 pkg_resources.require("no-such-thing")
@@ -36,13 +36,6 @@ def test_upstream_and_matplotlib_work_beside_the_stand_ins(tmp_path):
     result = subprocess.run(code, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr[-800:]
     assert (tmp_path / "plot.png").stat().st_size > 1000
-
-
-def test_trapz_is_there_and_integrates(monkeypatch):
-    # pytest itself asks for more than the stand-in has, where other tests extend sys.path
-    monkeypatch.setitem(sys.modules, "pkg_resources", types.ModuleType("pkg_resources"))
-    checkout.install()
-    assert np.trapz([0.0, 1.0, 1.0], [0.0, 1.0, 3.0]) == pytest.approx(2.5)
 
 
 def test_fast_is_channels_last_without_deterministic_algorithms(monkeypatch):

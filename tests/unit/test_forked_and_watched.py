@@ -1,4 +1,4 @@
-"""A program that `fork_server` forks is as one that is started: what it can ask about itself, and how it ends."""
+"""A program that `fork_server` forks is as one that is started, and `hostile_canary` sees each way out of a process."""
 
 import subprocess
 import sys
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from fork_server import ForkServer
+from hostile_canary import watched
 
 # Modules that the server has imported are there, and nothing else of it is.
 ASKED = """
@@ -39,3 +40,28 @@ def test_what_it_knows_of_itself_and_how_it_ends(end, server, tmp_path):
     assert forked.returncode == ENDS[end]
     forked_lines, started_lines = forked.stderr.splitlines(), started.stderr.splitlines()
     assert (forked_lines[0], forked_lines[-1]) == (started_lines[0], started_lines[-1])
+
+
+@pytest.mark.parametrize(
+    ("code", "event"),
+    [
+        ("import os; os.system('true')", "os.system"),
+        ("import os; os.posix_spawn('/bin/true', ['true'], {})", "os.posix_spawn"),
+        ("import socket; socket.socket().connect_ex(('127.0.0.1', 9))", "socket.connect"),
+        ("open('mark', 'w')", "open"),
+        ("import os; os.open('mark', os.O_CREAT | os.O_WRONLY)", "open"),
+        ("import os; os.kill(os.getpid(), 0)", "os.kill"),
+        ("import os; os.abort()", "os.abort"),
+    ],
+)
+def test_each_way_out_is_seen(code, event, tmp_path):
+    found = watched(code, tmp_path / "report", cwd=tmp_path)
+    assert any(line.startswith(event) for line in found.events), (found.events, found.err)
+
+
+def test_reading_and_the_allowed_folder_are_silent(tmp_path):
+    (tmp_path / "allowed").mkdir()
+    code = "open('report.py').read(); open('allowed/a', 'w').close()"
+    code += "; import os; os.remove('allowed/a'); open('/dev/null', 'w')"
+    found = watched(code, tmp_path / "report", cwd=tmp_path, allowed=[tmp_path / "allowed"])
+    assert (found.returncode, found.events, found.err) == (0, [], "")
