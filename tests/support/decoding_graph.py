@@ -16,18 +16,16 @@ def head_graph(batch: int | str = BATCH, computed: bool = False, opset: int = 17
     b = Builder()
     weight = b.random.normal(0, 1, (ROWS, ROWS, 1)).astype(np.float32) / 3
     x = b.node("Conv", "/model.5/Conv", "images", b.tensor("weight", weight), kernel_shape=[1])
-    sides, scores = b.node(
-        "Split", "/model.5/Split", x, b.tensor("sizes", np.array([4 * BINS, CLASSES])), outputs=2, axis=1
-    )
+    sizes = b.tensor("sizes", np.array([4 * BINS, CLASSES]))
+    sides, scores = b.node("Split", "/model.5/Split", x, sizes, outputs=2, axis=1)
     points, strides = b.tensor("points", POINTS[None, :2]), b.tensor("strides", POINTS[2:])
     if computed:  # depends on an input, as with dynamic sizes
         one = b.node("Exp", "/one", b.node("Sub", "/zero", "images", "images"))
         one = b.node("MaxPool", "/max", one, kernel_shape=[1])
         one = b.node("Gather", "/one_of_all", one, b.tensor("first", np.array([0])), axis=1)
         points = b.node("Mul", "/points", points, one)
-    near, far = b.node(
-        "Split", "/model.5/Split_1", b.dfl(sides, BINS), b.tensor("halves", np.array([2, 2])), outputs=2, axis=1
-    )
+    halves = b.tensor("halves", np.array([2, 2]))
+    near, far = b.node("Split", "/model.5/Split_1", b.dfl(sides, BINS), halves, outputs=2, axis=1)
     low, high = b.node("Sub", "/model.5/Sub", points, near), b.node("Add", "/model.5/Add", points, far)
     middle = b.node("Add", "/model.5/Add_1", low, high)
     middle = b.node("Div", "/model.5/Div", middle, b.tensor("two", np.array(2, np.float32)))

@@ -38,17 +38,13 @@ def objects_in(prediction: np.ndarray, width: int, height: int, thresholds: Sequ
     return clipped(rows.T.tolist(), width, height, thresholds)
 
 
-def parse_masks_as_deepstream(
-    buffer: np.ndarray, width: int, height: int, thresholds: Sequence[float]
-) -> list[tuple[Object, np.ndarray]]:
+def parse_masks_as_deepstream(buffer, width: int, height: int, thresholds) -> list[tuple[Object, np.ndarray]]:
     """Each object of DeepStream-Yolo-Seg as above, and its mask float32 `[height / 4, width / 4]`."""
     rows = buffer.astype(np.float32).reshape(-1, 6 + (height // 4) * (width // 4))
     return masked_objects_in(rows[:, :6], rows[:, 6:].reshape(-1, height // 4, width // 4), width, height, thresholds)
 
 
-def masked_objects_in(
-    rows: np.ndarray, masks: np.ndarray, width: int, height: int, thresholds: Sequence[float]
-) -> list[tuple[Object, np.ndarray]]:
+def masked_objects_in(rows, masks, width: int, height: int, thresholds) -> list[tuple[Object, np.ndarray]]:
     """What it should find, from detections `[n, 6]`: xyxy, score, class; and masks `[n, height / 4, width / 4]`."""
     found = [clipped([row], width, height, thresholds) for row in rows.tolist()]
     return [(one[0], mask) for one, mask in zip(found, masks, strict=True) if one]

@@ -21,9 +21,7 @@ def random_images(batch: int = 2, height: int = SIDE, width: int = SIDE) -> torc
     return torch.rand(batch, 3, height, width, generator=torch.Generator().manual_seed(5))
 
 
-def export_onnx(
-    model: torch.nn.Module, config: ExportConfig, path: Path, properties: Mapping[str, str]
-) -> ExportResult:
+def export_onnx(model, config: ExportConfig, path: Path, properties: Mapping[str, str]) -> ExportResult:
     """One file of the plain form."""
     (result,) = export_forms(model, config, {path: plain()}, properties)
     return result

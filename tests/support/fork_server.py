@@ -7,8 +7,6 @@ Tests of starting itself, of signals and of hostile files start programs for rea
 As a program: `serve SOCKET ROOT WARM` is the process, and `run SOCKET PROGRAM ...` a client.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os
@@ -44,7 +42,7 @@ class ForkServer:
         assert self._process.stderr is not None  # a pipe as well, as programs' are: streams remember if they can seek
         assert self._process.stdout.readline(), self._process.stderr.read().decode()
 
-    def __enter__(self) -> ForkServer:
+    def __enter__(self):
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -35,15 +35,7 @@ class Outcome:
     events: list[str]  # such as "os.system ('touch x',)"
 
 
-def watched(
-    code: str,
-    report: Path,
-    *,
-    before: str = "",
-    allowed: Sequence[Path] = (),
-    cwd: Path | None = None,
-    fork: Any = None,
-) -> Outcome:
+def watched(code: str, report: Path, *, before="", allowed: Sequence[Path] = (), cwd=None, fork=None) -> Outcome:
     """Run `before`, then `code` under the canary.
 
     Args:

@@ -39,10 +39,8 @@ class Builder:
     def pair(self, tensor: str, scale: float | np.ndarray, name: str, axis: int | None = None) -> str:
         """QuantizeLinear and DequantizeLinear with initializers of their own."""
         value = np.asarray(scale, np.float32)
-        parameters = [
-            self.tensor(f"{name}/scale", value),
-            self.tensor(f"{name}/zero_point", np.zeros(value.shape, np.int8)),
-        ]
+        zero = self.tensor(f"{name}/zero_point", np.zeros(value.shape, np.int8))
+        parameters = [self.tensor(f"{name}/scale", value), zero]
         attributes = {} if axis is None else {"axis": axis}
         integers = self.node("QuantizeLinear", f"{name}/QuantizeLinear", tensor, *parameters, **attributes)
         return self.node("DequantizeLinear", f"{name}/DequantizeLinear", integers, *parameters, **attributes)
@@ -54,9 +52,8 @@ class Builder:
         scale = np.abs(weight).max((1, 2, 3)) / 127
         quantized = self.pair(self.tensor(f"{path}.conv.weight", weight), scale, f"{path}.conv.weight", axis=0)
         bias = self.tensor(f"{path}.conv.bias", self.random.normal(0, 0.1, channels[1]).astype(np.float32))
-        x = self.node(
-            "Conv", f"{scope}/conv/Conv", x, quantized, bias, kernel_shape=[kernel] * 2, pads=[kernel // 2] * 4
-        )
+        sizes = {"kernel_shape": [kernel] * 2, "pads": [kernel // 2] * 4}
+        x = self.node("Conv", f"{scope}/conv/Conv", x, quantized, bias, **sizes)
         if not silu:
             return x
         gate = self.node("Sigmoid", f"{scope}/act/Sigmoid", x)
@@ -72,13 +69,9 @@ class Builder:
         return self.node("Reshape", "/model.5/dfl/Reshape_1", box, self.tensor("sides", np.array([0, 4, -1])))
 
     def model(self, output: str, shape: list[int], batch: int | str = 1, opset: int = 17) -> ModelProto:
-        graph = helper.make_graph(
-            self.nodes,
-            "test",
-            [helper.make_tensor_value_info("images", TensorProto.FLOAT, [batch, 3, SIZE, SIZE])],
-            [helper.make_tensor_value_info(output, TensorProto.FLOAT, [batch, *shape])],
-            self.tensors,
-        )
+        images = helper.make_tensor_value_info("images", TensorProto.FLOAT, [batch, 3, SIZE, SIZE])
+        result = helper.make_tensor_value_info(output, TensorProto.FLOAT, [batch, *shape])
+        graph = helper.make_graph(self.nodes, "test", [images], [result], self.tensors)
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
 
 

@@ -1,7 +1,5 @@
 """Gradients of rounding with a trained scale: elementwise autograd in float64, and a comparison with it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -22,7 +20,7 @@ class Case:
     gradient: Tensor
     silu: bool = False
 
-    def to(self, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Case:
+    def to(self, device: str = "cpu", dtype: torch.dtype = torch.float32):
         """The same on a device; x and the gradient as this type, in which the case must hold exactly."""
         x, gradient = (tensor.to(device, dtype) for tensor in (self.x, self.gradient))
         return Case(x, self.scale.to(device), gradient, self.silu)

@@ -51,9 +51,8 @@ def toy() -> Network:
 def parts(sizes: list[int]) -> list[Tensor]:
     """This process's parts of batches of random images, of so many each; later ones are brighter: ranges grow."""
     generator = torch.Generator().manual_seed(1)
-    batches = [
-        torch.rand(size, 3, 16, 16, generator=generator) * (at + 1) / len(sizes) for at, size in enumerate(sizes)
-    ]
+    batches = [torch.rand(size, 3, 16, 16, generator=generator) for size in sizes]
+    batches = [batch * (at + 1) / len(sizes) for at, batch in enumerate(batches)]
     return [batch[distributed.world().share(len(batch))] for batch in batches]
 
 
@@ -118,9 +117,7 @@ def loaded(folder: Path, batch_size: int, workers: int) -> list[list[int]]:
     return [[int(image.sum()) for image in batch] for _ in range(2) for batch in image_batches(loader)]
 
 
-def of_images(
-    folder: Path, samples: list[Any], cases: list[dict[str, Any]], out: Path, outlined: tuple[Path, list[Any]]
-) -> dict[str, Any]:
+def of_images(folder: Path, samples, cases, out: Path, outlined: tuple[Path, list[Any]]) -> dict[str, Any]:
     """All that is done with images, so that processes are started once; `outlined` is a set for masks."""
     return {
         "evaluated": evaluated(folder, samples, cases, out),

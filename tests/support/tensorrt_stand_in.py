@@ -36,7 +36,6 @@ def build_engine(folder: Path, shape: Sequence[int | str] = (2, 3, 4, 8), file: 
     from utils.trt.preflight import BuildConfig
 
     folder.mkdir(exist_ok=True)
-    build(
-        write_onnx(folder / "a.onnx", shape, **file or {}), folder / "a.engine", BuildConfig(progress=False, **changes)
-    )
+    write_onnx(folder / "a.onnx", shape, **file or {})
+    build(folder / "a.onnx", folder / "a.engine", BuildConfig(progress=False, **changes))
     return folder / "a.engine"

@@ -5,8 +5,6 @@ into a model and comes out of it is held against its configuration, so that one 
 gRPC is spoken with tritonclient's service stubs.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from collections.abc import Iterator, Mapping
@@ -33,7 +31,7 @@ class Refused(Exception):
 class Model:
     """A loaded model."""
 
-    def __init__(self, folder: Path, models: Mapping[str, Model]) -> None:
+    def __init__(self, folder: Path, models: Mapping[str, "Model"]) -> None:
         self.config = text_format.Parse((folder / "config.pbtxt").read_text("utf-8"), ModelConfig())
         self._models = models
         assert (folder / "1").is_dir()

@@ -102,9 +102,7 @@ def int8(known):
     ("files", "headings"),
     [(("a.onnx", "int8.onnx"), ["a.onnx", "int8.onnx"]), (("int8.onnx", "int8.onnx"), ["int8.onnx", "int8-2.onnx"])],
 )
-def test_compared_files_stand_under_their_names_at_the_size_they_know(
-    known, int8, tmp_path, files, headings, monkeypatch
-):
+def test_compared_files_stand_under_their_names_at_the_size_they_know(int8, tmp_path, files, headings, monkeypatch):
     Report(command="x").save(tmp_path / "report.json")
     paths = [str(int8.with_name(name)) for name in files]
     words = ["--data", str(int8.with_name("data.yaml")), "--samples", "1", "--device", "cpu"]

@@ -1,12 +1,20 @@
-"""Options declared once: what the parser takes and refuses, and what the options class keeps."""
+"""What people write, on command lines and in files: what is taken, and messages that name key and value."""
 
 import argparse
+from math import nan
+from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import pytest
+import torch
+from pydantic import Field
 
-from utils.core.errors import InputError
+from utils.core import errors
+from utils.core.errors import InputError, RecipeError
 from utils.core.options import ImageSize, Options, add_options, option
+from utils.core.strict_model import StrictModel, validate
+from utils.core.text import plural, short_repr
 
 
 class Run(Options):
@@ -72,3 +80,75 @@ def test_options_that_can_do_nothing_are_refused():
     with pytest.raises(InputError, match="--rect does nothing"):
         options.reject_others(["imgsz", "files"], "with --verify")
     assert options.given("rect", "lr", "imgsz") == ["--rect", "--imgsz"]
+
+
+class Section(StrictModel):
+    batches: int = Field(25, ge=1)
+    rate: float | str = 0.5
+
+
+class Whole(StrictModel):
+    calibration: Section = Section()
+    several: list[Section] = Field(default_factory=list)
+    float: list[str] = Field(default_factory=list)  # also the name of a union's branch
+
+
+def test_values_are_kept_and_missing_keys_have_their_defaults():
+    made = validate(Whole, {"calibration": {"rate": 2}}, "file")
+    assert made.calibration == Section(batches=25, rate=2.0)
+    assert validate(Whole, made.to_dict(), "file") == made
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [({"calibration": {"batchs": 3}}, "calibration.batchs; did you mean batches"),
+     ({"several": [{}, {"batchs": 3}]}, "several[1].batchs; did you mean batches"),
+     ({"zzz": 3}, "zzz; the keys are calibration, several, float"),
+     ({"calibration": {"batches": 0}}, "calibration.batches is 0; expected greater than or equal to 1"),
+     ({"calibration": {"batches": True}}, "calibration.batches is True; expected a valid integer"),
+     ({"calibration": {"rate": nan}}, "calibration.rate is nan; expected "),
+     ({"calibration": None}, "calibration is empty; expected a mapping with the keys batches, rate"),
+     ({"calibration": {"rate": []}}, "calibration.rate is []; expected a valid number"),
+     ({"float": "a"}, "float is 'a'"), ({"float": [1]}, "float[0] is 1"), ([1], "the content is [1]")],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused_in_one_line(content, named):
+    with pytest.raises(RecipeError) as caught:
+        validate(Whole, content, "recipe.yaml", RecipeError)
+    assert str(caught.value).startswith("recipe.yaml: ")
+    assert named in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_removed_key_says_what_to_use(monkeypatch):
+    monkeypatch.setitem(errors.REMOVED, "calibration.scales", "use calibration.method")
+    with pytest.raises(RecipeError, match=r"calibration.scales was removed in 2.0: use calibration.method"):
+        validate(Whole, {"calibration": {"scales": {}}}, "recipe.yaml", RecipeError)
+
+
+CYCLE: list = [1]
+CYCLE.append(CYCLE)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "None"), (-1.5, "-1.5"), ("two\nlines", r"'two\nlines'"), (Path("a b"), f"{Path('a b')!r}"),
+     (list(range(9)), "[0, 1, 2, 3, ...]"), ([[[[1]]]], "[[[...]]]"),
+     (torch.zeros(2, 3, dtype=torch.float16), "Tensor float16 [2, 3]"), (np.zeros((2,)), "ndarray float64 [2]")],
+    ids=lambda value: type(value).__name__,
+)  # fmt: skip
+def test_a_value_in_a_few_words(value, text):
+    assert short_repr(value) == text
+
+
+@pytest.mark.parametrize("value", [["x" * 10**6] * 10**4, {"x" * 10**5: CYCLE}], ids=range(2))
+def test_a_large_value_stays_short(value):
+    assert len(short_repr(value)) < 450
+
+
+@pytest.mark.parametrize(
+    ("count", "noun", "text"),
+    [(1, "image", "1 image"), (0, "image", "0 images"), (2, "batch", "2 batches"), (3, "class", "3 classes"),
+     (2, "epoch", "2 epochs"), (2, "copy", "2 copies"), (2, "day", "2 days"), (1, "box", "1 box")],
+)  # fmt: skip
+def test_counts_and_their_nouns(count, noun, text):
+    assert plural(count, noun) == text

@@ -19,10 +19,6 @@ def box(xyxy, name="a", score=0.9, outline=()):
     return Box(xyxy=xyxy, name=name, score=score, outline=outline)
 
 
-def sample_of(path, **predictions):
-    return Sample(image=str(path), predictions=predictions)
-
-
 def test_a_sheet_has_a_column_per_stage_and_a_line_per_image(report):
     figure = detections.detection_sheet(report.samples * 2)
     assert [axes.get_title() for axes in figure.axes] == ["truth", "float", "INT8", "", "", ""]
@@ -52,7 +48,8 @@ def test_masks_are_filled_with_their_holes_left_out(tmp_path):
     ring[10:30, 8:24], ring[15:25, 12:20], other[40:50, 30:50] = True, False, True
     both = box((5, 5, 25, 30), "", 0.9, outline_of(ring))
     only = box((26, 36, 70, 55), "", 0.6, outline_of(other))
-    figure = detections.detection_sheet([sample_of(tmp_path / "a.png", float=[both, only], INT8=[both])])
+    found = {"float": [both, only], "INT8": [both]}
+    figure = detections.detection_sheet([Sample(image=str(tmp_path / "a.png"), predictions=found)])
     drawn = np.asarray(Image.open(io.BytesIO(figures.render(figure, "png", dpi=100))).convert("RGB"))
     axes = figure.axes[0]
     colours = {}
@@ -72,7 +69,8 @@ def test_large_images_are_drawn_in_fewer_pixels_and_boxes_stay_where_they_are(tm
     Image.fromarray(pixels).save(tmp_path / "a.png")
     drawn, size = detections.read_image(tmp_path / "a.png")
     assert (drawn.shape, size) == ((700, 1400, 3), (2000, 4000))
-    (axes,) = detections.detection_sheet([sample_of(tmp_path / "a.png", a=[box((1000, 500, 2000, 1500))])]).axes
+    found = Sample(image=str(tmp_path / "a.png"), predictions={"a": [box((1000, 500, 2000, 1500))]})
+    (axes,) = detections.detection_sheet([found]).axes
     assert axes.images[0].get_extent() == [0, 4000, 2000, 0]
     dark = axes.images[0].get_array()[..., 0] < 128
     np.testing.assert_allclose(np.argwhere(dark).min(0)[::-1] / 0.35, (1000, 500), atol=3)

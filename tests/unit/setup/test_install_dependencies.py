@@ -58,10 +58,8 @@ class Project:
     def install(self, *arguments: str | Path, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
         path = {"PATH": f"{self.programs}{os.pathsep}{os.environ['PATH']}", "PYTHON": sys.executable}
         pip = {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(self.wheels)}
-        command = [self.root / "install_dependencies.sh", *arguments]
-        return subprocess.run(
-            command, capture_output=True, text=True, env=PLAIN | path | pip | variables, cwd=cwd, timeout=120
-        )
+        command, environment = [self.root / "install_dependencies.sh", *arguments], PLAIN | path | pip | variables
+        return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=cwd, timeout=120)
 
 
 @pytest.fixture
