@@ -4,7 +4,7 @@
     cd CHECKOUT; python TESTS/walk.py Finetuner._step 160 qat.py quantize --imgsz 160 ...   # and ends there
 
 A stop is a function that gets the size: as a number, as height and width, or in an object with an attribute of it.
-`tests/integration/test_walks.py` holds the limits.
+`tests/integration/test_programs.py` holds the limits.
 """
 
 import json

@@ -6,6 +6,7 @@ import platform
 import random
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,15 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from hostile_canary import program, watched
+from hostile_canary import program as command_of
+from hostile_canary import watched
 from hostile_files import call, mapping, torch_file, value
 from qat_runs import write_small_set
 from random_networks import TINY, random_network, save_float, save_quantized, tiny_with
 from torch import nn
 
 import qat
-from models.quantize import checkpoint, placement
-from models.quantize.recipe import Recipe
+from models.quantize import checkpoint
 from utils import upstream
 from utils.core import checkpoints
 from utils.core.errors import CheckpointError, InputError
@@ -74,10 +75,7 @@ def test_a_description_is_refused_before_upstream_sees_it(row, good, tmp_path, m
     (tmp_path / "evil.yaml").write_text(yaml.safe_dump(evil))
     readers: list[tuple[Callable[[Any], object], Any]] = [
         (upstream.load_float, with_row(good["float"], row, tmp_path / "float.pt")),
-        (
-            lambda path: upstream.load_float(path, TRAINING_HEADS),
-            with_row(good["training"], row, tmp_path / "training.pt"),
-        ),
+        (partial(upstream.load_float, heads=TRAINING_HEADS), with_row(good["training"], row, tmp_path / "training.pt")),
         (checkpoint.load_quantized, with_row(good["quantized"], row, tmp_path / "quantized.pt")),
         (upstream.read_description, tmp_path / "evil.yaml"),
         (upstream.build_model, tmp_path / "evil.yaml"),
@@ -110,7 +108,7 @@ def test_programs_refuse_with_one_line_and_leave_no_mark(words, good, demo_data,
     for name, file in files.items():
         words = words.replace(name, str(file))
     started = {"before": IMPORTS} if words.startswith("qat.py") else {"fork": fork_server}  # one starts for real
-    outcome = watched(program(words.split()), tmp_path / "report", cwd=checkout, allowed=[tmp_path], **started)
+    outcome = watched(command_of(words.split()), tmp_path / "report", cwd=checkout, allowed=[tmp_path], **started)
     assert outcome.returncode == 2, outcome.err[-2000:]
     assert "os.system" in outcome.err
     assert "Traceback" not in outcome.err
@@ -119,16 +117,19 @@ def test_programs_refuse_with_one_line_and_leave_no_mark(words, good, demo_data,
 
 
 def test_the_lists_are_what_upstreams_networks_are_made_of(checkout, monkeypatch):
+    classes = upstream.module_classes()  # after which upstream can be imported
     from models.common import Conv, RepConvN
     from models.yolo import parse_model
 
     for layer in (Conv, RepConvN):  # upstream sets it to what the last YAML with an `activation` says
         monkeypatch.setattr(layer, "default_act", layer.default_act)
-    classes = upstream.module_classes()
     for path in checkout.glob("models/*/*.yaml"):
         if "backbone" in yaml.safe_load(path.read_text()):
             description = upstream.read_description(path)
-            if path.parent.name != "hub":  # upstream's own code cannot build these
+            if path.parent.name == "hub":  # YOLOv3 and v5 give anchors, which upstream's heads no longer take
+                with pytest.raises(InputError, match="cannot build this model description"):
+                    upstream.build_model(path)
+            else:
                 with torch.device("meta"):
                     layers, _ = parse_model(description, [3])
                 assert {type(module) for module in layers.modules()} <= set(classes.values()), path
@@ -217,7 +218,7 @@ def test_a_part_of_a_checkpoint_that_cannot_be(tmp_path, good, change, message):
 
 # --- random mutations -------------------------------------------------------------------------------------------------
 
-COUNT = 300  # of each kind of file
+COUNT = 150  # of each kind of file
 TEXTS = ["", "x", "nc", "../../x", "__import__('os').system('touch mark')", "a\nb", "*", "9" * 500]
 NUMBERS = [0, -1, 1, 2**31, 2**70, 0.5, -0.0, 1e300, math.nan, math.inf, True, None]
 
@@ -281,35 +282,24 @@ def changed_bytes(content: bytes, rng: random.Random) -> bytes:
     return bytes(mutated)
 
 
-NAMES = ["float.pt", "quantized.pt", "recipe.yaml", "data.yaml"]
+NAMES = ["float", "quantized"]
 
 
-def mutations(name: str, good: dict[str, Path], data: Path, path: Path, count: int) -> Iterator[None]:
-    """Write a file as it should be, then `count` mutations of it, a third of them in its bytes."""
-    rng = random.Random(14)
-    content = {
-        "float.pt": lambda: {"model": upstream.read_checkpoint(good["float"])["model"].float()},
-        "quantized.pt": lambda: torch.load(good["quantized"], weights_only=True),
-        "recipe.yaml": lambda: Recipe().to_dict() | {"float": ["model.3"]},
-        "data.yaml": lambda: yaml.safe_load(data.read_text()),
-    }[name]()
-
-    def write(content: Any) -> None:
-        if path.suffix == ".pt":
-            torch.save(content, path)
-        else:
-            path.write_text(yaml.safe_dump(content))
-
-    write(content)
+def mutations(name: str, good: dict[str, Path], path: Path, count: int) -> Iterator[None]:
+    """Write a checkpoint as it should be, then `count` mutations of it, a third of them in its bytes."""
+    rng, content = random.Random(14), torch.load(good["quantized"], weights_only=True)
+    if name == "float":
+        content = {"model": upstream.read_checkpoint(good["float"])["model"].float()}
+    torch.save(content, path)
     yield
     whole = path.read_bytes()
     for index in range(count):
         if index % 3 == 0:
             path.write_bytes(changed_bytes(whole, rng))
-        elif name == "float.pt":
-            write({"model": changed_network(content["model"], rng)})
+        elif name == "float":
+            torch.save({"model": changed_network(content["model"], rng)}, path)
         else:
-            write(changed(content, rng))
+            torch.save(changed(content, rng), path)
         yield
 
 
@@ -328,16 +318,10 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("nothing_runs")
 @pytest.mark.parametrize("name", NAMES)
-def test_mutations_give_only_our_errors(name, good, demo_data, tmp_path):
-    network = upstream.fuse(upstream.load_float(good["float"]).model)
-    read: Callable[[Path], object] = {
-        "float.pt": upstream.load_float,
-        "quantized.pt": checkpoint.load_quantized,
-        "recipe.yaml": lambda path: placement.plan(network, Recipe.from_file(path)),
-        "data.yaml": lambda path: load_data(path).paths("val"),
-    }[name]
-    path, lines = tmp_path / name, []
-    made = mutations(name, good, demo_data, path, COUNT // 2 if name.endswith(".pt") else COUNT)
+def test_mutations_give_only_our_errors(name, good, tmp_path):
+    read = {"float": upstream.load_float, "quantized": checkpoint.load_quantized}[name]
+    path, lines = tmp_path / "a.pt", []
+    made = mutations(name, good, path, COUNT)
     next(made)
     read(path)
     for _ in made:
@@ -345,25 +329,21 @@ def test_mutations_give_only_our_errors(name, good, demo_data, tmp_path):
             read(path)
         except InputError as error:
             lines.append(str(error))
-    assert len(lines) > COUNT // 8, "the mutations are felt"
+    assert len(lines) > COUNT // 4, "the mutations are felt"
     assert not [line for line in lines if "\n" in line or len(line) > 2000]
-    assert [one.name for one in tmp_path.iterdir()] == [name]
+    assert [one.name for one in tmp_path.iterdir()] == ["a.pt"]
 
 
 @pytest.mark.usefixtures("nothing_runs", "blank_plots")
 @pytest.mark.parametrize("name", NAMES)
-def test_programs_end_mutations_with_0_1_or_2_and_without_a_traceback(name, good, demo_data, tmp_path, capsys):
-    path, data = tmp_path / name, write_small_set(tmp_path / "set", demo_data, train=2, val=2)
-    option = {"recipe.yaml": "--recipe", "data.yaml": "--data"}.get(name, "--weights")
-    files = {"--weights": good["float"], "--data": data, option: path, "--project": tmp_path / "runs"}
-    quick = ("--imgsz", "64", "--batch-size", "2", "--workers", "0", "--device", "cpu")
-    command = ("quantize", "--ptq-only", "--calib-images", "2") if name == "recipe.yaml" else ("eval",)
-    codes = []
-    for _ in mutations(name, good, data, path, 8):
-        codes.append(qat.main([*command, *quick, *(str(word) for pair in files.items() for word in pair)]))
-        out, err = capsys.readouterr()
-        assert "Traceback" not in out + err
-        assert err.count("\n") <= 1 or codes[-1] == 0
+def test_programs_end_mutations_with_0_1_or_2_and_without_a_traceback(name, good, demo_data, tmp_path, program):
+    data, path, codes = write_small_set(tmp_path / "set", demo_data, train=2, val=2), tmp_path / "a.pt", []
+    words = ("--imgsz", 64, "--batch-size", 2, "--workers", 0, "--device", "cpu", "--project", tmp_path / "runs")
+    for _ in mutations(name, good, path, 8):
+        code, out, err = program(qat.main, "eval", "--weights", path, "--data", data, *words)
+        assert "Traceback" not in "".join(out + err)
+        assert len(err) <= 1 or code == 0
+        codes.append(code)
     assert codes[0] == 0
     assert set(codes) <= {0, 1, 2}
     assert codes.count(2) > 2

@@ -1,12 +1,14 @@
-"""val_trt.py in a patched checkout, as users start it, on an ONNX file of the demo network."""
+"""Programs as users start them: val_trt.py on a file of the demo network, qat.py in a locale without UTF-8."""
 
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from qat_runs import write_small_set
 
 from utils import upstream
 from utils.evaluation.data_yaml import load_data
@@ -14,6 +16,7 @@ from utils.evaluation.loop import EvalConfig, evaluate
 from utils.evaluation.results import EvalResult
 from utils.runners.pytorch import TorchRunner
 
+TESTS = Path(__file__).resolve().parents[1]
 IMAGES = 9  # so that batches of 4 and of 16 end with one that is not full
 
 
@@ -56,8 +59,7 @@ def test_from_a_checkpoint_to_the_ap_of_its_engine(checkout, demo_weights, fork_
     """scripts/val_trt.sh, with a stand-in for TensorRT and the GPU."""
     weights, python = tmp_path / "w.pt", tmp_path / "python"
     weights.write_bytes(demo_weights.read_bytes())
-    script = Path(__file__).resolve().parents[1] / "support/run_on_stand_in.py"
-    fork_server.interpreter(python, script)
+    fork_server.interpreter(python, TESTS / "support/run_on_stand_in.py")
     variables = {"PYTHON": str(python), "BATCH": "1 8 16", "EXPORT_ARGS": "--device cpu",
                  "VAL_ARGS": f"--workers 2 --project {tmp_path}"}  # fmt: skip
     command = [checkout / "scripts/val_trt.sh", weights, some_images, "320"]
@@ -70,3 +72,27 @@ def test_from_a_checkpoint_to_the_ap_of_its_engine(checkout, demo_weights, fork_
     assert "batch 16, 320x320" in row["measured_on"]
     note = json.loads((tmp_path / "w.engine.json").read_text())
     assert note["profile"]["images"] == [[batch, 3, 320, 320] for batch in (1, 8, 16)]
+
+
+FEW = ("--ptq-only", "--no-eval-origin", "--no-eval-ptq", "--calib-images", 2, "--workers", 0, "--device", "cpu")
+
+
+def test_quantize_in_a_locale_without_utf_8(checkout, demo_data, demo_weights, tmp_path):
+    words = ["--weights", demo_weights, "--data", demo_data, "--imgsz", 64, "--project", tmp_path, *FEW]
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "qat.py", "quantize", *map(str, words)]
+    done = subprocess.run(command, cwd=checkout, env={**os.environ, **plain}, capture_output=True, timeout=200)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert b" \\u2192 " in done.stdout
+    assert (tmp_path / "exp/report.json").is_file()
+
+
+def test_how_far_the_image_size_walks_to_the_training_step(checkout, demo_weights, demo_data, tmp_path):
+    size = "352"  # which the checkpoint does not hold as another number: reading that would count as a stop
+    words = ["--weights", demo_weights, "--data", write_small_set(tmp_path / "set", demo_data, 2, 2), "--imgsz", size,
+             "--batch-size", 2, "--epochs", 1, "--iters", 1, "--project", tmp_path, *FEW[1:]]  # fmt: skip
+    command = [sys.executable, TESTS / "walk.py", "Finetuner._step", size, "qat.py", "quantize", *map(str, words)]
+    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-2000:]
+    stops = [line for line in done.stdout.splitlines() if ".py: " in line]
+    assert 10 < len(stops) <= 40, stops
