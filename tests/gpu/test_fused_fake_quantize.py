@@ -1,6 +1,6 @@
 """The Triton kernels of quantizers in training, against elementwise autograd in float64.
 
-With TRITON_INTERPRET=1 the tests run without a GPU: tests/unit/quantize/test_fused_cuda.py does that.
+With TRITON_INTERPRET=1 the tests run without a GPU: tests/unit/quantize/test_fake_quantize.py does that.
 """
 
 import importlib.util

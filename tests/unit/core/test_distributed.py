@@ -1,6 +1,6 @@
 """Who am I among several processes: the environment, parts of a batch, devices, and programs that are one process.
 
-What processes do together is in tests/unit/evaluation/test_shares.py and tests/unit/quantize/test_shared_batch.py.
+What processes do together is in tests/unit/evaluation/test_shares.py and tests/unit/quantize/test_finetune.py.
 """
 
 import logging

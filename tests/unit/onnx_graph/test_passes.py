@@ -6,15 +6,20 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from decoding_graph import ANCHORS, BATCH, BINS, POINTS, head_graph
+from decoding_graph import images as head_images
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from qdq_graph import SIZE, Builder, Editor, good_graph, results
 
-from utils.onnx_graph import passes
+from utils.core.input_spec import InputSpec
+from utils.onnx_graph import export, passes
 from utils.onnx_graph.export import ExportConfig
+from utils.onnx_graph.passes.decode_boxes import decode_boxes
+from utils.onnx_graph.passes.take_bytes import take_bytes
 from utils.onnx_graph.passes.to_half import to_half
 from utils.onnx_graph.qdq_view import without_provenance
 from utils.onnx_graph.verify import verify
-from utils.onnx_graph.view import DEQUANTIZE, QUANTIZE
+from utils.onnx_graph.view import DEQUANTIZE, QUANTIZE, input_spec, set_metadata
 
 GOOD = good_graph()
 
@@ -24,9 +29,10 @@ def clean_up(model: ModelProto) -> ModelProto:
     return without_provenance(passes.run_passes(model, ExportConfig(for_int8_kernels=False)))
 
 
-def run(model: ModelProto, batch: int = 1, output: str = "output0") -> np.ndarray:
-    """An output for random images."""
-    return results(model, images=np.random.default_rng(0).random((batch, 3, SIZE, SIZE), np.float32))[output]
+def run(model: ModelProto, batch: int = 1, output: str = "output0", images: np.ndarray | None = None) -> np.ndarray:
+    """An output, for random images if there are no others."""
+    random = np.random.default_rng(0).random((batch, 3, SIZE, SIZE), np.float32)
+    return results(model, images=random if images is None else images)[output]
 
 
 def ops(model: ModelProto) -> list[str]:
@@ -307,3 +313,192 @@ def test_half_saturates_instead_of_overflowing():
     editor.set_tensor("model.0.conv.bias", np.full(8, 1e6, np.float32))
     stored = next(t for t in to_half(editor.model).graph.initializer if t.name == "model.0.conv.bias/half")
     assert np.isfinite(numpy_helper.to_array(stored)).all()
+
+
+# graphs that take bytes compute what the float graph computes
+
+
+def strong() -> ModelProto:
+    """The graph in FP16, at the first opset with FP16 scales, where a Split says how many results it has."""
+    model = set_metadata(to_half(GOOD), {"typing": "strong"})
+    model.opset_import[0].version, model.ir_version = 19, 9
+    split = next(node for node in model.graph.node if node.op_type == "Split" and len(node.input) == 1)
+    split.attribute.append(helper.make_attribute("num_outputs", 2))
+    return model
+
+
+HALF = strong()
+BYTES, LAST = InputSpec("uint8"), InputSpec("uint8", "nhwc")
+PIXELS = np.random.default_rng(0).integers(0, 256, (1, 3, SIZE, SIZE), np.uint8)
+
+
+def formed(model: ModelProto, form: InputSpec) -> ModelProto:
+    graph = take_bytes(model, form)
+    onnx.checker.check_model(graph, full_check=True)
+    kept = {entry.key: entry.value for entry in graph.metadata_props}
+    return set_metadata(graph, {**kept, **form.metadata()})
+
+
+def fed(form: InputSpec) -> np.ndarray:
+    """What the form takes for PIXELS, by its definition."""
+    return PIXELS.transpose(0, 2, 3, 1) if form.layout == "nhwc" else PIXELS
+
+
+@pytest.mark.parametrize("form", [BYTES, LAST], ids=["nchw", "nhwc"])
+@pytest.mark.parametrize("model", [GOOD, HALF], ids=["weak", "strong"])
+def test_same_results(model, form):
+    graph = formed(model, form)
+    expected = run(model, images=PIXELS.astype(np.float32) / 255)
+    np.testing.assert_array_equal(run(graph, images=fed(form)), expected)
+    assert np.ptp(expected) > 1
+    assert input_spec(graph) == form
+    readers = [node for node in graph.graph.node if "images" in node.input]  # TensorRT takes no other layer there
+    assert [(node.op_type, node.attribute[0].i) for node in readers] == [("Cast", TensorProto.FLOAT)]
+    kind = graph.graph.input[0].type.tensor_type
+    assert kind.elem_type == TensorProto.UINT8
+    shape = [1, SIZE, SIZE, 3] if form is LAST else [1, 3, SIZE, SIZE]
+    assert [dim.dim_value for dim in kind.shape.dim] == shape
+
+
+@pytest.mark.parametrize("form", [BYTES, LAST])
+def test_the_first_quantizer_divides_bytes(form):
+    """TensorRT 8.6.0 leaves out the factor of a Mul in front of a QuantizeLinear; FP16 scales would be rounded."""
+    for model, products in ((GOOD, 0), (HALF, 1)):
+        graph = formed(model, form)
+        before, after = ([node for node in one.graph.node if node.op_type == "Mul"] for one in (model, graph))
+        assert len(after) - len(before) == products
+        assert verify(graph).ok
+    graph = Editor(formed(set_metadata(GOOD, {"typing": "weak"}), form))
+    first = next(node for node in graph.model.graph.node if node.op_type == "QuantizeLinear")
+    stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.model.graph.initializer}
+    own = next(node for node in graph.model.graph.node if first.output[0] in node.input)
+    assert stored[first.input[1]] == stored[own.input[1]] * np.float32(255)
+    first.input[1] = own.input[1]  # as if they had been divided
+    found = {(one.rule, one.node, one.message) for one in verify(graph.model).findings}
+    assert found == {("pairs", first.name, "its DequantizeLinear has another scale")}
+
+
+@pytest.mark.parametrize("form", [BYTES, LAST])
+def test_what_reads_an_image_in_float_gets_a_product(form):
+    """As where a recipe leaves one of two convolutions in float that read it."""
+    edit = Editor(GOOD)
+    edit.model.graph.node.append(helper.make_node("Neg", ["images"], ["negative"], name="stranger"))
+    edit.model.graph.output.append(helper.make_tensor_value_info("negative", TensorProto.FLOAT, [1, 3, SIZE, SIZE]))
+    graph = formed(edit.model, form)
+    assert verify(graph).ok
+    pixels, products = {"images"}, set()
+    for node in graph.graph.node:
+        if pixels & {*node.input} and node.op_type in ("Cast", "Transpose", "Mul"):
+            (products if node.op_type == "Mul" else pixels).add(node.output[0])
+    assert products
+    assert not any(node.input[0] in products for node in graph.graph.node if node.op_type == "QuantizeLinear")  # 8.6.0
+    np.testing.assert_allclose(run(graph, output="negative", images=fed(form)), PIXELS / -255, rtol=1e-6)
+    np.testing.assert_array_equal(run(graph, images=fed(form)), run(GOOD, images=PIXELS.astype(np.float32) / 255))
+
+
+# decoding in few steps, against upstream's formula in NumPy, and against the graph that it replaces
+
+
+def decoded(model: ModelProto, batch: int = BATCH) -> np.ndarray:
+    return run(model, images=head_images(batch))
+
+
+def reference(model: ModelProto) -> np.ndarray:
+    """Upstream's formula: mean distances to the sides, from the anchors' points."""
+    weight = onnx.numpy_helper.to_array(next(one for one in model.graph.initializer if one.name == "weight"))
+    raw = np.einsum("oi,bia->boa", weight[..., 0].astype(float), head_images())
+    power = np.exp(raw[:, : 4 * BINS].reshape(BATCH, 4, BINS, ANCHORS))
+    left, top, right, bottom = np.einsum("bska,k->sba", power / power.sum(2, keepdims=True), np.arange(BINS))
+    x, y, stride = POINTS
+    corners = np.stack([x - left, y - top, x + right, y + bottom], 1) * stride
+    box = np.concatenate([(corners[:, :2] + corners[:, 2:]) / 2, corners[:, 2:] - corners[:, :2]], 1)
+    return np.concatenate([box, 1 / (1 + np.exp(-raw[:, 4 * BINS :]))], 1)
+
+
+@pytest.mark.parametrize("computed", [False, True])
+@pytest.mark.parametrize("batch", [BATCH, "batch"])
+def test_boxes_are_the_same_in_fewer_steps(batch, computed):
+    model = head_graph(batch, computed)
+    result = decode_boxes(model)
+    assert result.graph.output == model.graph.output
+    np.testing.assert_allclose(decoded(model), reference(model), atol=2e-4)
+    np.testing.assert_allclose(decoded(result), reference(model), atol=2e-4)
+    np.testing.assert_array_equal(decoded(result)[:, 4:], decoded(model)[:, 4:])  # scores are left alone
+    if batch == "batch":
+        np.testing.assert_allclose(decoded(result, 5), decoded(model, 5), atol=2e-4)
+    kinds = [node.op_type for node in result.graph.node]
+    assert not {"Transpose", "Div"} & set(kinds)
+    assert [kinds.count(kind) for kind in ("Softmax", "Conv", "Split", "Concat", "Sub")] == [
+        1, 2, 1, 1 + computed, int(computed),
+    ]  # fmt: skip
+    assert decode_boxes(result) == result
+
+
+OTHERS: dict[str, Callable[[Editor], None]] = {
+    "a mean with a bias": lambda edit: edit.find("/model.5/dfl/conv/Conv").input.append("strides"),
+    "sides in another order": lambda edit: (
+        edit.find("/model.5/dfl/Transpose").attribute[0].ints.__setitem__(slice(None), [0, 2, 3, 1])
+    ),
+    "corners of other points": lambda edit: edit.rewire("/model.5/Sub", 0, "images"),
+    "sides the other way round": lambda edit: edit.find("/model.5/Sub").input.reverse(),
+    "a third of both corners": lambda edit: edit.set_tensor("two", np.array(3, np.float32)),
+    "size before the middle": lambda edit: edit.find("/model.5/Concat").input.reverse(),
+    "size from low to high": lambda edit: edit.find("/model.5/Sub_1").input.reverse(),
+    "another consumer of the mean": lambda edit: edit.model.graph.node.append(
+        helper.make_node("Neg", ["/model.5/dfl/Reshape_1_output_0"], ["more"], name="/more")
+    ),
+    "one part and three": lambda edit: edit.set_tensor("halves", np.array([1, 3])),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_graph_that_decodes_otherwise_stays(name):
+    editor = Editor(head_graph())
+    assert decode_boxes(editor.model) != editor.model
+    OTHERS[name](editor)
+    assert decode_boxes(editor.model) == editor.model
+
+
+def test_distances_are_fp16_and_pixels_fp32_in_a_strongly_typed_file():
+    model = decode_boxes(head_graph())
+    result = to_half(model)
+    kinds = {
+        node.op_type: value.type.tensor_type.elem_type
+        for value in onnx.shape_inference.infer_shapes(result, check_type=True, strict_mode=True).graph.value_info
+        for node in result.graph.node
+        if value.name in node.output
+    }
+    assert kinds["Softmax"] == kinds["Conv"] == TensorProto.FLOAT16
+    assert kinds["Add"] == kinds["Mul"] == kinds["Sigmoid"] == TensorProto.FLOAT
+    assert 0 < np.abs(decoded(result) - decoded(model)).max() < 0.5  # pixels, of cells of 16
+
+
+# how an exported file is typed: by the network, the operator set that was asked for, and the installed TensorRT
+
+
+@pytest.mark.parametrize(
+    ("quantized", "asked", "typing", "opset"),
+    [
+        (True, {}, "strong", 19), (False, {}, "weak", 17), (True, {"opset": 17}, "weak", 17),
+        (True, {"opset": 20}, "strong", 20), (False, {"opset": 20}, "weak", 20),
+        (True, {"typing": "weak"}, "weak", 17), (False, {"typing": "strong"}, "strong", 17),
+    ],
+)  # fmt: skip
+def test_typing_follows_from_network_and_opset(quantized, asked, typing, opset):
+    config = ExportConfig(**{"typing": "auto", **asked}).resolved(quantized)
+    assert (config.typing, config.opset) == (typing, opset)
+
+
+@pytest.mark.parametrize(
+    ("installed", "typing"),
+    [({}, "strong"), ({"tensorrt": "8.6.1"}, "weak"), ({"tensorrt-cu12": "10.11.0.33"}, "weak"),
+     ({"tensorrt": "10.12.0"}, "strong"), ({"tensorrt": "11.4.0.12"}, "strong"), ({"tensorrt": "unknown"}, "strong")],
+)  # fmt: skip
+def test_an_installed_tensorrt_decides(installed, typing, monkeypatch):
+    def version(name: str) -> str:
+        if name not in installed:
+            raise export.metadata.PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr(export.metadata, "version", version)
+    assert ExportConfig(typing="auto").resolved(quantized=True).typing == typing

@@ -1,6 +1,7 @@
 """The verifier: a good graph passes, and a graph broken for one property fails that property and no other."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import onnx
@@ -185,3 +186,44 @@ def test_int8_weights_are_verified_too():
     editor = Editor(stored)
     editor.set_tensor("model.0.conv.weight/scale", np.zeros(8, np.float32))
     assert [finding.rule for finding in verify(editor.model).findings] == ["scales"]
+
+
+# patterns of a recipe's `float`
+
+# the convolutions of the good graph
+CONVOLUTIONS = [
+    "model.0.conv", "model.1.cv1.conv", "model.3.cv1.conv", "model.3.m.cv1.conv", "model.3.m.cv2.conv",
+    "model.5.cv2.0.0.conv", "model.5.cv2.0.1.conv", "model.5.cv3.0.0.conv", "model.5.cv3.0.1.conv",
+]  # fmt: skip
+
+
+def named(modules: Iterable[str]) -> onnx.ModelProto:
+    """The good graph as an exporter writes it that names the modules."""
+    return set_metadata(GOOD, {"float_modules": json.dumps(list(modules))})
+
+
+@pytest.mark.parametrize("path", CONVOLUTIONS)
+def test_a_file_that_names_modules_is_judged_by_them_and_not_by_its_patterns(path):
+    for modules, ok in ([path], True), ([], False), ([other for other in CONVOLUTIONS if other != path], False):
+        editor = Editor(named(modules))
+        editor.bypass(f"{path}.weight")
+        report = verify(editor.model)
+        assert report.ok is ok
+        assert [finding.rule for finding in report.findings] == ([] if ok else ["convolutions"])
+        assert report.counts["float_convolutions"] == len(modules)
+
+
+def test_a_sum_of_float_convolutions_that_is_read_as_int8_has_quantized_inputs():
+    editor = Editor(named(["model.3.m.cv1.conv", "model.3.m.cv2.conv"]))
+    assert verify(editor.model).ok
+    editor.rewire("/model.3/m/Add", 0, "/model.3/Split_output_1")
+    assert [finding.rule for finding in verify(editor.model).findings] == ["residual"]
+
+
+def test_an_operator_is_in_float_with_the_convolutions_around_it():
+    for path, breaches in (("model.0.conv", set()), ("model.3.cv1.conv", {"convolutions", "float island"})):
+        editor = Editor(named([path]))
+        editor.bypass("model.0.conv.weight")
+        editor.insert_node("Exp", "/model.0/act/Mul_output_0")
+        editor.find("/inserted/Exp").name = "/model.0/Exp"
+        assert {finding.rule for finding in verify(editor.model).findings} == breaches

@@ -1,12 +1,19 @@
 """The quantizer against NumPy, ONNX Runtime, and its gradients against elementwise autograd in float64."""
 
+import importlib.metadata
+import importlib.util
 import io
+import os
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 import torch
+from packaging.version import Version
 from qdq_graph import results
 from rounding_gradients import MOST, case, compare
 from torch import nn
@@ -130,15 +137,39 @@ def test_half_precision_stays_half_precision_and_empty_stays_empty():
     assert (x.grad.numel(), float(scale.grad)) == (0, 0.0)
 
 
-def of_scale_times(factor):
-    return lambda x, scale: trained_fake_quantize(x, scale * factor - (scale * (factor - 1)).detach())
+@pytest.mark.parametrize("factor", [1.01, -1, 0])
+def test_the_comparison_sees_a_wrong_gradient(factor):
+    def wrong(x, scale):  # the same result
+        return trained_fake_quantize(x, scale * factor - (scale * (factor - 1)).detach())
 
-
-def scale_forgotten(x, scale):
-    return trained_fake_quantize(x, scale.detach()) + 0 * scale.sum()
-
-
-@pytest.mark.parametrize("wrong", [of_scale_times(1.01), of_scale_times(-1), scale_forgotten])
-def test_the_comparison_sees_a_wrong_gradient(wrong):
     with pytest.raises(AssertionError):
         compare(wrong, case((6, 3, 3, 3), per_channel=True))
+
+
+# the Triton kernels without a GPU: Triton's interpreter runs the tests that a GPU runs
+
+ROOT = Path(__file__).resolve().parents[3]
+TESTS = "tests/gpu/test_fused_fake_quantize.py"
+
+
+def why_not() -> str:
+    """Why the interpreter cannot run the kernels here, or ''."""
+    if importlib.util.find_spec("triton") is None:
+        return "Triton comes with torch for CUDA"
+    found = importlib.metadata.version("triton")
+    old = Version(found) < Version("3.1")
+    return f"the interpreter of Triton {found} takes no range in a function that a kernel calls" if old else ""
+
+
+@pytest.mark.skipif(why_not() != "", reason=why_not())
+def test_the_kernels_compute_what_they_should():
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", TESTS]
+    result = subprocess.run(command, cwd=ROOT, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True,
+                            text=True, timeout=280)  # fmt: skip
+    assert result.returncode == 0, result.stdout[-3000:]
+    assert "passed" in result.stdout
+
+
+def test_they_are_imported_where_they_are_used_only():
+    code = "import sys, models.quantize.modules; sys.exit('triton' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=120).returncode == 0

@@ -1,5 +1,6 @@
 """Placement on small networks: what asks for INT8, what shares a scale, what stays in float, and why."""
 
+import ast
 import copy
 import logging
 
@@ -19,7 +20,7 @@ from small_networks import (
 )
 from torch import nn
 
-from models.quantize import modules, placement
+from models.quantize import modules, placement, rules
 from models.quantize.fake_quantize import quantizers
 from models.quantize.flow import export_mode
 from models.quantize.recipe import Recipe
@@ -199,3 +200,83 @@ def test_a_recipe_that_leaves_nothing_in_int8_is_refused(patterns, head):
     with pytest.raises(RecipeError, match=f"head: {head}.*all 7 convolutions"):
         placement.check(placement.plan(chain(), recipe), recipe)
     placement.check(placement.plan(chain(), Recipe(float=("model.[0-5]*",))), Recipe())
+
+
+# patterns of a recipe's `float`
+
+# pattern → the convolutions of `chain` that it names, found by reading the network
+CHAIN = {
+    "*cv2": "1.cv2.conv 2.cv2.conv", "model.?": "0.conv 5.conv 6", "model.1.cv?": "1.cv1.conv 1.cv2.conv",
+    "model.2": "2.cv1.conv 2.cv2.conv", "model.2.*": "2.cv1.conv 2.cv2.conv", "model.2.cv1": "2.cv1.conv",
+    "model.2.cv1.conv": "2.cv1.conv", "model.*.cv1.conv": "1.cv1.conv 2.cv1.conv", "model.[0-4]": "0.conv",
+    "model.[!0]": "5.conv 6", "model.5.co?v": "5.conv", "model.6": "6",
+    "*.conv": "0.conv 1.cv1.conv 1.cv2.conv 2.cv1.conv 2.cv2.conv 5.conv",
+    "model": "0.conv 1.cv1.conv 1.cv2.conv 2.cv1.conv 2.cv2.conv 5.conv 6",
+}  # fmt: skip
+NOTHING = ["cv1", "MODEL.0", "model.1.cv", "model.77", "model.2.add", "model.2.cv1.conv.weight", "model.0.", " model.0",
+           "model.?.?", "?", "model.[", ".conv"]  # fmt: skip
+
+
+@pytest.mark.parametrize("pattern", CHAIN)
+def test_what_is_placed_in_float(pattern):
+    plan = placement.plan(chain(), Recipe(float=(pattern,)))
+    expected = {f"model.{path}" for path in CHAIN[pattern].split()}
+    assert (
+        set(plan.float_convolutions)
+        == {path for path in plan.convolutions if placement.matches(pattern, path)}
+        == expected
+    )
+
+
+def test_a_pattern_that_names_nothing_is_refused():
+    for pattern in NOTHING:
+        with pytest.raises(RecipeError, match=r"matches no convolution of the network; it may hold .* model\.0"):
+            placement.plan(chain(), Recipe(float=("model.0", pattern)))
+
+
+# the statements of rules.py
+
+
+@pytest.mark.parametrize(
+    "rule", [rule for rule in rules.RULES if isinstance(rule.flow, str) and rule.flow], ids=lambda r: r.name
+)
+def test_statements_parse_and_use_only_what_was_computed_before(rule):
+    known = {"x", "self"}
+    for step in modules.parse(rule.flow):
+        if not step.is_operation:
+            known.add(step.call.split(".")[0])
+        used = {node.id for argument in step.args for node in ast.walk(argument) if isinstance(node, ast.Name)}
+        assert used <= known
+        known.update(step.targets)
+    assert "out" in known
+
+
+@pytest.mark.parametrize("text", ["cv1(x)", "y = x", "y = 3"])
+def test_other_statements_are_refused(text):
+    with pytest.raises(SyntaxError, match="name = call"):
+        modules.parse(text)
+
+
+def test_a_flow_computes_what_its_statements_say():
+    original = nn.Module()
+    original.cv1, original.sizes, original.d = nn.Conv2d(4, 4, 1), (1, 3), 1
+    flow = modules.FlowModule.from_float(
+        original, "y = cv1(x); a, b = split(y, self.sizes); z = concat(b, a, dim=self.d); out = add(z, x)"
+    )
+    x = torch.rand(2, 4, 5, 5)
+    y = original.cv1(x)
+    assert torch.equal(flow(x), torch.cat((y[:, 1:], y[:, :1]), 1) + x)
+
+
+def test_resize_takes_only_the_size_of_its_second_argument():
+    small, large = torch.rand(1, 2, 4, 4), torch.rand(1, 7, 8, 8)
+    out = modules.OPERATIONS["resize_like"](small, large)
+    assert torch.equal(out, small.repeat_interleave(2, 2).repeat_interleave(2, 3))
+
+
+def test_subclasses_and_foreign_classes_of_the_same_name_have_no_row():
+    class Conv2d(nn.Conv2d):
+        """A user's own."""
+
+    assert rules.find(Conv2d(1, 1, 1)) is None
+    assert rules.find(nn.Conv2d(1, 1, 1)).kind == "conv"
