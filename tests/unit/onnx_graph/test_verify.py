@@ -84,10 +84,8 @@ Edit = Callable[[Editor], None]
 
 # what is done to the good graph → the properties that break, and the nodes that are named
 MUTATIONS: dict[str, tuple[Edit, set[tuple[str, str]]]] = {
-    "zero scale": (_weight_scale(0.0), {("scales", "model.0.conv.weight/QuantizeLinear")}),
-    "infinite scale": (_weight_scale(np.inf), {("scales", "model.0.conv.weight/QuantizeLinear")}),
-    "NaN scale": (_weight_scale(np.nan), {("scales", "model.0.conv.weight/QuantizeLinear")}),
-    "negative scale": (_weight_scale(-0.1), {("scales", "model.0.conv.weight/QuantizeLinear")}),
+    **{f"scale {value}": (_weight_scale(value), {("scales", "model.0.conv.weight/QuantizeLinear")})
+       for value in (0.0, np.inf, np.nan, -0.1)},
     "zero point": (lambda edit: edit.set_tensor("/model.0/act/Mul/zero_point", np.array(3, np.int8)),
      {("symmetric", "/model.0/act/Mul/QuantizeLinear")}),
     "unsigned": (lambda edit: edit.set_tensor("/model.0/act/Mul/zero_point", np.array(0, np.uint8)),

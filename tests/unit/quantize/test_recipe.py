@@ -71,16 +71,13 @@ def test_mistakes_are_named_with_the_file(tmp_path, content, named):
     assert str(path) in text
 
 
-def test_numbers_as_people_write_them(tmp_path):
+def test_numbers_as_people_write_them_no_file_and_an_empty_section(tmp_path):
     text = "finetune: {lr: 1e-6, range_rate: 1E2, bias_rate: 2.0e+1, grad_clip: 5}\ncalibration: {percentile: 99}\n"
     recipe = Recipe.from_file(write(tmp_path, text))
     tune = recipe.finetune
     found = (tune.lr, tune.range_rate, tune.bias_rate, tune.grad_clip, recipe.calibration.percentile)
     assert found == (1e-6, 100, 20, 5, 99)
     assert all(isinstance(one, float) for one in found)
-
-
-def test_no_file_and_an_empty_section_give_the_defaults(tmp_path):
     assert Recipe.from_file(None) == Recipe.from_file(write(tmp_path, "calibration: {}\n")) == Recipe()
     with pytest.raises(RecipeError, match=r"none\.yaml does not exist"):
         Recipe.from_file(tmp_path / "none.yaml")

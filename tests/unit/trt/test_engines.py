@@ -19,20 +19,10 @@ from utils.core.input_spec import FLOATS, InputSpec
 from utils.onnx_graph.passes.take_bytes import take_bytes
 from utils.onnx_graph.view import set_metadata
 from utils.runners.base import as_feed
+from utils.trt import layers as inspector
 from utils.trt import tensorrt_api
 from utils.trt.build import build
 from utils.trt.engine_file import EngineNote
-from utils.trt.layers import (
-    COLOURS,
-    REFORMAT,
-    LayerSummary,
-    advice,
-    dot,
-    inspect_engine,
-    parse_layers,
-    report_lines,
-    summarize,
-)
 from utils.trt.preflight import BuildConfig
 from utils.trt.runner import Execution, TensorRTRunner
 from utils.trt.tensorrt_api import Api
@@ -251,7 +241,7 @@ OLD = (ROOT / "tests/data/inspector-8.6.json").read_text()  # 31 layers of gelan
 @pytest.fixture
 def layers():
     """The recorded layers, the n-th of which took n microseconds."""
-    return [replace(layer, ms=index / 1000) for index, layer in enumerate(parse_layers(OLD))]
+    return [replace(layer, ms=index / 1000) for index, layer in enumerate(inspector.parse_layers(OLD))]
 
 
 def as_version_11(text):
@@ -282,20 +272,20 @@ def test_kinds_of_layers(entry, kind, precision):
     about = {"Origin": types.pop()} if len(types) > 2 else {}
     tensors = [[{"Name": "a", "Datatype": one}] for one in types] + [[]] * (2 - len(types))
     text = json.dumps({"Layers": [{"LayerType": layer_type, "Inputs": tensors[0], "Outputs": tensors[1], **about}]})
-    (layer,) = parse_layers(text)
+    (layer,) = inspector.parse_layers(text)
     assert (layer.kind, layer.precision) == (kind, precision)
 
 
 @pytest.mark.parametrize("text", ["no JSON", "{}", "3", '{"Layers": ["a"]}'])
 def test_what_is_not_of_the_inspector_is_refused(text):
     with pytest.raises(InputError, match="detailed profiling" if "a" in text else "no JSON of TensorRT"):
-        parse_layers(text)
+        inspector.parse_layers(text)
 
 
 @pytest.mark.parametrize("change", [str, as_version_11])
 def test_all_schemas_say_the_same(change):
-    layers = parse_layers(change(OLD))
-    found = summarize(layers)
+    layers = inspector.parse_layers(change(OLD))
+    found = inspector.summarize(layers)
     assert found.computing == {"INT8": (5, 0), "FP16": (7, 0), "FP32": (1, 0)}
     assert found.reformats == {"quantize": (1, 0), "copy": (6, 0), "dequantize": (4, 0), "cast": (3, 0)}
     assert (found.int8_layers, found.total_ms, found.int8_time) == (5 / 13, None, None)
@@ -308,11 +298,11 @@ def test_times_and_shares_and_the_report(layers):
     each = [layer.ms for layer in layers]
     total, int8 = sum(each), sum(layer.ms for layer in layers if layer.precision == "INT8")
     spent = sum(layer.ms for layer in layers if layer.reformats)
-    found = summarize(layers)
+    found = inspector.summarize(layers)
     assert found.total_ms == pytest.approx(total)
     assert found.computing["INT8"] == (5, pytest.approx(int8))
     assert [layer.ms for layer in found.slowest] == sorted(each, reverse=True)[:10]
-    text = "\n".join(report_lines(found, "title", "int8"))
+    text = "\n".join(inspector.report_lines(found, "title", "int8"))
     rows = [line.split() for line in text.splitlines()]
     assert ["INT8", "5", "38%", f"{int8:.4f}", f"{int8 / total:.0%}"] in rows
     assert f"{int8 / total:.0%} of {total:.3f} ms" in text
@@ -323,7 +313,12 @@ def test_times_and_shares_and_the_report(layers):
 
 
 @pytest.mark.parametrize(
-    ("int8", "fp16", "copies", "said"),  # layers and milliseconds; of them advice says something from shares on
+    (
+        "int8",
+        "fp16",
+        "copies",
+        "said",
+    ),  # layers and milliseconds; of them advice says something from shares on
     [
         ((1, 50.0), (1, 35.0), (1, 15.0), []),
         ((1, 50.0), (1, 34.0), (1, 16.0), ["16% of the time only changes"]),
@@ -335,20 +330,20 @@ def test_times_and_shares_and_the_report(layers):
 )
 def test_what_is_said_of_an_int8_engine(int8, fp16, copies, said):
     total = int8[1] + fp16[1] + copies[1]
-    summary = LayerSummary({"INT8": int8, "FP16": fp16}, {"copy": copies}, total or None)
-    sentences = advice(summary, "int8")
+    summary = inspector.LayerSummary({"INT8": int8, "FP16": fp16}, {"copy": copies}, total or None)
+    sentences = inspector.advice(summary, "int8")
     assert [words in sentence for words, sentence in zip(said, sentences, strict=True)] == [True] * len(said)
-    assert not [sentence for sentence in advice(summary, "fp16") if "INT8" in sentence]
+    assert not [sentence for sentence in inspector.advice(summary, "fp16") if "INT8" in sentence]
 
 
 def test_every_layer_is_drawn_and_connected(layers):
-    text = dot(layers, 'a "title"')
+    text = inspector.dot(layers, 'a "title"')
     shown = [layer for layer in layers if layer.kind != "idle"]
     total = sum(layer.ms for layer in layers)
     nodes = re.findall(r'^  n(\d+) \[label="(.*?)", fillcolor="(#\w+)"', text, re.MULTILINE)
     assert len(nodes) == len(shown)
     for (_, label, colour), layer in zip(nodes, shown, strict=True):
-        assert colour == (REFORMAT if layer.reformats else COLOURS.get(layer.precision))
+        assert colour == (inspector.REFORMAT if layer.reformats else inspector.COLOURS.get(layer.precision))
         assert f"{layer.ms:.4f} ms" in label
         assert f"({layer.ms / total:.1%})" in label
         assert f", {layer.precision or layer.kind}\\n" in label
@@ -379,11 +374,11 @@ def test_inspecting_an_engine(tmp_path, monkeypatch, capsys, streams):
     assert [(row["name"], row["ms"], row["share"]) for row in rows] == [("raw", 0.5, 0.5), ("output0", 0.5, 0.5)]
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(DependencyError, match="graphviz"):
-        inspect_engine(engine, draw=True)
+        inspector.inspect_engine(engine, draw=True)
     (tmp_path / "dot").write_text("#!/bin/sh\necho no room >&2\nexit 3\n")
     (tmp_path / "dot").chmod(0o755)
     with pytest.raises(QatError, match=r"a\.svg: no room$"):
-        inspect_engine(engine, draw=True)
+        inspector.inspect_engine(engine, draw=True)
     capsys.readouterr()
     assert run([str(engine), "--device", "cpu", "--batch-size", "9"]) == 2
     assert "[9, 3, 32, 32]" in capsys.readouterr().err
