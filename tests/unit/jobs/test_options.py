@@ -15,25 +15,24 @@ def parsed(kind, *words):
 def test_the_command_line_wins_over_the_recipe_file(tmp_path):
     file = tmp_path / "recipe.yaml"
     file.write_text("calibration: {method: max, images: 3}\nfinetune: {epochs: 4, lr: 2.0e-6}\nhead: float\n")
-    recipe = QuantizeOptions(recipe=str(file), calib_images=7, lr=4e-6, iters=2).merged_recipe()
-    assert (recipe.calibration.method, recipe.calibration.images) == ("max", 7)
-    assert (recipe.finetune.epochs, recipe.finetune.iters, recipe.head) == (4, 2, "float")
-    assert recipe.finetune.lr == 4e-6
-    assert parsed(QuantizeOptions, "--recipe", str(file), "--lr", "auto").merged_recipe().finetune.lr == "auto"
-    file.write_text("calibration: {batches: 3}\n")  # of 1.0: so many times the batch size
-    calibration = QuantizeOptions(recipe=str(file), batch_size=4).merged_recipe().to_dict()["calibration"]
-    assert (calibration["images"], "batches" in calibration) == (12, False)
-    assert QuantizeOptions(recipe=str(file), calib_images=5).merged_recipe().calibration.images == 5
-
-
-def test_every_recipe_flag_arrives():
     words = ("--calib-method", "percentile", "--percentile", "99.5", "--calib-images", "2", "--epochs", "3",
              "--iters", "4", "--train", "ranges", "--lr", "1e-5")  # fmt: skip
-    recipe = parsed(QuantizeOptions, *words).merged_recipe()
+    recipe = parsed(QuantizeOptions, "--recipe", file, *words).merged_recipe()
     calibration, tune = recipe.calibration, recipe.finetune
     assert (calibration.method, calibration.percentile, calibration.images) == ("percentile", 99.5, 2)
     assert (tune.epochs, tune.iters, tune.train, tune.lr) == (3, 4, "ranges", 1e-5)
     assert parsed(SensitiveOptions, *words[:4]).merged_recipe().calibration.percentile == 99.5
+    recipe = parsed(QuantizeOptions, "--recipe", file, "--lr", "auto").merged_recipe()
+    assert (recipe.calibration.images, recipe.finetune.epochs, recipe.finetune.lr, recipe.head) == (
+        3,
+        4,
+        "auto",
+        "float",
+    )
+    file.write_text("calibration: {batches: 3}\n")  # of 1.0: so many times the batch size
+    calibration = QuantizeOptions(recipe=str(file), batch_size=4).merged_recipe().to_dict()["calibration"]
+    assert (calibration["images"], "batches" in calibration) == (12, False)
+    assert QuantizeOptions(recipe=str(file), calib_images=5).merged_recipe().calibration.images == 5
 
 
 def test_resume_takes_the_saved_options_and_what_may_change():

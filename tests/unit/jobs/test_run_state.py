@@ -11,8 +11,6 @@ from utils.jobs.options import QuantizeOptions
 from utils.jobs.run_state import AnalysisState, RunState, checkpoint_name, find_run
 from utils.reports.schema import UNFINISHED, Report
 
-KINDS = pytest.mark.parametrize("kind", [RunState, AnalysisState])
-
 
 def made(kind, **changes):
     options = QuantizeOptions(weights="weights/toy.pt").model_dump()
@@ -38,7 +36,7 @@ def test_a_state_comes_back_equal_and_a_checkpoint_that_is_gone_is_named(tmp_pat
     assert loaded == state
 
 
-@KINDS
+@pytest.mark.parametrize("kind", [RunState, AnalysisState])
 def test_a_damaged_state_and_what_this_version_did_not_write_are_named(tmp_path, kind):
     state, path = made(kind), tmp_path / kind.FILE
     state.save(tmp_path)

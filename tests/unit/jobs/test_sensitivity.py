@@ -168,12 +168,7 @@ class TestChoice:
             ({"small": (0.01, 0.002), "large": (0.1, 0.1)}, {}, ("large",), "within"),  # the target needs no other
             ({"a": (0.05, 0.3), "b": (0.05, 0.4)}, {}, ("a",), "exceed the budget of float time"),
             ({"a": (0.05, 0.3), "b": (0.0499, 0.4)}, {"cost_of": lambda names: 0.45}, ("a", "b"), ""),  # in common
-            (
-                {"a": (0.05, 0.1), "b": (0.04, 0.1)},
-                {"evaluate": lambda names: 0.64},
-                ("a",),
-                "no further unit gains AP",
-            ),
+            ({"a": (0.05, 0.1), "b": (0.04, 0.1)}, {"evaluate": lambda names: 0.64}, ("a",), "no further unit"),
             ({"a": (0.05, 0.1)}, {"start": 0.699}, (), ""),  # nothing is lost
         ],
     )
