@@ -23,10 +23,6 @@ from utils.onnx_graph.output_formats import NmsSettings
 SIDE = 12
 
 
-def framed(found: Prediction, rows: torch.Tensor) -> torch.Tensor:
-    return pooled(found, 0, rows, SIDE)
-
-
 def on_grid(found: Prediction, rows: torch.Tensor) -> torch.Tensor:
     sums = torch.einsum("kn,khw->nhw", found.coefficients[0][:, rows[:, 6].long()], found.prototypes[0])
     ones = torch.ones(1, len(sums), *found.prototypes.shape[2:]), (torch.ones(len(sums), len(sums)),)
@@ -34,7 +30,9 @@ def on_grid(found: Prediction, rows: torch.Tensor) -> torch.Tensor:
     return sums.sigmoid() * inside
 
 
-@pytest.mark.parametrize(("make", "is_framed"), [(framed, True), (on_grid, False)])
+@pytest.mark.parametrize(
+    ("make", "is_framed"), [(lambda found, rows: pooled(found, 0, rows, SIDE), True), (on_grid, False)]
+)
 def test_masks_that_were_changed_are_counted(make, is_framed):
     found = prediction()
     rows = non_max_suppression(found, 0.3, 0.6)[0]
@@ -67,7 +65,7 @@ def test_of_detections_in_one_place_any_will_do():
     twins = non_max_suppression(found, 0.985, 1.0)[0]
     twins = twins[(twins[:, 5] == 2) & (twins[:, 6] <= 2)]
     assert twins[:, 6].tolist() == [1, 2]
-    masks = framed(found, twins)
+    masks = pooled(found, 0, twins, SIDE)
     assert (masks[0] - masks[1]).abs().max() > 0.1
     for order in ([0, 1], [1, 0], [0, 0]):
         assert different_masks(masks[order], twins[:, :6], twins, found, 0, WIDTH, framed=True) == 0

@@ -12,7 +12,6 @@ import pytest
 import torch
 import yaml
 from small_networks import detector
-from torch import nn
 
 from models.quantize import calibration, placement
 from models.quantize.finetune import held_out_loss, learning_rate
@@ -148,14 +147,14 @@ def test_hyp_holds_numbers_within_bounds_of_what_the_augmentation_reads(tmp_path
 
 
 @pytest.fixture(scope="module")
-def student() -> nn.Module:
+def student():
     network = detector()
     placement.apply(network, placement.plan(network, Recipe()))
     calibration.calibrate(network, [torch.rand(2, 3, 32, 32)], Calibration(method="max"))
     return network
 
 
-def training(student: nn.Module, inputs: Inputs) -> Training:
+def training(student, inputs: Inputs) -> Training:
     return Training(copy.deepcopy(student), detector(), inputs, Finetune(epochs=3, iters=5, lr=1e-4))
 
 

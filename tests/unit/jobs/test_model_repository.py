@@ -4,7 +4,6 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,7 +47,7 @@ def engine_of_a_dynamic_size(folder: Path) -> Path:
     return path
 
 
-CASES: dict[str, tuple[Callable[[Path], Path], dict]] = {
+CASES = {
     "raw": (
         lambda folder: write_boxes(folder / "a.onnx"),
         {"conf_thres": 0.3, "iou_thres": 0.6, "max_det": 50, "class_agnostic": True, "instances": 2,
@@ -116,9 +115,7 @@ def test_an_engine_of_a_rectangle_that_is_built_later(given, tmp_path, caplog):
     with caplog.at_level("INFO"):
         network = made(tmp_path / "a.onnx", tmp_path, platform=PLAN, imgsz=list(map(image_size, given.split())))
     assert list(network["m_network"].input[0].dims) == [3, 96, 64]
-    words = (
-        f"{tmp_path / 'a.onnx'} --output {tmp_path / 'repo/m_network/1/model.plan'} --batch-size 1 8 16 --imgsz {given}"
-    )
+    words = f"{tmp_path}/a.onnx --output {tmp_path}/repo/m_network/1/model.plan --batch-size 1 8 16 --imgsz {given}"
     assert caplog.messages[-1].endswith(f": python scripts/build_engine.py {words}")
 
 
@@ -211,7 +208,7 @@ def repositories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def copied(repositories, tmp_path) -> Callable[[str], Path]:
+def copied(repositories, tmp_path):
     return lambda name: Path(shutil.copytree(repositories[name], tmp_path / name))
 
 

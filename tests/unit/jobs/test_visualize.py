@@ -6,6 +6,7 @@ import re
 import threading
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import cv2
 import numpy as np
@@ -184,15 +185,8 @@ def test_detections_as_upstreams_text_files_and_as_json(film, caplog):
 
 def test_what_was_drawn_until_ctrl_c_is_whole(film):
     ours, source, out = film
-    draw, calls = ours.draw, []
-
-    def third(image):
-        calls.append(image)
-        if len(calls) == 4:
-            raise KeyboardInterrupt
-        return draw(image)
-
-    ours.draw = third
+    three = [ours.draw(frame) for frame in frames_of(source / "film.avi")[:3]]
+    ours.draw = Mock(side_effect=[*three, KeyboardInterrupt])
     with pytest.raises(KeyboardInterrupt):
         show(ours, [str(source / "film.avi")], out, coco=True, progress=False)
     assert len(frames_of(out / "film.mp4")) == 3

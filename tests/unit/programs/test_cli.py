@@ -211,15 +211,10 @@ def test_full_float32_switches_tf32_off_and_puts_it_back(monkeypatch):
 # what is read is not written over: links, names that differ in case, records of our own
 
 
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 @pytest.mark.parametrize("link", [os.symlink, os.link])
-def test_links_are_seen_through_in_both_directions(here, link):
-    (here / "a").write_text("content")
+def test_links_are_seen_through_in_both_directions(tmp_path, monkeypatch, link):
+    monkeypatch.chdir(tmp_path)
+    Path("a").write_text("content")
     link("a", "b")
     for output, source in (("b", "a"), ("a", "b")):
         with pytest.raises(InputError, match=rf"{output} is read \(as {source}\) and would be over"):
@@ -231,8 +226,9 @@ def test_links_are_seen_through_in_both_directions(here, link):
             refuse_overwrite([path], [])
 
 
-def test_a_file_system_that_ignores_case(here, monkeypatch):
-    (here / "mine.onnx").write_text("")
+def test_a_file_system_that_ignores_case(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.onnx").write_text("")
     real = os.stat
     monkeypatch.setattr(files.os, "stat", lambda path, **more: real(str(path).lower(), **more))
     with pytest.raises(InputError, match=r"MINE\.ONNX is read \(as mine\.onnx"):
@@ -254,7 +250,7 @@ def test_names_are_told_apart():
 # what DeepStream reads beside the ONNX file
 
 
-def test_what_others_wrote_is_kept_beside(tmp_path):
+def test_what_others_wrote_is_kept_beside_and_no_name_adds_lines(tmp_path):
     onnx = tmp_path / "a.onnx"
     for path in deepstream.paths(onnx):
         path.write_text("mine\n")
@@ -264,8 +260,5 @@ def test_what_others_wrote_is_kept_beside(tmp_path):
     deepstream.write(onnx, "mine\n", ["x=2\n", "y=1\n"])
     assert all(path.with_name(f"{path.name}.bak1").read_text() == "mine\n" for path in (config, server))
     assert config.with_name(f"{config.name}.bak2").read_text() == "x=1\n"
-
-
-def test_a_name_that_would_add_lines_to_the_configuration():
     with pytest.raises(InputError, match="cannot be written on a line"):
         deepstream.check_name("a\ncustom-lib-path=x.onnx")

@@ -1,8 +1,6 @@
 """scripts/to_yolo.py: what people's VOC and COCO annotations look like, as a dataset that our reader takes."""
 
 import json
-import subprocess
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +36,7 @@ JSON = {
 
 
 @pytest.fixture(scope="module")
-def convert() -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
+def convert():
     """Runs the program in a process of its own."""
     with ForkServer(PROGRAM.parents[1], "import utils.core.options, utils.evaluation.images") as server:
         yield lambda *words: server.run([PROGRAM, *words], PROGRAM.parents[1], 60)

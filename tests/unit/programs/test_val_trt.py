@@ -92,8 +92,7 @@ def test_a_rectangle_and_a_fixed_file_which_decides_size_and_batch(known, progra
 
 def test_other_splits_and_options_and_coco_yaml_which_writes_json_by_itself(known, program, tmp_path):
     """As with upstream's val.py."""
-    folder, _ = known
-    (folder / "coco.yaml").write_text((folder / "data.yaml").read_text())
+    (known[0] / "coco.yaml").write_text((known[0] / "data.yaml").read_text())
     options = ("--imgsz", 64, "--task", "train", "--single-cls", "--rect", "--limit", 4)
     assert program(*options, data="coco.yaml")[0] == 0
     assert (tmp_path / "exp/a_predictions.json").is_file()

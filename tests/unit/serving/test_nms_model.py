@@ -2,7 +2,6 @@
 
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +24,7 @@ def crowd(seed: int, anchors: int = 400, nc: int = 3, batch: int = 3) -> np.ndar
     return raw
 
 
-def odd_crowds() -> Iterator[np.ndarray]:
+def odd_crowds():
     """Half precision; values that are not finite, of one image all; boxes without an area in one place."""
     yield crowd(1).astype(np.float16)
     raw = crowd(3)
