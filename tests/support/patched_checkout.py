@@ -60,11 +60,7 @@ def small_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def upstream_yaml(checkout: Path) -> Callable[[str], Path]:
     """Path of an upstream YAML by name: gelan-c, segment/gelan-c-seg."""
-
-    def find(name: str) -> Path:
-        return checkout / "models" / (f"{name}.yaml" if "/" in name else f"detect/{name}.yaml")
-
-    return find
+    return lambda name: checkout / "models" / (f"{name}.yaml" if "/" in name else f"detect/{name}.yaml")
 
 
 # What programs import, now and then in the middle of their work: torch's optimizers import its compiler.
@@ -94,11 +90,7 @@ def fork_server(checkout: Path) -> Iterator[ForkServer]:
 @pytest.fixture(scope="session")
 def start(checkout: Path, fork_server: ForkServer) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs a program with its arguments in the checkout, as a user does: in a process of its own."""
-
-    def run(*words: object, timeout: float = 280) -> subprocess.CompletedProcess[str]:
-        return fork_server.run(words, checkout, timeout=timeout)
-
-    return run
+    return lambda *words, timeout=280: fork_server.run(words, checkout, timeout=timeout)
 
 
 @pytest.fixture(scope="session")

@@ -32,11 +32,6 @@ def test_the_task_of_a_file(metadata, outputs, task):
     assert task_of_outputs(metadata, outputs) is task
 
 
-def test_the_task_of_a_head():
-    assert task_of_head(SimpleNamespace(nc=3)) is DETECT
-    assert task_of_head(SimpleNamespace(nc=3, nm=32)) is SEGMENT
-
-
 @pytest.mark.parametrize("result", [(RAW, (MAPS, RAW[:, 7:], PROTOTYPES)), (RAW, PROTOTYPES)])
 def test_what_a_segmentation_network_returns(result):
     prediction = Prediction(*predicted(result))
@@ -56,7 +51,8 @@ def test_what_a_detector_returns(result):
     assert predicted(([RAW, RAW + 1], [MAPS, MAPS]))[0] is RAW  # with an auxiliary branch
 
 
-def test_what_heads_return_while_training():
+def test_the_task_of_heads_and_what_they_return_while_training():
+    assert [task_of_head(SimpleNamespace(nc=3, **more)) for more in ({}, {"nm": 32})] == [DETECT, SEGMENT]
     assert trained(MAPS) == (MAPS, ())
     assert trained(tuple(MAPS)) == (tuple(MAPS), ())
     assert trained((MAPS, RAW, PROTOTYPES)) == (MAPS, (RAW, PROTOTYPES))

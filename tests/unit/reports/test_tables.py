@@ -6,7 +6,7 @@ import re
 import pytest
 from report_examples import NASTY, example_row, resampled
 
-from utils.core.score import AGREEMENT, Difference
+from utils.core.score import AGREEMENT
 from utils.core.text import markdown_table
 from utils.reports.figures import f1_curves
 from utils.reports.page import page
@@ -76,7 +76,9 @@ def test_differences_have_standard_errors_where_the_images_are_the_same(compared
     assert lines[7].split()[3] == "-"
     assert max(map(len, lines)) <= 80
     words = " ".join(lines[8:])
-    assert "±: the standard error of the difference" in words
+    assert "±: the standard error of the difference, from resampling the images" in words
+    compared.rows = [row.model_copy(update={"resampled_over": "12 groups"}) for row in compared.rows]
+    assert "from resampling the 12 groups" in terminal_table(compared)
     assert re.search(r"ONNX: AP does not compare [^:]*: other images or labels", words)
     assert re.search(r"TensorRT INT8: AP does not compare [^:]*: 30 images", words)
 
@@ -216,14 +218,6 @@ def test_a_row_says_what_a_product_notices(beside):
     assert max(map(len, text.splitlines())) <= 100
 
 
-def test_the_difference_is_that_of_paired_resamplings(beside):
-    base, int8 = (row.at_threshold for row in beside.rows)
-    expected = Difference(pytest.approx(-0.1), pytest.approx(0.01))  # of -.10, -.09, -.11
-    assert int8.difference(base, "recall") == expected
-    elsewhere = int8.model_copy(update={"recall_resampled": resampled(0.7, 0.7, images="b" * 32)})
-    assert elsewhere.difference(base, "recall").error is None
-
-
 def test_rows_keep_the_float_row_that_they_were_counted_with(beside):
     others = [example_row(file="b.pt"), example_row(file="c.pt", at_threshold=at(0.8, (0.8, 0.8, 0.8), threshold=0.2))]
     report = Report(command="x", rows=[beside.rows[0], *others, beside.rows[1]])
@@ -255,10 +249,3 @@ def test_f1_is_drawn_for_each_row_with_the_float_threshold(beside):
     lines = {line.get_label(): line for line in axes.get_lines()}
     assert lines["INT8, best at 0.281"].get_ydata() == pytest.approx(beside.rows[1].f1)
     assert list(lines["float: 0.312"].get_xdata()) == [0.312, 0.312]
-
-
-def test_groups_are_named_beside_the_standard_error():
-    rows = [
-        example_row(stage, ap_resampled=resampled(0.7, 0.8), resampled_over="12 groups") for stage in ("float", "PTQ")
-    ]
-    assert "from resampling the 12 groups" in terminal_table(Report(command="x", rows=rows))
