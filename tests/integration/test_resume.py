@@ -7,16 +7,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import yaml
-from qat_runs import SMALL_RUN, checkpoints, quantize, report_of, write_small_set
+from qat_runs import SMALL_RUN, checkpoints, killed, quantize, report_of, write_small_set
 
 import qat
+from models.quantize import calibration
 from models.quantize.finetune import DivergedError, Finetuner
 from utils.core.errors import InputError
 from utils.core.run_folder import held
@@ -31,12 +30,12 @@ LONGER = ("--epochs", "2")
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory, demo_data: Path) -> Path:
+def data(tmp_path_factory, demo_data):
     return write_small_set(tmp_path_factory.mktemp("set"), demo_data)
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory, data: Path, small_weights: Path) -> Path:
+def whole(tmp_path_factory, data, small_weights):
     """A run that was never interrupted."""
     project = tmp_path_factory.mktemp("whole")
     assert quantize(small_weights, data, project, *LONGER) == 0
@@ -72,26 +71,11 @@ def assert_equal_runs(run: Path, whole: Path) -> None:
             assert row[key] == other[key], (row["stage"], key)
 
 
-class Killed(BaseException):
-    """Ends the program as abruptly as this process allows."""
-
-
 def test_a_run_that_dies_between_a_checkpoint_and_its_state_continues_to_the_same_end(
-    whole, data, small_weights, tmp_path, monkeypatch
+    whole, data, small_weights, tmp_path
 ):
     """Steps save in this order: the start; float row; PTQ's checkpoint, state, report; each epoch's in the same way."""
-    save, calls = RunState.save, []
-
-    def dying(*words: object) -> None:
-        calls.append(1)
-        if len(calls) == 4:
-            raise Killed
-        save(*words)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RunState, "save", dying)
-        with pytest.raises(Killed):
-            quantize(small_weights, data, tmp_path, *LONGER)
+    killed(lambda: quantize(small_weights, data, tmp_path, *LONGER), RunState, "save", 4)
     assert resume(tmp_path / "exp") == 0
     assert_equal_runs(tmp_path / "exp", whole)
 
@@ -147,20 +131,8 @@ def test_files_that_are_gone_or_have_changed_are_named(data, small_weights, tmp_
 # --- other images, and two programs at once
 
 
-def die(*_: object, **__: object) -> None:
-    raise Killed
-
-
-def killed(run: Callable[[], object], *target: Any) -> None:
-    """Run something that dies where it calls `target`: a dotted name, or an owner and a name."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(*target, die)
-        with pytest.raises(Killed):
-            run()
-
-
 @pytest.fixture
-def start(data: Path, small_weights: Path, tmp_path: Path) -> Callable[..., int]:
+def start(data, small_weights, tmp_path):
     """Start a command of qat.py in `tmp_path/exp`, on a dataset that a test may change."""
     demo = load_data(data)
     for split in ("train", "val"):
@@ -182,7 +154,7 @@ def start(data: Path, small_weights: Path, tmp_path: Path) -> Callable[..., int]
 
 @pytest.mark.parametrize("command", ["quantize", "sensitive"])
 def test_a_run_is_not_continued_on_other_images_or_by_two_programs(command, start, tmp_path, capsys):
-    killed(lambda: start(command), "models.quantize.calibration.collect")
+    killed(lambda: start(command), calibration, "collect")
     image = next((tmp_path / "set/images/val").iterdir())
     label = tmp_path / "set/labels/val" / f"{image.stem}.txt"
     go_on = [command, "--resume", str(tmp_path / "exp")]
@@ -205,7 +177,7 @@ def test_a_run_is_not_continued_on_other_images_or_by_two_programs(command, star
     refused([*last, "no-run"], f"{tmp_path / 'no-run'}: no run there")
     with held(tmp_path / "exp"):
         refused(go_on, "wait for it to end")
-    killed(lambda: qat.main([*last, "exp"]), "models.quantize.calibration.collect")  # it goes on
+    killed(lambda: qat.main([*last, "exp"]), calibration, "collect")  # it goes on
 
 
 def test_notes_between_the_state_and_the_report_are_not_lost(start, tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""The programs on a segmentation network: qat.py as users start it, on a small network with random weights."""
+"""The programs on segmentation networks, as users start them: a small one with random weights, and the demo model."""
 
 import json
 
@@ -8,6 +8,7 @@ from known_images import SQUARE
 from known_masks import write_outlined_set
 from random_networks import save_float, tiny_with
 
+from models.quantize.recipe import Recipe
 from utils import upstream
 from utils.reports.schema import Report
 
@@ -32,16 +33,6 @@ def given(tmp_path_factory):
     return folder
 
 
-def test_eval_measures_boxes_and_masks(run, given, tmp_path):
-    words = ["qat.py", "eval", "--weights", given / "seg.pt", "--data", given / "data.yaml", *WORDS]
-    out = run(*words, "--project", tmp_path, "--save-json")
-    (row,) = Report.load(tmp_path / "exp/report.json").rows
-    assert row.mask_ap is not None
-    assert "Mask(P" in out
-    results = json.loads((tmp_path / "exp/seg_predictions.json").read_text())
-    assert all("segmentation" in one for one in results)
-
-
 def test_quantize_names_its_files_after_both_and_is_resumed(run, given, tmp_path):
     words = ["--weights", given / "seg.pt", "--data", given / "data.yaml", *WORDS, "--project", tmp_path]
     run("qat.py", "quantize", *words, "--calib-images", 4, "--epochs", 1, "--iters", 1, "--eval-epochs")
@@ -56,9 +47,11 @@ def test_quantize_names_its_files_after_both_and_is_resumed(run, given, tmp_path
     name = f"qat_ep_0_ap_{entry.ap:.4f}_mask_{entry.mask_ap:.4f}_seg.pt"
     assert (weights / name).is_file()
     assert "the run is finished" in run("qat.py", "quantize", "--resume", tmp_path / "exp")
-    run("qat.py", "eval", "--weights", weights / name, "--data", given / "data.yaml", *WORDS,
-        "--project", tmp_path / "eval")  # fmt: skip
+    words = ["--weights", weights / name, *words[2:-1], tmp_path / "eval", "--save-json"]
+    assert "Mask(P" in run("qat.py", "eval", *words)
     assert Report.load(tmp_path / "eval/exp/report.json").rows[0].mask_ap == pytest.approx(entry.mask_ap, abs=1e-6)
+    (file,) = (tmp_path / "eval/exp").glob("*_predictions.json")
+    assert all("segmentation" in one for one in json.loads(file.read_text()))
 
 
 def test_sensitive_goes_by_the_mean_of_both(run, given, tmp_path):
@@ -67,3 +60,44 @@ def test_sensitive_goes_by_the_mean_of_both(run, given, tmp_path):
     summary = json.loads((tmp_path / "exp/summary-sensitive-analysis.json").read_text())
     assert "every AP here is the mean of box and mask AP" in summary["notes"]
     assert summary["rows"]
+
+
+@pytest.fixture(scope="module")
+def outlined(run, tmp_path_factory):
+    """The data.yaml of a set of 24 images for validation, with outlines."""
+    folder = tmp_path_factory.mktemp("outlined")
+    run("data/demo/make_digits.py", "--segments", folder / "set", "--train", 20, "--val", 24)
+    return folder / "set/data.yaml"
+
+
+def test_methods_of_calibration_are_compared_by_both(run, checkout, outlined, tmp_path):
+    words = ("--weights", checkout / "data/demo/gelan-digits-seg.pt", "--imgsz", 160, "--batch-size", 4)
+    where = ("--data", outlined, "--device", "cpu", "--workers", 0, "--project", tmp_path)
+    run("qat.py", "calibrate", *words, *where, "--calib-images", 4, "--num-image", 4)
+    found = json.loads((tmp_path / "exp/calibration.json").read_text())
+    assert found["measure"] == "the mean of box and mask AP"
+    assert len(found["methods"]) == 5
+    ap, agreement, equal = found["methods"], found["agreement"], found["equal"]
+    assert max(ap, key=ap.get) == equal[0]  # AP does not tell the others from it, so that agreement decides
+    assert (found["name"], found["chosen_ap"]) == (max(equal, key=agreement.get), ap[found["name"]])
+    assert min(found["methods"].values()) > 0.3
+    assert Recipe.from_file(tmp_path / "exp/recipe.yaml").calibration.method == found["chosen"]["method"]
+
+
+def test_from_the_float_model_to_a_file_with_masks(run, checkout, outlined, tmp_path):
+    """24 images: AP is that of a few digits, and INT8 loses little of it on the same ones."""
+    where = ("--data", outlined, "--device", "cpu", "--workers", 0)
+    words = ("--weights", checkout / "data/demo/gelan-digits-seg.pt", "--imgsz", 320, "--batch-size", 8)
+    run("qat.py", "quantize", *words, *where, "--calib-images", 16, "--ptq-only", "--project", tmp_path)
+    before, row = Report.load(tmp_path / "exp/report.json").rows
+    assert before.ap > 0.7
+    assert before.mask_ap > 0.45
+    assert (row.ap, row.mask_ap) == pytest.approx((before.ap, before.mask_ap), abs=0.04)
+    (quantized,) = (tmp_path / "exp/weights").glob("ptq_ap_*.pt")
+    file = tmp_path / "seg.onnx"
+    run("export_qat.py", "--weights", quantized, "--imgsz", 320, "--dynamic", "batch", "--device", "cpu",
+        "--output", file)  # fmt: skip
+    run("val_trt.py", "--engine-file", file, *where, "--project", tmp_path / "val")
+    (report,) = (tmp_path / "val").glob("*/report.json")
+    found = Report.load(report).rows[-1]
+    assert (found.ap, found.mask_ap) == pytest.approx((row.ap, row.mask_ap), abs=0.01)

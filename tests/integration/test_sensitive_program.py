@@ -3,13 +3,12 @@
 import copy
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from qat_runs import SMALL_RUN, half_of_layers, quantize, report_of, write_small_set
+from qat_runs import SMALL_RUN, counted, half_of_layers, killed, quantize, report_of, write_small_set
 from scipy.stats import spearmanr
 
 import qat
@@ -126,33 +125,12 @@ def test_a_planted_problem_is_found_and_the_recipe_mends_it(planted, data, demo_
     assert found["PTQ"] > found["float"] - 0.005
 
 
-class Killed(BaseException):
-    """Ends the program as abruptly as this process allows."""
-
-
-def counted(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, last: int | None = None) -> list[int]:
-    """Count calls of `owner.name`, and die at the `last`."""
-    original: Callable = getattr(owner, name)
-    calls: list[int] = []
-
-    def call(*args: object, **kwargs: object) -> object:
-        calls.append(1)
-        if len(calls) == last:
-            raise Killed
-        return original(*args, **kwargs)
-
-    monkeypatch.setattr(owner, name, call)
-    return calls
-
-
 @pytest.mark.usefixtures("blank_plots")
 class TestResume:
     words = (*TINY, *HARSH, "--float-budget", "0.1")
 
     @pytest.fixture(scope="class")
-    def whole(
-        self, tmp_path_factory: pytest.TempPathFactory, few: Path, half: tuple[str, str], demo_weights: Path
-    ) -> tuple[Path, int]:
+    def whole(self, tmp_path_factory, few, half, demo_weights):
         """A run that was never interrupted, and how many times it ran the network."""
         project = tmp_path_factory.mktemp("whole")
         with pytest.MonkeyPatch.context() as patch:
@@ -162,11 +140,8 @@ class TestResume:
 
     def test_a_killed_run_finds_the_same(self, whole, few, half, demo_weights, tmp_path, monkeypatch):
         run, total = whole
-        with monkeypatch.context() as patch:
-            # AP of two networks, 3 batches of 2 + 8 while screening, then AP of the 4 units and more
-            counted(patch, Switches, "network_in", 35)
-            with pytest.raises(Killed):
-                sensitive(demo_weights, few, tmp_path, *self.words, *half)
+        # AP of two networks, 3 batches of 2 + 8 while screening, then AP of the 4 units and more
+        killed(lambda: sensitive(demo_weights, few, tmp_path, *self.words, *half), Switches, "network_in", 35)
         again = counted(monkeypatch, Switches, "network_in")
         assert qat.main(["sensitive", "--resume", str(tmp_path / "exp")]) == 0
         assert len(again) < total - 10  # what was screened is not screened again
@@ -202,9 +177,7 @@ class TestResume:
 
 class TestCalibrate:
     @pytest.fixture(scope="class")
-    def swept(
-        self, tmp_path_factory: pytest.TempPathFactory, few: Path, half: tuple[str, str], demo_weights: Path
-    ) -> Path:
+    def swept(self, tmp_path_factory, few, half, demo_weights):
         project = tmp_path_factory.mktemp("swept")
         words = ["calibrate", "--weights", str(demo_weights), "--data", str(few), "--project", str(project), *TINY]
         assert qat.main([*words, *half]) == 0

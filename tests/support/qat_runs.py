@@ -2,9 +2,11 @@
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 import qat
@@ -53,3 +55,29 @@ def report_of(run: Path) -> dict[str, Any]:
 def checkpoints(run: Path) -> list[str]:
     """Names of the files in a run's weights folder, hidden ones too."""
     return sorted(os.listdir(run / "weights"))
+
+
+class Killed(BaseException):
+    """Ends the program as abruptly as this process allows."""
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, last: int | None = None) -> list[int]:
+    """Count calls of `owner.name`, and die at the `last`."""
+    original, calls = getattr(owner, name), list[int]()
+
+    def call(*args: object, **kwargs: object) -> object:
+        calls.append(1)
+        if len(calls) == last:
+            raise Killed
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, call)
+    return calls
+
+
+def killed(run: Callable[[], object], owner: object, name: str, last: int = 1) -> None:
+    """Run something that dies at the `last` call of `owner.name`."""
+    with pytest.MonkeyPatch.context() as patch:
+        counted(patch, owner, name, last)
+        with pytest.raises(Killed):
+            run()
