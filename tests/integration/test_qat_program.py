@@ -5,9 +5,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import cv2
 import pytest
@@ -27,7 +25,6 @@ from utils.evaluation.results import EvalResult
 from utils.jobs import evaluate
 from utils.jobs import quantize as quantize_job
 from utils.jobs.inputs import AUGMENTATION
-from utils.jobs.run_state import RunState
 from utils.reports.schema import Report
 from utils.reports.tables import WRONG
 
@@ -35,12 +32,12 @@ NAME = "gelan-digits"
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory, demo_data: Path) -> Path:
+def data(tmp_path_factory, demo_data):
     return write_small_set(tmp_path_factory.mktemp("set"), demo_data)
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory, data: Path, demo_weights: Path) -> Path:
+def finished(tmp_path_factory, data, demo_weights):
     """The folder of a whole run of two epochs."""
     project = tmp_path_factory.mktemp("runs")
     assert quantize(demo_weights, data, project, "--epochs", "2", "--eval-epochs") == 0
@@ -78,16 +75,6 @@ class TestFiles:
         assert {row["kind"] for row in report.ranges} == {"activation", "weight"}
         assert {"float", report.rows[2].stage} == set(report.samples[0].predictions)
 
-    def test_the_best_file_is_one_of_the_others(self, finished):
-        weights = finished / "weights"
-        others = [path for path in weights.glob("*_ap_*.pt") if same_state(path, weights / f"qat_best_{NAME}.pt")]
-        state = RunState.load(finished)
-        assert [path.name for path in others] == [state.best_file]
-        losses = [entry["held_out"] for entry in report_of(finished)["history"]]
-        assert state.best_epoch in (None, losses.index(min(losses)))
-        stage = "best (PTQ)" if state.best_epoch is None else "QAT"
-        assert report_of(finished)["rows"][2]["stage"] == stage
-
     def test_training_moved_weights_and_ranges_of_activations(self, finished, demo_weights):
         weights = finished / "weights"
         before, after = (state_of(next(weights.glob(pattern))) for pattern in ("ptq_*", "qat_ep_1_*"))
@@ -111,10 +98,10 @@ class TestFiles:
 
 
 @pytest.fixture
-def scores(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Iterator[EvalResult]]:
+def scores(monkeypatch):
     """Stands for evaluation, and gives the APs that a test wants; returns those that are left."""
 
-    def use(*aps: float) -> Iterator[EvalResult]:
+    def use(*aps):
         scores = ("ap", "ap50", "precision", "recall", "ap_coco", "ap50_coco")
         others = {"per_class": (), "images": 6, "instances": 9, "ms": {"inference": 1.0}, "coco": None, "seconds": 0.1,
                   "left_out": (), "measured_on": "a test"}  # fmt: skip
@@ -126,25 +113,21 @@ def scores(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Iterator[EvalResult
 
 
 @pytest.fixture
-def losses(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def losses(monkeypatch):
     """Stands for the loss on held-out images: PTQ's, then one for each epoch."""
 
-    def use(*values: float) -> None:
-        left = (value if isinstance(value, tuple) else (value, value) for value in values)
-        monkeypatch.setattr(quantize_job, "held_out_loss", lambda *_: loss_of(next(left)))
+    def use(*values):
+        per_image = (value if isinstance(value, tuple) else (value, value) for value in values)
+        terms = (torch.tensor([(value, 1.0) for value in one], dtype=torch.float64) for one in per_image)
+        monkeypatch.setattr(quantize_job, "held_out_loss", lambda *_: HeldOutLoss(next(terms)))
 
     return use
-
-
-def loss_of(values: tuple[float, ...]) -> HeldOutLoss:
-    """A loss on so many images."""
-    return HeldOutLoss(torch.tensor([(value, 1.0) for value in values], dtype=torch.float64))
 
 
 @pytest.mark.usefixtures("blank_plots")
 class TestWhatIsKept:
     @pytest.fixture
-    def run(self, data, small_weights, tmp_path) -> Callable[..., Path]:
+    def run(self, data, small_weights, tmp_path):
         """A run of the small network; its weights folder."""
 
         def call(*words: str, name: str = "exp") -> Path:
@@ -221,8 +204,7 @@ class TestWhatIsKept:
 
     def test_augmentation_reaches_upstreams_data_set(self, run, scores, tmp_path, monkeypatch):
         scores(0.7, 0.6, 0.6)
-        asked: list[Any] = []
-        original = upstream.make_dataset
+        asked, original = [], upstream.make_dataset
         monkeypatch.setattr(upstream, "make_dataset", lambda *args, **kw: asked.append(kw) or original(*args, **kw))
         (tmp_path / "hyp.yaml").write_text(yaml.safe_dump(dict.fromkeys(AUGMENTATION, 0.1)))
         run("--epochs", "1", "--hyp", str(tmp_path / "hyp.yaml"))
@@ -236,9 +218,8 @@ def unlabelled(data: Path, folder: Path, *, val: bool = False) -> Path:
         shutil.copy(file, folder / "bare")
     content = yaml.safe_load(data.read_text())
     bare = str(folder / "bare")
-    (folder / "bare.yaml").write_text(
-        yaml.safe_dump({**content, "train": bare, "val": content["val"] if val else bare})
-    )
+    content |= {"train": bare, "val": content["val"] if val else bare}
+    (folder / "bare.yaml").write_text(yaml.safe_dump(content))
     return folder / "bare.yaml"
 
 

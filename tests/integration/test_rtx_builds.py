@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from exported_files import export_onnx
-from random_networks import TINY, narrow, random_network, save_float, save_quantized, tiny_with
+from random_networks import TINY, narrow, random_network, tiny_with
 from torch import nn
 
 from models.quantize import placement
@@ -17,7 +17,6 @@ from models.quantize.calibration import calibrate
 from models.quantize.recipe import Calibration, Recipe
 from utils import upstream
 from utils.core.errors import QatError
-from utils.jobs.open import load_network
 from utils.onnx_graph import output_formats
 from utils.onnx_graph.export import ExportConfig, ExportResult, export_forms
 from utils.onnx_graph.output_formats import NmsSettings
@@ -43,7 +42,7 @@ KNOWN = (
 
 
 @pytest.fixture(autouse=True)
-def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_gpu(monkeypatch):
     monkeypatch.setattr(tensorrt_api, "gpu", lambda index=None: None)
 
 
@@ -82,17 +81,6 @@ def test_strongly_typed_files_hold_their_properties_and_build(name, upstream_yam
     check(exported, target, **({"batch": (1, 4, 8)} if dynamic == "batch" else {}))
 
 
-def test_prototypes_are_a_second_output_of_what_builds(upstream_yaml, tmp_path):
-    """The plain form of a segmentation network; for one GPU, since each build takes seconds."""
-    model = placed(narrow(upstream_yaml("segment/gelan-c-dseg")))
-    config = ExportConfig((SIDE, SIDE), 1, dynamic="batch", typing="strong")
-    exported = export_onnx(model, config, tmp_path / "network.onnx", {"stride": "32", "task": "segment"})
-    assert exported.report.counts["float_convolutions"] == 0
-    nc = model.model[-1].nc
-    assert exported.outputs == {"output0": ("batch", 4 + nc + 32, 84), "output1": ("batch", 32, 16, 16)}
-    assert check(exported, "SM89", batch=(1, 4, 8)).metadata["task"] == "segment"
-
-
 def test_forms_build_that_hold_nothing_which_rtx_lacks(tmp_path):
     forms = {"deepstream": output_formats.deepstream()}
     forms |= {kind: output_formats.end2end(NmsSettings(kind)) for kind in ("none", "efficient", "onnx")}
@@ -107,13 +95,11 @@ def test_forms_build_that_hold_nothing_which_rtx_lacks(tmp_path):
 
 def test_masks_build(tmp_path):
     """A small network with masks, quantized, in each form whose operators RTX has, for any batch."""
-    floating = save_float(tmp_path / "tiny.pt", random_network(tiny_with("Segment")))
-    network = load_network(save_quantized(tmp_path / "tiny-int8.pt", floating, imgsz=SIDE), torch.device("cpu"))
     settings = NmsSettings("none", 100)
-    forms = [output_formats.end2end(settings, 160), output_formats.end2end(settings, 0),  # in boxes, and on the grid
-             output_formats.deepstream(settings)]  # fmt: skip
+    forms = [output_formats.plain(), output_formats.end2end(settings, 160),  # in boxes, and on the grid
+             output_formats.end2end(settings, 0), output_formats.deepstream(settings)]  # fmt: skip
     files = {tmp_path / f"{number}.onnx": form for number, form in enumerate(forms)}
     config = ExportConfig((SIDE, SIDE), 1, dynamic="batch", typing="strong")
-    for exported in export_forms(network.model, config, files, network.metadata()):
+    for exported in export_forms(placed(tiny_with("DSegment")), config, files, {"stride": "32", "task": "segment"}):
         assert exported.report.counts["float_convolutions"] == 0
-        check(exported, "SM89", batch=(1, 4, 8))
+        assert check(exported, "SM89", batch=(1, 4, 8)).metadata["task"] == "segment"
