@@ -13,7 +13,6 @@ from forms import FLAGS, SIDE, Program, images, lively
 from random_networks import TINY, random_network, save_float, save_quantized, tiny_with
 
 import export_qat
-import val_trt
 from models.quantize import checkpoint, placement
 from models.quantize.calibration import calibrate
 from models.quantize.recipe import Calibration, Recipe
@@ -122,17 +121,6 @@ def test_ap_is_that_of_floats(typing, quantized_demo, demo_data, tmp_path, progr
     assert expected.ap > 0.5
     for form, found in scores.items():
         assert (found.ap, found.ap50) == pytest.approx((expected.ap, expected.ap50), abs=0.001), form
-
-
-def test_source_draws_with_each_form(weights, demo_data, tmp_path, program):
-    image = next(Path(load_data(demo_data).paths("val")[0]).glob("*.jpg"))
-    drawn = []
-    for form in ("float", "nhwc"):
-        path = exported(program, weights["quantized"], tmp_path, form, "--typing", "weak", "--check", 0)
-        words = ["--engine-file", path, "--source", image, "--project", tmp_path, "--name", form, "--conf-thres", 0.3]
-        assert program(lambda argv: val_trt.main(argv), *words)[0] == 0
-        drawn.append((tmp_path / form / image.name).read_bytes())
-    assert drawn[0] == drawn[1]
 
 
 # --- TensorRT-RTX -----------------------------------------------------------------------------------------------------

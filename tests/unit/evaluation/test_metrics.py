@@ -1,16 +1,11 @@
-"""Matching and AP against pycocotools, and against definitions written out plainly."""
-
-import contextlib
-import io
+"""Matching and AP against definitions written out plainly; test_loop.py has pycocotools' AP."""
 
 import numpy as np
 import pytest
 import torch
 
-from utils.evaluation.batch import RaggedBatch
 from utils.evaluation.metrics import (
     IOU_THRESHOLDS,
-    EvalStatistics,
     ap_per_class,
     average_precision,
     coco_average_precision,
@@ -122,50 +117,3 @@ def test_equal_scores_keep_their_order():
     equal = ap_per_class(correct, np.full(500, 0.5), kinds, labels).ap
     falling = ap_per_class(correct, np.linspace(0.6, 0.4, 500), kinds, labels).ap
     assert equal == pytest.approx(falling)
-
-
-def coco_ap(images):
-    """pycocotools' AP and AP50 of the same labels and detections."""
-    from pycocotools.coco import COCO
-    from pycocotools.cocoeval import COCOeval
-
-    truth = COCO()
-    annotations, results = [], []
-    for image, (labels, found) in enumerate(images):
-        for kind, x1, y1, x2, y2 in labels.tolist():
-            box = [x1, y1, x2 - x1, y2 - y1]
-            annotations.append({"id": len(annotations) + 1, "image_id": image, "category_id": kind, "bbox": box,
-                                "area": box[2] * box[3], "iscrowd": 0})  # fmt: skip
-        for x1, y1, x2, y2, confidence, kind in found.tolist():
-            box = [x1, y1, x2 - x1, y2 - y1]
-            results.append({"image_id": image, "category_id": kind, "bbox": box, "score": confidence})
-    truth.dataset = {"images": [{"id": i} for i in range(len(images))], "annotations": annotations, "info": {},
-                     "categories": [{"id": i} for i in range(3)]}  # fmt: skip
-    with contextlib.redirect_stdout(io.StringIO()):
-        truth.createIndex()
-        evaluator = COCOeval(truth, truth.loadRes(results), "bbox")
-        evaluator.evaluate()
-        evaluator.accumulate()
-        evaluator.summarize()
-    return evaluator.stats[0], evaluator.stats[1]
-
-
-def our_ap(images, definition="ap_coco"):
-    statistics = EvalStatistics()
-    for number, (labels, found) in enumerate(images):
-        statistics.add(RaggedBatch.of([found]), RaggedBatch.of([labels]), [str(number)])
-    ap = getattr(statistics.class_scores(), definition)
-    return ap.mean(), ap[:, 0].mean()
-
-
-def test_ap_agrees_with_pycocotools_and_the_comparison_notices_wrong_boxes():
-    """A comparator that agrees with everything would prove nothing: three pixels of shift must break the agreement."""
-    rng = np.random.default_rng(1)
-    images = [random_image(rng, int(rng.integers(1, 8)), 90) for _ in range(60)]
-    theirs = coco_ap(images)
-    assert 0.2 < theirs[0] < 0.9
-    assert our_ap(images) == pytest.approx(theirs, abs=0.002)  # where boxes crowd, matching differs a little
-    assert our_ap(images, "ap") == pytest.approx(theirs, abs=0.005)
-    shifted = [(truth, found + torch.tensor([3.0, 3, 3, 3, 0, 0])) for truth, found in images]
-    for definition in ("ap_coco", "ap"):
-        assert our_ap(shifted, definition) != pytest.approx(theirs, abs=0.005)
