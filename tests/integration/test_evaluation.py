@@ -4,9 +4,9 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from known_images import MIXED, SQUARE, KnowingModel, write_set
+from known_images import MIXED, SQUARE, numbers, write_set
 from known_masks import KnowingMasks, write_outlined_set
-from known_sets import NAMES
+from known_sets import Known
 from torchvision.ops import box_convert
 
 from utils import upstream
@@ -38,7 +38,7 @@ def upstream_loader(path, imgsz, rect, single_cls=False, masks=False):
 
 
 def upstream_run(model, data, imgsz, rect, single_cls=False, **options):
-    """P, R, AP50 and AP of boxes, and of a network for segmentation of masks, from val.py or segment/val.py."""
+    """AP, AP50, P and R of boxes, and of a network for segmentation of masks, from val.py or segment/val.py."""
     import_upstream()
     masks = isinstance(model, KnowingMasks)
     if masks:
@@ -53,13 +53,8 @@ def upstream_run(model, data, imgsz, rect, single_cls=False, **options):
     with torch.inference_mode():
         found = program.run(content, model=model, dataloader=loader, batch_size=32, imgsz=imgsz, plots=False,
                             single_cls=single_cls, **options)[0]  # fmt: skip
-    return list(found[: 8 if masks else 4])
-
-
-def our_run(model, data, **config):
-    result = evaluate(TorchRunner(model, "cpu"), data, EvalConfig(workers=0, **config), progress=False)
-    parts = (result, result.masks) if result.masks else (result,)
-    return [value for part in parts for value in (part.precision, part.recall, part.ap50, part.ap)]
+    scores = list(found[: 8 if masks else 4])
+    return [scores[start + index] for start in range(0, len(scores), 4) for index in (3, 2, 0, 1)]
 
 
 # the parts
@@ -187,10 +182,9 @@ def test_masks_in_the_pixels_of_an_image_are_upstreams(tmp_path):
     import_upstream()
     from segment import val
 
-    samples = write_outlined_set(tmp_path, 6, ((90, 40), (33, 70)))
-    data, model = load_data(tmp_path / "data.yaml"), KnowingMasks(samples, NAMES, 160)
-    batch = next(iter(make_loader(data, "val", imgsz=160, batch_size=3, workers=0, masks=True)))
-    found = Detector(TorchRunner(model, "cpu"), data, conf_thres=0.001, iou_thres=1.0)(batch)
+    known = Known(tmp_path, ((90, 40), (33, 70)), 6, masks=True, imgsz=160)
+    batch = next(iter(make_loader(known.data, "val", imgsz=160, batch_size=3, workers=0, masks=True)))
+    found = Detector(TorchRunner(known.model, "cpu"), known.data, conf_thres=0.001, iou_thres=1.0)(batch)
     for index, box in enumerate(batch.letterboxes):
         masks = found.masks
         expected = val.process_mask_upsample(masks.source[index], masks.picks[index], masks.boxes[index], masks.size)
@@ -206,37 +200,26 @@ def test_masks_in_the_pixels_of_an_image_are_upstreams(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "rect", "single_cls"),
-    [(MIXED, True, False), (MIXED, True, True), (MIXED, False, False), (SQUARE, False, True)],
-)
-def test_results_are_those_of_val_py(tmp_path, sizes, rect, single_cls):
-    """With a network whose errors are known. Rectangular: val.py at its default batch size, which ours stands for."""
-    samples = write_set(tmp_path, 60, sizes)
-    data, model = load_data(tmp_path / "data.yaml"), KnowingModel(samples, NAMES, 64)
-    expected = upstream_run(model, data, 64, rect, single_cls)
-    assert 0.3 < expected[3] < 0.8
-    for batch_size in (1, 9, 32):
-        found = our_run(model, data, imgsz=64, batch_size=batch_size, rect=rect, single_cls=single_cls)
-        assert found == pytest.approx(expected, abs=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "imgsz", "of_boxes", "rect", "single_cls"),
-    [(EXACT, 128, 1e-6, False, False), (EXACT, 256, 1e-6, True, True), (MIXED, 64, 1e-3, True, False),
-     (MIXED, 256, 1e-3, False, True)],
+    ("sizes", "rect", "single_cls", "masks", "imgsz", "of_boxes"),
+    [(MIXED, True, False, False, 64, 1e-3), (MIXED, True, True, False, 64, 1e-3),
+     (MIXED, False, False, False, 64, 1e-3), (SQUARE, False, True, False, 64, 1e-3),
+     (EXACT, False, False, True, 128, 1e-6), (EXACT, True, True, True, 256, 1e-6),
+     (MIXED, True, False, True, 64, 1e-3), (MIXED, False, True, True, 256, 1e-3)],
 )  # fmt: skip
-def test_results_are_those_of_segment_val_py(tmp_path, sizes, imgsz, of_boxes, rect, single_cls):
-    """Objects overlap, and some images have none.
+def test_results_are_those_of_val_py(tmp_path, sizes, rect, single_cls, masks, imgsz, of_boxes):
+    """With a network whose errors are known. Rectangular: val.py at its default batch size, which ours stands for.
 
-    On a grid of a few pixels a mask may overlap two labels alike; which one upstream takes then depends on its sort.
+    Objects overlap, and some images have none. On a grid of a few pixels a mask may overlap two labels alike; which one
+    upstream takes then depends on its sort.
     """
-    samples = write_outlined_set(tmp_path, 60, sizes)
-    data, model = load_data(tmp_path / "data.yaml"), KnowingMasks(samples, NAMES, imgsz)
-    assert min(len(sample.labels) for sample in samples) == 0
-    expected = upstream_run(model, data, imgsz, rect, single_cls)
-    assert 0.2 < expected[7] < expected[3] < 0.9
-    for batch_size in (9, 32):
-        found = our_run(model, data, imgsz=imgsz, batch_size=batch_size, rect=rect, single_cls=single_cls)
+    known = Known(tmp_path, sizes, 60, masks, imgsz)
+    assert min(len(sample.labels) for sample in known.samples) == 0
+    expected = upstream_run(known.model, known.data, imgsz, rect, single_cls)
+    assert 0.2 < expected[-4] <= expected[0] < 0.9
+    for batch_size in (1, 9, 32):
+        config = EvalConfig(imgsz=imgsz, batch_size=batch_size, workers=0, rect=rect, single_cls=single_cls)
+        result = known.evaluate(config)
+        found = [value for part in (result, result.masks) if part for value in numbers(part)]
         assert found[:4] == pytest.approx(expected[:4], abs=of_boxes)
         assert found[4:] == pytest.approx(expected[4:], abs=1e-6)
 

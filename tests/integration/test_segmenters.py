@@ -2,8 +2,6 @@
 
 import copy
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -32,7 +30,7 @@ HEADS = ("Segment", "DSegment")
 X = torch.rand(2, 3, 96, 64, generator=torch.Generator().manual_seed(0))
 
 
-def everything(result: Any) -> list[Tensor]:
+def everything(result):
     """All tensors of a network's result: predictions, maps, coefficients, prototypes."""
     return [result] if isinstance(result, Tensor) else [one for item in result for one in everything(item)]
 
@@ -43,7 +41,7 @@ def computed(model: nn.Module) -> list[Tensor]:
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def files(tmp_path_factory):
     """Checkpoints of each head, float, and of those that are handled quantized."""
     folder = tmp_path_factory.mktemp("segmenters")
     found = {}

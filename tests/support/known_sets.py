@@ -15,9 +15,9 @@ CONFIG = EvalConfig(imgsz=64, batch_size=8, workers=0)
 class Known:
     """A set, its data configuration, and the network that knows it; with `masks` one for segmentation."""
 
-    def __init__(self, folder, sizes=SQUARE, count=40, masks=False, imgsz=64):
+    def __init__(self, folder, sizes=SQUARE, count=40, masks=False, imgsz=64, **how):
         self.folder = folder
-        self.samples = write_outlined_set(folder, count, sizes) if masks else write_set(folder, count, sizes)
+        self.samples = (write_outlined_set if masks else write_set)(folder, count, sizes, **how)
         self.data = load_data(folder / "data.yaml")
         self.model = (KnowingMasks if masks else KnowingModel)(self.samples, NAMES, imgsz)
 

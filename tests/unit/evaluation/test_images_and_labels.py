@@ -49,7 +49,7 @@ def test_find_images_in_folders_and_lists(tmp_path, monkeypatch):
             find_images([str(tmp_path / path)])
 
 
-def test_a_linked_folder_and_linked_images_are_found(folder):
+def test_a_linked_folder_and_linked_images_are_found_and_where_labels_lie(folder):
     (folder / "store").mkdir()
     (folder / "store/far.png").write_bytes(Path(images_of(folder)[0]).read_bytes())
     more = folder / "images/more"
@@ -57,9 +57,6 @@ def test_a_linked_folder_and_linked_images_are_found(folder):
     (more / "linked").symlink_to(folder / "store")
     (more / "one.png").symlink_to(images_of(folder)[1])
     assert find_images([str(more)]) == [str(more / "linked/far.png"), str(more / "one.png")]
-
-
-def test_label_file():
     assert label_file("/x/images/a/images/b/c.d.jpg") == Path("/x/images/a/labels/b/c.d.txt")
     assert label_file("/x/y/c.jpg") == Path("/x/y/c.txt")
 
@@ -73,6 +70,12 @@ def test_labels(tmp_path):
     labels = read_labels(file, 2)
     np.testing.assert_allclose(labels.rows, [[0, 0.3, 0.4, 0.4, 0.4], [1, 0.5, 0.5, 0.25, 1]], atol=1e-6)
     assert (labels.bad, labels.clipped, labels.boxes) == ((), (), 2)
+    file.write_text("1 0.5 0.5 0.7 0.5 0.6 0.9\n\n0 0.1 0.1 0.3 0.1 0.3 0.4 0.1 0.4\n1 0.6 0.9 0.7 0.5 0.5 0.5\n")
+    labels, polygons, *_ = read_labels(file, 2)
+    np.testing.assert_allclose(labels, [[0, 0.2, 0.25, 0.2, 0.3], [1, 0.6, 0.7, 0.2, 0.4]], atol=1e-6)
+    outlines = [0.1, 0.1, 0.3, 0.1, 0.3, 0.4, 0.1, 0.4], [0.5, 0.5, 0.7, 0.5, 0.6, 0.9]  # of one box the first stays
+    for one, other in zip(polygons, outlines, strict=True):
+        np.testing.assert_array_equal(one.flatten(), np.float32(other))
     file.write_text("\n")
     assert read_labels(file, 2).rows.shape == (0, 5)
     assert read_labels(tmp_path / "none.txt", 2) is None

@@ -52,7 +52,7 @@ def test_ap_agrees_with_pycocotools_and_does_not_depend_on_the_batch(mixed, tmp_
     assert min(results[0].coco["ap"] - found for found in (shifted.ap, shifted.ap_coco)) > 0.05
 
 
-def test_result_rows_and_table(mixed):
+def test_result_rows_and_table_of_each_class_and_of_a_single_one(mixed, tmp_path):
     result = mixed.evaluate()
     assert [row.name for row in result.per_class] == list(NAMES)
     assert sum(row.instances for row in result.per_class) == result.instances
@@ -67,13 +67,10 @@ def test_result_rows_and_table(mixed):
     assert set(result.ms) == {"preprocess", "inference", "nms"}
     assert all(value > 0 for value in result.ms.values())
     assert mixed.evaluate(replace(CONFIG, limit=10)).images == 10
-
-
-def test_single_class_ignores_classes(mixed, tmp_path):
-    result = mixed.evaluate(replace(CONFIG, single_cls=True, save_json=True), out_dir=tmp_path)
-    assert [row.name for row in result.per_class] == ["object"]
-    assert result.ap > mixed.evaluate().ap  # wrong classes no longer count
-    assert result.ap == pytest.approx(result.coco["ap"], abs=0.005)
+    single = mixed.evaluate(replace(CONFIG, single_cls=True, save_json=True), out_dir=tmp_path)
+    assert [row.name for row in single.per_class] == ["object"]
+    assert single.ap > result.ap  # wrong classes no longer count
+    assert single.ap == pytest.approx(single.coco["ap"], abs=0.005)
 
 
 # ONNX Runtime: fixed and variable batches and sizes
@@ -271,32 +268,28 @@ def test_the_first_of_several_batches_does_not_count_in_the_times(square):
 # forms of inputs and outputs
 
 
-class Suppressed(TorchRunner):
+def suppressed(known, topk=300):
     """The knowing network with NMS inside, in fixed batches; behind the last detection lies anything."""
+    shapes = {"num_dets": (6, 1), "det_boxes": (6, topk, 4), "det_scores": (6, topk), "det_classes": (6, topk)}
 
-    def __init__(self, known, topk=300):
-        super().__init__(known.model, "cpu")
-        self._topk = topk
-        self.metadata["nms"] = json.dumps({"topk": topk, "conf_thres": 0.001})
-        self.inputs = (images_spec(6, 3, 64, 64),)
-        shapes = {"num_dets": (6, 1), "det_boxes": (6, topk, 4), "det_scores": (6, topk), "det_classes": (6, topk)}
-        self.outputs = tuple(TensorSpec(name, shape, "float32") for name, shape in shapes.items())
-
-    def _infer(self, feeds):
-        prediction = Prediction(super()._infer(feeds)["output0"])
-        found = non_max_suppression(prediction, CONFIG.conf_thres, DETECT.nms_iou, max_det=self._topk)
-        rows = torch.full((6, self._topk, 6), 0.9)
+    def change(result):
+        found = non_max_suppression(Prediction(result["output0"]), CONFIG.conf_thres, DETECT.nms_iou, max_det=topk)
+        rows = torch.full((6, topk, 6), 0.9)
         for row, one in zip(rows, found, strict=True):
             row[: len(one)] = one.flip(0)  # not sorted
         counts = torch.tensor([[len(one)] for one in found], dtype=torch.int32)
-        parts = counts, rows[..., :4], rows[..., 4], rows[..., 5].int()
-        return dict(zip((spec.name for spec in self.outputs), parts, strict=True))
+        return dict(zip(shapes, (counts, rows[..., :4], rows[..., 4], rows[..., 5].int()), strict=True))
+
+    outputs = tuple(TensorSpec(name, shape, "float32") for name, shape in shapes.items())
+    runner = Shell(known, (images_spec(6, 3, 64, 64),), outputs, change)
+    runner.metadata["nms"] = json.dumps({"topk": topk, "conf_thres": 0.001})
+    return runner
 
 
 @pytest.mark.parametrize("change", [{}, {"max_det": 1}, {"conf_thres": 0.5}])
 def test_a_network_with_nms_inside_scores_the_same(square, caplog, change):
     config = replace(CONFIG, **change)
-    result = evaluate(Suppressed(square), square.data, config, progress=False)
+    result = square.evaluate(config, suppressed(square))
     assert numbers(result) == pytest.approx(numbers(square.evaluate(config)), abs=1e-6)
     said = f"NMS is inside the network (conf_thres 0.001); the loop has conf_thres {config.conf_thres}"
     assert said in caplog.text

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import yaml
 from known_images import SQUARE, KnowingModel, coco_json, damaged_png, export_answers, write_set
-from known_sets import CONFIG, NAMES, Known
+from known_sets import CONFIG, Known
 
 import val_trt
 from utils.core.errors import DataError, DependencyError, InputError
@@ -39,14 +39,13 @@ def test_text_files(mixed, tmp_path):
 
 def test_json_uses_the_ids_of_the_annotations(tmp_path):
     """Images called by name have other ids, and the categories of `known_images` are 3, 6, 9."""
-    samples = write_set(tmp_path, 6, SQUARE, stem="image_{}")
-    evaluate(TorchRunner(KnowingModel(samples, NAMES, 64), "cpu"), load_data(tmp_path / "data.yaml"),
-             replace(CONFIG, save_json=True), out_dir=tmp_path / "out", progress=False, name="m")  # fmt: skip
+    known = Known(tmp_path, SQUARE, 6, stem="image_{}")
+    known.evaluate(replace(CONFIG, save_json=True), out_dir=tmp_path / "out", name="m")
     results = json.loads((tmp_path / "out/m_predictions.json").read_text())
     assert {row["category_id"] for row in results} == {3, 6, 9}
     assert {row["image_id"] for row in results} == set(range(1, 7))
     best = max(results, key=lambda row: row["score"])
-    answers = samples[best["image_id"] - 1].answers
+    answers = known.samples[best["image_id"] - 1].answers
     label, x1, y1, x2, y2, score = answers[answers[:, 5].argmax()]
     assert (best["category_id"], best["score"]) == (3 * (label + 1), pytest.approx(score, abs=1e-5))
     assert best["bbox"] == pytest.approx([x1, y1, x2 - x1, y2 - y1], abs=1.5)  # clipped to the image

@@ -21,7 +21,6 @@ from utils.evaluation import nms
 from utils.evaluation.batch import collate, on_grid, polygon_masks
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.dataset import make_loader
-from utils.evaluation.images import read_labels
 from utils.evaluation.letterbox import Letterbox
 from utils.evaluation.masks import Masks, image_pixels, mask_overlaps, pasted, patches, run_lengths
 from utils.evaluation.nms import non_max_suppression
@@ -262,17 +261,6 @@ def test_a_polygon_lies_where_the_letterbox_puts_it():
     expected = np.zeros((64, 64), np.uint8)
     cv2.fillPoly(expected, [np.array([[2, 12], [32, 12], [32, 52], [2, 52]], np.int32)], 1)
     np.testing.assert_array_equal(found, interpolated(expected))
-
-
-def test_polygons_are_read_with_the_boxes_that_a_detector_gets(tmp_path):
-    file = tmp_path / "a.txt"
-    file.write_text("1 0.5 0.5 0.7 0.5 0.6 0.9\n\n0 0.1 0.1 0.3 0.1 0.3 0.4 0.1 0.4\n1 0.6 0.9 0.7 0.5 0.5 0.5\n")
-    labels, polygons, *_ = read_labels(file, 2)
-    np.testing.assert_allclose(labels, [[0, 0.2, 0.25, 0.2, 0.3], [1, 0.6, 0.7, 0.2, 0.4]], atol=1e-6)
-    assert [one.tolist() for one in polygons] == [  # of two with one box the first stays
-        np.array(rows, np.float32).tolist()
-        for rows in ([[0.1, 0.1], [0.3, 0.1], [0.3, 0.4], [0.1, 0.4]], [[0.5, 0.5], [0.7, 0.5], [0.6, 0.9]])
-    ]
 
 
 @pytest.mark.parametrize("lines", ["0 0.5 0.5 0.2 0.2\n", "0 0.1 0.1 0.3 0.1 0.3 0.4\n\n0 0.1 0.1 0.9 0.9\n"])
