@@ -26,12 +26,11 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 # Files that take longest, as `--durations=0` tells: each is done by one process, and none of them should be the last.
 LONGEST = """
-    graphs rtx_builds export export_networks sensitive_program demo bad_inputs hostile_files
-    mask_forms forms input_forms reparameterization distributed qat_program setup_on_upstream quickstart upstream_ap
-    demo_masks segmenters resume files_of_1_0 evaluation rectangles benchmark_programs val_trt networks
-    segmentation_evaluation walks hostile_output
-    tensorrt_bindings install_dependencies patch_yolov9 environment fused_cuda shares segmentation_loop finetune
-    report_rows refusals demo_data cli architecture overwriting engine_programs
+    graphs rtx_builds export forms sensitive_program hostile_files demo bad_inputs qat_program resume
+    segmentation_programs segmenters networks long_programs input_forms reparameterization setup_on_upstream upstream_ap
+    files_of_1_0 evaluation programs rectangles
+    tensorrt_bindings install_dependencies patch_yolov9 environment segmentation_loop finetune what_people_write
+    dataset shares engines timing build report_rows refusals demo_data cli architecture engine_programs
 """
 
 
