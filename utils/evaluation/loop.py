@@ -140,7 +140,8 @@ def evaluate(
     order = [paths[index] for indices in loader.batch_sampler.batches for index in indices]
     for of_process in (statistics, agreement):  # those of all processes in the main one, as one process comes to them
         images = dict(ChainMap(*distributed.gather(of_process.images)))
-        of_process.images = {path: images[path] for path in order if path in images}
+        of_process.images.clear()
+        of_process.images.update((path, images[path]) for path in order if path in images)
     if coco:
         coco.results = dict(ChainMap(*distributed.gather(coco.results)))
     processes = distributed.world().size

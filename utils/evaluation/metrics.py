@@ -197,29 +197,41 @@ class ImageOutcome(NamedTuple):
 
 @dataclass
 class EvalStatistics:
-    """What is kept of a network's detections until AP is computed: path → outcome, in the order of the images.
+    """What is kept of a network's detections until AP is computed.
 
     `groups` says which images are resampled together, see `group_images`; None: each by itself.
     """
 
-    images: dict[str, ImageOutcome] = field(default_factory=dict)
     groups: str | None = None
+    _images: dict[str, ImageOutcome] = field(default_factory=dict)
+    _batches: list[tuple[Sequence[str], list[int], list[int], list[Tensor]]] = field(default_factory=list)
 
     def add(
         self, detections: RaggedBatch, labels: RaggedBatch, paths: Sequence[str],
         mask_overlaps: Sequence[Tensor] | None = None,
     ) -> None:  # fmt: skip
-        """Take in a batch: of each image detections `[n, 6]` and labels `[m, 5]` in its pixels, masks' IoU `[m, n]`."""
-        correct, areas = (part.cpu().numpy() for part in match(detections, labels))
-        inside = np.arange(correct.shape[1]) < np.array(detections.counts)[:, None]  # without padding, bool [B, N]
-        rows = np.column_stack((detections.flat[:, 4:6].cpu(), areas[inside]))
-        truth = torch.stack((labels.flat[:, 0], box_areas(labels.flat[:, 1:])), 1).cpu().numpy()
-        columns = [(correct[inside], detections), (rows, detections), (truth, labels)]
+        """Take in a batch: of each image detections `[n, 6]` and labels `[m, 5]` in its pixels, masks' IoU `[m, n]`.
+
+        Nothing here waits for a GPU: results stay where they are until `images` is read.
+        """
+        truth = torch.stack((labels.flat[:, 0], box_areas(labels.flat[:, 1:])), 1)
+        found = [*match(detections, labels), detections.flat[:, 4:6].contiguous(), truth]
         if mask_overlaps is not None:
-            correct_masks = match(detections, labels, mask_overlaps)[0].cpu().numpy()
-            columns.append((correct_masks[inside], detections))
-        of_images = zip(*(np.split(array, np.cumsum(batch.counts)[:-1]) for array, batch in columns), strict=True)
-        self.images.update(zip(paths, starmap(ImageOutcome, of_images), strict=True))
+            found.append(match(detections, labels, mask_overlaps)[0])
+        self._batches.append((paths, detections.counts, labels.counts, found))
+
+    @property
+    def images(self) -> dict[str, ImageOutcome]:
+        """Path → outcome, in the order of the images."""
+        for paths, counts, label_counts, found in self._batches:
+            correct, areas, rows, truth, *masks = (part.cpu().numpy() for part in found)
+            inside = np.arange(correct.shape[1]) < np.array(counts)[:, None]  # without padding, bool [B, N]
+            columns = [(correct[inside], counts), (np.column_stack((rows, areas[inside])), counts)]
+            columns += [(truth, label_counts), *((of_masks[inside], counts) for of_masks in masks)]
+            of_images = zip(*(np.split(array, np.cumsum(each)[:-1]) for array, each in columns), strict=True)
+            self._images.update(zip(paths, starmap(ImageOutcome, of_images), strict=True))
+        self._batches.clear()
+        return self._images
 
     @property
     def has_masks(self) -> bool:
