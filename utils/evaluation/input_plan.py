@@ -41,11 +41,8 @@ class InputPlan:
     ) -> InputPlan:
         """What fits both: a network of static size decides; else `imgsz`, rounded up to the stride.
 
-        Args:
-            imgsz: longer side, or (height, width), in pixels; None for the network's own.
-
-        Raises:
-            InputError: the network takes no images, or has another static size than was asked for.
+        `imgsz` is the longer side, or (height, width), in pixels; None for the network's own. `InputError` if the
+        network takes no images, or has another static size than was asked for.
         """
         _, _, height, width = fixed_sizes(runner)
         smallest, largest = batch_range(runner)
@@ -54,14 +51,9 @@ class InputPlan:
             logger.info("the network takes %d images at a time; using that instead of %d", fitting, batch_size)
         if height is None and width is None:
             known = runner.imgsz
-            sides = height_width(imgsz or known or 640)
-            rows, columns = (math.ceil(side / runner.stride) * runner.stride for side in sides)
-            size = rows, columns
+            size = fitting_size(imgsz or known, runner.stride)
             text = size_text(size)
-            if size != sides:
-                what = "image size %s is no multiple of the stride %d; using %s"
-                logger.warning(what, size_text(sides), runner.stride, text)
-            if imgsz and known and max(known) != max(sides):
+            if imgsz and known and max(known) != max(height_width(imgsz)):
                 logger.warning("the input is %s, and the network is for images of %s", text, max(known))
             limits = [(low or 0, high or side) for (low, high), side in zip(_ranges(runner)[2:], size, strict=True)]
             if not all(low <= side <= high for (low, high), side in zip(limits, size, strict=True)):
@@ -81,6 +73,16 @@ class InputPlan:
     def size(self, rect: bool) -> str:
         """The size of the input in words, such as '640x640'."""
         return f"up to {max(self.imgsz)}, rectangular" if rect else f"{self.imgsz[0]}x{self.imgsz[1]}"
+
+
+def fitting_size(imgsz: int | tuple[int, int] | None, stride: int) -> tuple[int, int]:
+    """Height and width in pixels, see `height_width`, rounded up to multiples of the stride, with a warning."""
+    sides = height_width(imgsz)
+    height, width = (math.ceil(side / stride) * stride for side in sides)
+    if (height, width) != sides:
+        what = "image size %s is no multiple of the stride %d; using %s"
+        logger.warning(what, size_text(sides), stride, size_text((height, width)))
+    return height, width
 
 
 def _ranges(runner: Runner) -> list[tuple[int | None, int | None]]:

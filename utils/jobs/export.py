@@ -19,8 +19,9 @@ from utils.core.files import refuse_overwrite
 from utils.core.input_spec import channels_of
 from utils.core.options import height_width, size_text
 from utils.evaluation.data_yaml import load_data
+from utils.evaluation.input_plan import fitting_size
 from utils.jobs.compare_outputs import check_images, check_onnx
-from utils.jobs.inputs import check_classes, fitting_size
+from utils.jobs.inputs import check_classes
 from utils.jobs.open import Network, load_network
 from utils.onnx_graph.export import ExportConfig, ExportResult, export_forms
 from utils.onnx_graph.output_formats import OutputFormat
@@ -97,7 +98,7 @@ def export_checkpoint(
     if source.imgsz and height_width(size) != height_width(source.imgsz):
         texts = size_text(size), size_text(source.imgsz)
         logger.warning("--imgsz %s was given, and %s is for %s", texts[0], weights, texts[1])
-    config = replace(config, imgsz=height_width(fitting_size(size, source.stride))).resolved(network.quantized)
+    config = replace(config, imgsz=fitting_size(size, source.stride)).resolved(network.quantized)
     files = output_files(weights, options.output, forms, config, network.quantized)
     refuse_overwrite(files, [weights, data])
     check_network(network, list(files))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import logging
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,13 +21,14 @@ from utils.core.device import select_device
 from utils.core.errors import DataError, InputError
 from utils.core.files import EXPECTED, read_yaml
 from utils.core.input_spec import channels_of
-from utils.core.options import height_width, one_size, size_text
+from utils.core.options import one_size, size_text
 from utils.core.strict_model import StrictModel, validate
 from utils.core.tasks import task_of_head
 from utils.core.text import plural
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.dataset import dataset_hash, make_loader, whole_batch
 from utils.evaluation.images import find_images, unlabelled
+from utils.evaluation.input_plan import fitting_size
 from utils.jobs.open import dataset_of
 from utils.jobs.options import Kind, QatOptions, QuantizeOptions, SensitiveOptions
 from utils.runners.pytorch import last_layer
@@ -111,7 +111,7 @@ class Inputs(Generic[Kind]):
             )
         plan = placement.plan(upstream.fuse(source.model), recipe)
         placement.check(plan, recipe)
-        imgsz = fitting_size(options.imgsz or 640, source.stride)
+        imgsz = one_size(fitting_size(options.imgsz, source.stride))
         held_out = choose_held_out(data, recipe.finetune.held_out)
         there, wanted = len(data.read("train").images), recipe.calibration.images
         if min(there, wanted) < max(wanted, FEW_IMAGES):
@@ -224,18 +224,6 @@ def check_classes(weights: str | Path, names: Mapping[int, str], data: DataConfi
             f"{weights} detects {plural(len(names), 'class')} and {data.file} has {data.nc}; "
             "give the dataset that the weights were trained on"
         )
-
-
-def fitting_size(imgsz: int | tuple[int, int], stride: int) -> int | tuple[int, int]:
-    """A side, or (height, width), in pixels, rounded up to multiples of the stride, as evaluation does, with a warning.
-
-    The side of a square is one number.
-    """
-    size = one_size([math.ceil(side / stride) * stride for side in height_width(imgsz)])
-    if size != one_size(imgsz):
-        texts = size_text(imgsz), size_text(size)
-        logger.warning("image size %s is no multiple of the stride %d; using %s", texts[0], stride, texts[1])
-    return size
 
 
 def read_hyp(path: str | Path) -> dict[str, Any]:
