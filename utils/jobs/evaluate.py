@@ -34,7 +34,7 @@ from utils.evaluation.input_plan import InputPlan, has_nms, mask_frame, nms_word
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.evaluation.results import EvalResult, Reference
 from utils.jobs.inputs import Inputs, from_training
-from utils.jobs.open import dataset_of, load_network, open_runner
+from utils.jobs.open import dataset_of, load_network, open_runner, torch_runner
 from utils.jobs.options import EvalOptions, ValOptions
 from utils.jobs.visualize import collect_samples
 from utils.reports.schema import LOW_AP, SIZES, AnyAp, Report, Row, Sample
@@ -97,13 +97,13 @@ def without_tables() -> AbstractContextManager[None]:
 
 def run(options: EvalOptions) -> Report:
     """Evaluate a float or quantized checkpoint on the val split as `val_trt.py` does: `qat.py eval`."""
-    source = load_network(options.weights, auxiliary=False).source
-    options = from_training(options, source)
+    network = load_network(options.weights, auxiliary=False)
+    options = from_training(options, network.source)
     same = {name: getattr(options, name) for name in EvalOptions.model_fields if name in ValOptions.model_fields}
-    reference = float_weights(options.weights, getattr(source, "extra", {})) if options.unlabelled else None
+    reference = float_weights(options.weights, getattr(network.source, "extra", {})) if options.unlabelled else None
+    runner = torch_runner(network, select_device(options.device))
     with new_run(options.project, options.name, options.exist_ok, options.WRITTEN) as folder:
-        known = {**same, "file": options.weights, "reference": reference}
-        return evaluate_file(ValOptions(**known), folder)
+        return evaluate_file(ValOptions(**{**same, "file": options.weights, "reference": reference}), folder, runner)
 
 
 def float_weights(weights: str, extra: Mapping[str, Any]) -> str:
@@ -119,15 +119,15 @@ def float_weights(weights: str, extra: Mapping[str, Any]) -> str:
     return file
 
 
-def evaluate_file(options: ValOptions, folder: Path) -> Report:
+def evaluate_file(options: ValOptions, folder: Path, runner: Runner | None = None) -> Report:
     """Evaluate a file, before it the float network to compare with, and write a report into a folder: `val_trt.py`.
 
-    Raises:
-        InputError: or one of its kinds: the file or the dataset cannot be used, or they do not fit each other.
+    `runner` is the file's, where it is open already. `InputError`, or one of its kinds, if the file or the dataset
+    cannot be used, or they do not fit each other.
     """
     file, float_file = Path(options.network), Path(options.reference) if options.reference else None
     with ExitStack() as stack:
-        runner = stack.enter_context(open_runner(file, select_device(options.device)))
+        runner = stack.enter_context(runner or open_runner(file, select_device(options.device)))
         if isinstance(runner, TorchRunner):
             stack.enter_context(rounded_weights(runner.model))
         known, float_runner = {file: runner.metadata.get("data")}, None
@@ -190,7 +190,7 @@ def make_config(options: ValOptions) -> EvalConfig:
 def next_command(options: ValOptions, report: Report, same_classes: bool) -> str:
     """What comes after the evaluation of a file, or that something has to be corrected first."""
     file, suffix = options.network, Path(options.network).suffix.lower()
-    if suffix == ".pt" and stage(Path(file)) != "float":
+    if suffix == ".pt" and not report.rows[-1].stage.startswith("float"):
         return shlex.join(export_command(file))
     lacks_labels = not options.unlabelled and any(counts.lacks_labels for counts in report.splits)
     if report.rows[-1].finds_nothing or lacks_labels or not same_classes:

@@ -97,13 +97,9 @@ class Network:
 
 
 def load_network(weights: str | Path, device: torch.device | str = "cpu", *, auxiliary: bool = True) -> Network:
-    """Load a float checkpoint of upstream's, or a quantized one of `qat.py`.
+    """Load a float checkpoint of upstream's, or a quantized one of `qat.py`; `CheckpointError` if it cannot be used.
 
-    Args:
-        auxiliary: take the main branch of a network that has an auxiliary one, as upstream trains it.
-
-    Raises:
-        CheckpointError: it is neither, or damaged, or has an auxiliary branch that is not to be taken.
+    With `auxiliary` the main branch is taken of a network that has an auxiliary one, as upstream trains it.
     """
     from models import reparam
     from models.quantize import checkpoint
@@ -137,9 +133,8 @@ def dataset_of(data: str | None, known: Mapping[Path, str | None]) -> str:
 def open_runner(path: str | Path, device: torch.device | str = "cpu") -> Runner:
     """Open a network: `.onnx` in ONNX Runtime, `.engine` or `.plan` in TensorRT, `.pt` in PyTorch.
 
-    Raises:
-        InputError: the file is missing, damaged, of none of these kinds, or an engine and the device no CUDA device.
-        DependencyError: what runs it is not installed.
+    `InputError` if the file is missing, damaged, of none of these kinds, or an engine and the device no CUDA device;
+    `DependencyError` if what runs it is not installed.
     """
     path = check_file(path, A_NETWORK)
     suffix = path.suffix.lower()
@@ -151,9 +146,13 @@ def open_runner(path: str | Path, device: torch.device | str = "cpu") -> Runner:
         return open_engine(path, device)
     if suffix != ".pt":
         raise InputError(f"{path}: cannot tell what it is by its name; expected .onnx, .engine, .plan or .pt")
+    return torch_runner(load_network(path, auxiliary=False), device)
+
+
+def torch_runner(network: Network, device: torch.device | str) -> Runner:
+    """A runner for a checkpoint that is loaded."""
     from utils.runners.pytorch import TorchRunner
 
-    network = load_network(path, auxiliary=False)
     return TorchRunner(network.model, device, imgsz=network.source.imgsz, data=network.source.data)
 
 
