@@ -183,7 +183,7 @@ class TensorQuantizer(nn.Module):
         results are those of a float32 network, also for `x` in half precision.
         """
         assert self.trained_scale is not None
-        return fused_cuda.silu_fake_quantize(x, self.trained_scale, _type_of_result(x))
+        return fused_cuda.fused_fake_quantize(x, self.trained_scale, _type_of_result(x), silu=True)
 
 
 def quantizers(model: nn.Module) -> dict[str, TensorQuantizer]:

@@ -48,14 +48,12 @@ def _compiles(device: torch.device) -> bool:
     return True
 
 
-def fused_fake_quantize(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """As `fake_quantize.trained_fake_quantize`; the result has this type, and is contiguous."""
-    return _Fused.apply(x, scale, dtype, False)
+def fused_fake_quantize(x: Tensor, scale: Tensor, dtype: torch.dtype, *, silu: bool = False) -> Tensor:
+    """As `fake_quantize.trained_fake_quantize`; the result has this type, and is contiguous.
 
-
-def silu_fake_quantize(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """SiLU, computed in float32, and then the same; backward computes SiLU again, so that it is not kept."""
-    return _Fused.apply(x, scale, dtype, True)
+    With `silu` comes SiLU first, computed in float32; backward computes it again, so that it is not kept.
+    """
+    return _Fused.apply(x, scale, dtype, silu)
 
 
 class _Fused(torch.autograd.Function):

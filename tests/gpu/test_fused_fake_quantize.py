@@ -36,7 +36,7 @@ def why_not() -> str:
 
 def rounded(x, scale, silu=False):
     assert fused_cuda.usable(x)
-    return (fused_cuda.silu_fake_quantize if silu else fused_cuda.fused_fake_quantize)(x, scale, x.dtype)
+    return fused_cuda.fused_fake_quantize(x, scale, x.dtype, silu=silu)
 
 
 @pytest.mark.parametrize("silu", [False, True])
@@ -131,8 +131,14 @@ def unit():
 
 @contextmanager
 def counted(monkeypatch):
-    calls, original = [], fused_cuda.silu_fake_quantize
-    monkeypatch.setattr(fused_cuda, "silu_fake_quantize", lambda *given: calls.append(1) or original(*given))
+    """The calls that have SiLU in front."""
+    calls, original = [], fused_cuda.fused_fake_quantize
+
+    def fused(*given, silu=False):
+        calls.extend([1] * silu)
+        return original(*given, silu=silu)
+
+    monkeypatch.setattr(fused_cuda, "fused_fake_quantize", fused)
     yield calls
 
 
