@@ -50,8 +50,15 @@ def expected(demo_onnx, demo_data):
         return evaluate(runner, demo_data, EvalConfig(imgsz=320, workers=8), progress=False)
 
 
+@pytest.fixture(scope="module")
+def float_ap(engines, demo_data):
+    """AP of the engine that takes floats."""
+    with open_runner(engines["float"][0], "cuda:0") as runner:
+        return evaluate(runner, demo_data, EvalConfig(imgsz=320, workers=8), progress=False).ap
+
+
 @pytest.mark.parametrize(("form", "batch"), [("float", 1), ("float", 8), ("uint8", 8), ("uint8-nhwc", 8)])
-def test_accuracy(engines, demo_data, demo_report, expected, form, batch):
+def test_accuracy(engines, demo_data, demo_report, expected, float_ap, form, batch):
     report = json.loads(demo_report.read_text())
     pytorch = next(row for row in reversed(report["rows"]) if row["stage"] in ("PTQ", "QAT", "best (PTQ)"))
     config = EvalConfig(imgsz=320, workers=8, batch_size=batch)
@@ -62,6 +69,7 @@ def test_accuracy(engines, demo_data, demo_report, expected, form, batch):
     assert found.ap == pytest.approx(expected.ap, abs=0.003)
     assert found.ap50 == pytest.approx(expected.ap50, abs=0.003)
     assert found.ap == pytest.approx(pytorch["ap"], abs=0.005)
+    assert form == "float" or found.ap == pytest.approx(float_ap, abs=0.001)
 
 
 @pytest.mark.parametrize("name", FORMS)

@@ -80,8 +80,7 @@ class SavedState:
     def load(cls: type[State], folder: Path) -> State:
         """Read a run folder's state.
 
-        Raises:
-            CheckpointError: it is gone, damaged or of another version; or a checkpoint that it needs is gone.
+        `CheckpointError` if it is gone, damaged or of another version, or a checkpoint that it needs is gone.
         """
         path = folder / cls.FILE
         content = checkpoints.read_torch_file(path, remedy=START_AGAIN)

@@ -241,6 +241,21 @@ def test_the_images_of_a_group_are_drawn_together(mixed):
     assert grouped.error != alone.error
 
 
+def test_clustered_images_have_a_larger_standard_error():
+    """The control of groups: images that are copies of each other say nothing new, and only groups notice."""
+    once, copies = outcomes(np.random.default_rng(3), images=30), 6
+    many = replace(
+        once, paths=[f"{index % 30:03}_{index // 30}" for index in range(30 * copies)],
+        image=np.concatenate([once.image + 30 * k for k in range(copies)]), correct=np.tile(once.correct, (copies, 1)),
+        confidence=np.tile(once.confidence, copies), classes=np.tile(once.classes, copies),
+        label_image=np.concatenate([once.label_image + 30 * k for k in range(copies)]),
+        label_classes=np.tile(once.label_classes, copies),
+    )  # fmt: skip
+    by_image, by_group = resample(many), resample(replace(many, groups=group_images(many.paths, r"\d{3}_")))
+    assert by_group.error == pytest.approx(resample(once).error, rel=0.25)
+    assert by_image.error < 0.6 * by_group.error
+
+
 def test_groups_come_from_a_file_or_from_names(tmp_path):
     paths = ["a/clip1_003.jpg", "a/clip1_004.jpg", "b/clip22_001.jpg"]
     assert group_images(paths, r"clip\d+") == ["clip1", "clip1", "clip22"]
