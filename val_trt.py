@@ -48,10 +48,9 @@ def evaluate_or_draw(options: ValOptions) -> None:
         need_for(network)
     read = [options.network, options.data, options.reference]
     refuse_overwrite_in(options.project, options.name, options.exist_ok, options.WRITTEN, read)
-    with new_run(options.project, options.name, options.exist_ok, options.WRITTEN) as folder:
-        from utils.jobs.evaluate import evaluate_file
+    from utils.jobs.evaluate import evaluate_file
 
-        evaluate_file(options, folder)
+    evaluate_file(options)
 
 
 main = partial(run_program, "val_trt.py", (ValOptions, evaluate_or_draw))

@@ -65,12 +65,21 @@ def test_a_network_and_its_export_are_marked_alike(known, tmp_path, changes, mar
     assert row.ap_with == mark
     assert row.measured_on.endswith(f"; {mark}") == bool(mark)
     words = {{"split": "task"}.get(name, name): value for name, value in changes.items()}
-    (other,) = evaluate_file(options(known, tmp_path, **words), tmp_path).rows
+    (other,) = evaluate_file(options(known, tmp_path, **words)).rows
     assert (other.stage, other.ap_with) == ("float", mark)
     assert list(other.ap_by_class) == list(row.ap_by_class) != []
     assert other.ap == pytest.approx(row.ap, abs=1e-6)
     usual = row.model_copy(update={"ap_with": ""})
     assert (other.difference(usual) is None) == bool(mark)
+
+
+def test_an_earlier_report_stays_where_the_dataset_cannot_be_read(known, tmp_path):
+    evaluate_file(options(known, tmp_path))
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("names: [cat]\nval: nowhere\n")
+    with pytest.raises(InputError, match="nowhere"):
+        evaluate_file(options(known, tmp_path, data=str(bad), exist_ok=True))
+    assert Report.load(tmp_path / "exp/report.json").rows
 
 
 def test_a_network_and_its_export_have_a_standard_error_between_them(known, tmp_path):
@@ -79,8 +88,8 @@ def test_a_network_and_its_export_have_a_standard_error_between_them(known, tmp_
     measurer = Measurer(data, torch.device("cpu"), CONFIG)
     row = measurer.row("float", folder / "a.onnx", measurer.measure(model, "a"), 1.0)
     assert row.ap_resampled.error > 0
-    evaluate_file(options(known, tmp_path, batch_size=3), tmp_path)
-    file = tmp_path / "report.json"
+    evaluate_file(options(known, tmp_path, batch_size=3))
+    file = tmp_path / "exp/report.json"
     both = merged({folder / "report.json": Report(command="eval", rows=[row]), file: Report.load(file)})
     both.rows[1] = both.rows[1].model_copy(update={"stage": "ONNX"})  # as if it had quantizers
     assert both.difference(both.rows[1]) == Difference(pytest.approx(0, abs=1e-6), pytest.approx(0, abs=1e-6))
@@ -165,7 +174,7 @@ def test_a_reference_is_evaluated_first_and_at_the_same_size(known, int8, tmp_pa
     """The other file holds a QuantizeLinear, and finds what the reference finds."""
     folder = int8.parent
     files = {"engine_file": str(int8), "reference": str(folder / "a.onnx")}
-    base, row = evaluate_file(options(known, tmp_path, groups=r"\d{11}", **files), tmp_path).rows
+    base, row = evaluate_file(options(known, tmp_path, groups=r"\d{11}", **files)).rows
     assert (base.stage, row.stage, base.input_size) == ("float", "ONNX", row.input_size)
     assert row.agreement > 0.99
     assert (base.agreement, base.resampled_over) == (None, "2 groups")
@@ -173,9 +182,9 @@ def test_a_reference_is_evaluated_first_and_at_the_same_size(known, int8, tmp_pa
     assert row.at_threshold.threshold == base.best_threshold
     swapped = options(known, tmp_path, reference=files["engine_file"])
     with pytest.raises(InputError, match=r"--reference .*int8\.onnx is quantized .*; expected the float network"):
-        evaluate_file(swapped, tmp_path)
+        evaluate_file(swapped)
     monkeypatch.setattr(job, "LOW_AP", 0.5)
-    report = evaluate_file(options(known, tmp_path, reference=files["reference"]), tmp_path)
+    report = evaluate_file(options(known, tmp_path, reference=files["reference"]))
     assert (report.rows[1].stage, report.difference(report.rows[1]).value) == ("float (onnx)", 0)
     assert verdict(report) == ("", "")  # no row of INT8
     assert "the float model has AP 0.4600, so that nothing can be said" in caplog.text
@@ -184,4 +193,4 @@ def test_a_reference_is_evaluated_first_and_at_the_same_size(known, int8, tmp_pa
     onnx.save(other, tmp_path / "other.onnx")
     files["reference"] = str(tmp_path / "other.onnx")
     with pytest.raises(InputError, match=r"--reference .*other\.onnx detects \['cat', 'dog'\] and .*int8\.onnx "):
-        evaluate_file(options(known, tmp_path, **files), tmp_path)
+        evaluate_file(options(known, tmp_path, **files))

@@ -102,8 +102,7 @@ def run(options: EvalOptions) -> Report:
     same = {name: getattr(options, name) for name in EvalOptions.model_fields if name in ValOptions.model_fields}
     reference = float_weights(options.weights, getattr(network.source, "extra", {})) if options.unlabelled else None
     runner = torch_runner(network, select_device(options.device))
-    with new_run(options.project, options.name, options.exist_ok, options.WRITTEN) as folder:
-        return evaluate_file(ValOptions(**{**same, "file": options.weights, "reference": reference}), folder, runner)
+    return evaluate_file(ValOptions(**{**same, "file": options.weights, "reference": reference}), runner)
 
 
 def float_weights(weights: str, extra: Mapping[str, Any]) -> str:
@@ -119,11 +118,11 @@ def float_weights(weights: str, extra: Mapping[str, Any]) -> str:
     return file
 
 
-def evaluate_file(options: ValOptions, folder: Path, runner: Runner | None = None) -> Report:
-    """Evaluate a file, before it the float network to compare with, and write a report into a folder: `val_trt.py`.
+def evaluate_file(options: ValOptions, runner: Runner | None = None) -> Report:
+    """Evaluate a file, before it the float network to compare with, and write a report: `val_trt.py`.
 
     `runner` is the file's, where it is open already. `InputError`, or one of its kinds, if the file or the dataset
-    cannot be used, or they do not fit each other.
+    cannot be used, or they do not fit each other. The run's folder is made when both are open.
     """
     file, float_file = Path(options.network), Path(options.reference) if options.reference else None
     with ExitStack() as stack:
@@ -139,6 +138,7 @@ def evaluate_file(options: ValOptions, folder: Path, runner: Runner | None = Non
         config = make_config(options)
         report = Report(command=command_line(), title="Evaluation", data=str(options.data))
         reference, own = None, stage(file)
+        folder = stack.enter_context(new_run(options.project, options.name, options.exist_ok, options.WRITTEN))
         if float_file and float_runner:
             plan = InputPlan.of(runner, config.imgsz, config.batch_size, rect=config.rect)
             float_config = replace(config, imgsz=plan.imgsz, save_json=False, save_txt=False)

@@ -129,13 +129,13 @@ def test_onnx_gives_the_same_as_pytorch(known, expected, tmp_path, batch, task):
 def test_val_trt_reports_masks(known, expected, plain_file, tmp_path):
     options = ValOptions(engine_file=str(plain_file), data=str(known.folder / "data.yaml"), workers=0, device="cpu",
                          save_json=True, project=str(tmp_path))  # fmt: skip
-    report = evaluate_file(options, tmp_path)
+    report = evaluate_file(options)
     (row,) = report.rows
     assert row.mask_ap == pytest.approx(expected.masks.ap, abs=1e-6)
     assert row.ap_with == ""
     assert [note.split(":")[0] for note in report.notes] == ["pycocotools", "pycocotools on masks"]
     assert "mask AP" in terminal_table(report)
-    assert Report.load(tmp_path / "report.json").rows == [row]
+    assert Report.load(tmp_path / "exp/report.json").rows == [row]
 
 
 # outputs of other names and shapes
