@@ -54,7 +54,6 @@ COMMANDS = {
 }
 TOGETHER = ("quantize", "calibrate", "eval")  # by several processes, as torchrun starts them
 
-
 main = partial(run_program, "qat.py", COMMANDS, about=__doc__.splitlines()[0], together=TOGETHER)
 
 if __name__ == "__main__":

@@ -144,7 +144,10 @@ def judge(mutant: Mutant, tree: Path, base: dict[str, Any], limit: float) -> Mut
     """Plant one mutant in a tree, run the tests that meet it, and take it out again."""
     path, files = tree / mutant["file"], files_for(mutant, base, limit)
     source = path.read_text()
-    mutated = mutate_code(source, get_operator(mutant["operator"])(), mutant["occurrence"])
+    try:
+        mutated = mutate_code(source, get_operator(mutant["operator"])(), mutant["occurrence"])
+    except AttributeError:  # ExceptionReplacer, at `except module.Error`
+        mutated = None
     if mutated is None or mutated == source:
         return {**mutant, "outcome": "no mutant"}
     child = get_context("fork").Process(target=run_files, args=(str(tree), files))

@@ -16,6 +16,7 @@ if sys.version_info < (3, 10) or sys.platform == "win32":  # what follows would 
     sys.exit(2)
 
 import argparse
+import atexit
 import contextlib
 import difflib
 import gc
@@ -99,6 +100,7 @@ def run_program(
         leaf.exit(2, "" if world.rank else f"error: {leaf.prog} is one process; start it without torchrun\n")
     setup_logging(arguments.debug, world.rank)
     gc.set_threshold(50_000, 5, 5)  # Python looks for cycles after 700 new objects; importing torch makes a million
+    atexit.register(gc.freeze)  # of which it would look at all once more at the end, for seconds
     _answer_signals(_terminate)
     try:
         try:

@@ -94,13 +94,7 @@ class SeededImages(Dataset[Any]):
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
-        self.seed = 0
-
-    def begin(self, generator: torch.Generator) -> None:
-        """Choose the seed of the pass that begins, without drawing: the images' order comes from `generator` too."""
-        ahead = torch.Generator()
-        ahead.set_state(generator.get_state())
-        self.seed = int(torch.empty((), dtype=torch.int64).random_(generator=ahead))
+        self.seed = 0  # of the pass
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -147,7 +141,7 @@ def make_loader(
     rect: bool = False, workers: int = 8, single_cls: bool = False, shuffle: bool = False, first: int | None = None,
     seed: int = 0, augment: bool = False, hyp: Mapping[str, Any] | None = None, limit: int | None = None,
     keep: Callable[[str], bool] | None = None, masks: bool = False, progress: bool = False, share: bool = False,
-) -> DataLoader[Any]:  # fmt: skip
+) -> Loader:  # fmt: skip
     """A loader over a split; the same arguments give the same batches, whatever `workers` is.
 
     Args:
@@ -196,23 +190,29 @@ def make_loader(
         batches = [group[i : i + batch_size] for group in groups for i in range(0, len(group), batch_size)]
     programs = 1 if share else distributed.world().size  # that read whole batches, and not parts of the same
     batch_bytes = min(batch_size, len(dataset)) * 3 * pixels * programs
-    return _Loader(
+    loader = Loader(
         dataset,
         batch_sampler=Batches(batches, batch_size, number, shared=share),
-        num_workers=loading_processes(min(workers, cpu_cores(), len(batches)), batch_bytes),
+        num_workers=(processes := loading_processes(min(workers, cpu_cores(), len(batches)), batch_bytes)),
         collate_fn=collate,
         pin_memory=torch.cuda.is_available(),
         worker_init_fn=_start_worker,
-        generator=generator,
+        generator=torch.Generator(),  # of the processes' seeds, which nothing uses
+        persistent_workers=shuffle and not augment and processes > 0,  # they know the seed of the pass they began in
     )
+    loader.order = generator
+    return loader
 
 
-class _Loader(DataLoader[Any]):
-    """A loader that gives augmented images new seeds for each pass."""
+class Loader(DataLoader[Any]):
+    """A loader whose passes depend on the state of `order` alone; augmented images have a new seed in each."""
+
+    order: torch.Generator
 
     def __iter__(self) -> Any:
+        seed = int(torch.empty((), dtype=torch.int64).random_(generator=self.order))
         if isinstance(self.dataset, SeededImages):
-            self.dataset.begin(self.generator)
+            self.dataset.seed = seed
         return super().__iter__()
 
 

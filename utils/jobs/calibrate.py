@@ -22,7 +22,7 @@ from utils.core.score import Difference, Resampled, difference_error
 from utils.core.text import plural
 from utils.evaluation.results import EvalResult
 from utils.jobs.evaluate import FLOAT_MODEL, Measurer, without_tables
-from utils.jobs.inputs import HELD_OUT, Inputs, image_batches
+from utils.jobs.inputs import HELD_OUT, Inputs
 from utils.jobs.options import RECIPE_FILE, CalibrateOptions
 from utils.reports.page import PAGE_NAME, write_all
 from utils.reports.schema import Report
@@ -129,10 +129,10 @@ def choose_by_loss(model: nn.Module, teacher: nn.Module, inputs: Inputs[Any]) ->
     """
     statistics = calibration.collect(model, inputs.calibration_images())
     settings = {name: inputs.recipe.replace(**METHODS[name]).calibration for name in CANDIDATES}
-    loader, losses = inputs.held_out_loader(), {}
+    held_out, losses = inputs.held_out_images(), {}
     for name, one in settings.items():
         calibration.set_ranges(model, statistics.amax(one.method, one.percentile, one.median_limit))
-        losses[name] = held_out_loss(model, teacher, image_batches(loader), inputs.device)
+        losses[name] = held_out_loss(model, teacher, held_out, inputs.device)
     best, *others = sorted(losses, key=lambda name: losses[name].value)
     calibration.apply_calibration(model, statistics, settings[best])
     more = (

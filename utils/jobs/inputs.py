@@ -26,7 +26,7 @@ from utils.core.strict_model import StrictModel, validate
 from utils.core.tasks import task_of_head
 from utils.core.text import plural
 from utils.evaluation.data_yaml import load_data
-from utils.evaluation.dataset import dataset_hash, make_loader, whole_batch
+from utils.evaluation.dataset import Loader, dataset_hash, make_loader, whole_batch
 from utils.evaluation.images import find_images, unlabelled
 from utils.evaluation.input_plan import fitting_size
 from utils.jobs.open import dataset_of
@@ -36,11 +36,9 @@ from utils.runners.pytorch import last_layer
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
-    from torch.utils.data import DataLoader
 
     from models.quantize.checkpoint import QuantizedCheckpoint
     from utils.evaluation.data_yaml import DataConfig
-
 
 logger = logging.getLogger(__name__)
 
@@ -144,19 +142,20 @@ class Inputs(Generic[Kind]):
         batches = tqdm(image_batches(loader), "calibration", len(loader), unit="batch", disable=quiet)
         return (as_input(batch, self.device, channels) for batch in batches)
 
-    def training_loader(self, **different: Any) -> DataLoader[Any]:
+    def training_loader(self, *, batches: int = 1, **different: Any) -> Loader:
         """The training images that are not held out, in an order that the seed decides, augmented with `--hyp`."""
         keep = (lambda file: os.path.realpath(file) not in self.held_out) if self.held_out else None
         how = {"augment": self.hyp is not None, "hyp": self.hyp, "shuffle": True, "keep": keep, **different}
         return make_loader(
-            self.data, "train", imgsz=self.imgsz, batch_size=self.options.batch_size, stride=self.source.stride,
-            workers=self.options.workers, seed=self.options.seed, progress=True, share=True, **how,
+            self.data, "train", imgsz=self.imgsz, batch_size=batches * self.options.batch_size, progress=True,
+            stride=self.source.stride, workers=self.options.workers, seed=self.options.seed, share=True, **how,
         )  # fmt: skip
 
-    def held_out_loader(self) -> DataLoader[Any]:
-        """The held-out training images, letterboxed as for validation; all training images where none are held out."""
+    def held_out_images(self) -> list[Tensor]:
+        """The held-out training images in batches, letterboxed as for validation; all where none are held out."""
         keep = None if not self.held_out else lambda file: os.path.realpath(file) in self.held_out
-        return self.training_loader(augment=False, shuffle=False, keep=keep)
+        batches = 4 if self.device.type == "cuda" else 1  # a GPU waits for Python in small ones; training keeps more
+        return list(image_batches(self.training_loader(augment=False, shuffle=False, keep=keep, batches=batches)))
 
     @property
     def has_masks(self) -> bool:

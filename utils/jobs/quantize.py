@@ -300,7 +300,7 @@ class Training:
         self._settings, self._seed, self._networks = settings, options.seed, (student, teacher)
         self._tuner = Finetuner(student, teacher, settings, device=inputs.device)
         self._images = inputs.training_loader()
-        self._held_out = list(image_batches(inputs.held_out_loader()))  # 200 at most, for the end of each epoch
+        self._held_out = inputs.held_out_images()  # 200 at most, for the end of each epoch
         self._steps = steps = min(settings.iters, len(self._images))
         self._highest = highest_rate(settings.lr, settings.epochs * steps)
         logger.info(
@@ -328,7 +328,7 @@ class Training:
 
         seed = int(np.random.SeedSequence([self._seed, number]).generate_state(1)[0])
         seed_everything(seed)
-        self._images.generator.manual_seed(seed)
+        self._images.order.manual_seed(seed)
         batches = itertools.islice(image_batches(self._images), self._settings.iters)
         total, before = self._settings.epochs * self._steps, number * self._steps
         rates = [learning_rate(before + step, total, self._highest) for step in range(self._steps)]
