@@ -13,6 +13,7 @@ before and after it was halved.
 
 import argparse
 import ast
+import difflib
 import json
 import os
 import random
@@ -163,8 +164,8 @@ def judge(mutant: Mutant, tree: Path, base: dict[str, Any], limit: float) -> Mut
         path.write_text(source)
     if files and child.exitcode:
         return {**mutant, "outcome": "killed", "files": len(files)}
-    pairs = zip(source.splitlines(), mutated.splitlines(), strict=False)
-    diff = [line for old, new in pairs if old != new for line in (f"- {old.strip()}", f"+ {new.strip()}")]
+    lines = difflib.ndiff(source.splitlines(), mutated.splitlines())
+    diff = [f"{line[0]} {line[1:].strip()}" for line in lines if line[0] in "+-"]
     return {**mutant, "outcome": "survived", "files": len(files), "diff": diff}
 
 

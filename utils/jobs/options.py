@@ -237,10 +237,7 @@ class EvalOptions(QatOptions):
 
 
 class ValOptions(RunFolderOptions, DeviceOptions):
-    """Evaluate a TensorRT engine or an ONNX file on a dataset, or draw what it finds.
-
-    Options are None where the file or the task decides.
-    """
+    """Evaluate a TensorRT engine or an ONNX file on a dataset, or draw what it finds."""
 
     WRITTEN = ("report.json", "*_predictions.json", "labels/*.txt")
     file: str | None = option(

@@ -119,7 +119,9 @@ def test_a_label_a_little_outside_is_clipped_and_counted(folder, line, box):
     data = load_data(folder / "data.yaml")
     labels = data.read("val").images[1].labels
     np.testing.assert_allclose(labels.rows[0, 1:], box, atol=1e-6)
-    assert all(polygon.min() >= 0 and polygon.max() <= 1 for polygon in labels.polygons)
+    for polygon in labels.polygons:
+        low, high = polygon.min(0), polygon.max(0)
+        np.testing.assert_allclose([*(low + high) / 2, *high - low], box, atol=1e-6)
     assert (data.counts()[0].clipped_labels, data.counts()[0].left_out) == (1, 0)
     with pytest.raises(DataError, match=rf"--strict-labels.* 1; the first: {file}, line 1"):
         load_data(folder / "data.yaml", strict_labels=True).read("val")

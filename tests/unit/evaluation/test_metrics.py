@@ -88,6 +88,8 @@ def test_scores_of_perfect_and_of_absent_detections():
     assert (perfect.classes.tolist(), perfect.labels.tolist()) == ([0, 2], [2, 2])
     scores = {"ap": 0.995, "ap50": 0.995, "precision": 1.0, "recall": 1.0, "ap_coco": 1.0, "ap50_coco": 1.0}
     assert all(vars(mean) == pytest.approx(scores) for mean in (perfect.mean(), perfect.mean(1)))
+    beside = ap_per_class(correct, np.full(4, 0.9), np.array([2, 2, 2, 2]), np.array([0, 2, 2, 2, 2]))
+    assert [scores[0] for scores in beside.ap] == pytest.approx([0, 0.995]), "what follows a class without detections"
     absent = ap_per_class(np.zeros((0, 10), bool), np.zeros(0), np.zeros(0), np.array([1, 1, 2]))
     wrong = ap_per_class(np.zeros((3, 10), bool), np.ones(3), np.zeros(3), np.zeros(1))
     unlabelled = ap_per_class(np.zeros((3, 10), bool), np.ones(3), np.zeros(3), np.zeros(0))

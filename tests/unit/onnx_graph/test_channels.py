@@ -8,6 +8,7 @@ import onnx
 import pytest
 from int8_network import Network, assert_same, block, nodes, one_scale_for_all_weights, run
 from onnx import ModelProto, helper
+from onnx.numpy_helper import from_array
 from qdq_graph import SIZE
 
 from utils.onnx_graph.passes.align_channels import align_channels
@@ -66,6 +67,17 @@ def test_each_half_gets_a_convolution(used, slices, silu):
     assert "/part/QuantizeLinear" not in names  # the part has that scale already
     assert "cv1.conv.1.weight/QuantizeLinear" in names
     assert not {"/part/scale", "/part/zero_point"} & {tensor.name for tensor in result.graph.initializer}
+
+
+@pytest.mark.parametrize(("start", "end", "axis", "step", "bounds"),
+                         [(2, 5, 1, 1, (2, 5)), (2, 5, 1, 2, None), (5, 2, 1, -1, None), (2, 5, 1, -1, None),
+                          (2, 5, 2, 1, None), (5, 5, 1, 1, None), (-3, 5, 1, 1, None)])  # fmt: skip
+def test_the_channels_of_a_slice_are_known_where_they_are_neighbours(start, end, axis, step, bounds):
+    numbers = zip(("start", "end", "axis", "step"), (start, end, axis, step), strict=True)
+    made = [helper.make_node("Constant", [], [name], value=from_array(np.array([value]))) for name, value in numbers]
+    node = helper.make_node("Slice", ["images", "start", "end", "axis", "step"], ["part"])
+    graph = helper.make_graph([*made, node], "slice", [], [])
+    assert GraphView(helper.make_model(graph)).channel_bounds(node) == bounds
 
 
 def first(channels: int) -> ModelProto:

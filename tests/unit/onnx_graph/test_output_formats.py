@@ -309,6 +309,7 @@ def test_deepstream_reads_and_takes_all_of_it(typing, dynamic, nms, model):
     assert len(list(map(nvinfer_keys.read_server, server))) == bool(model and dynamic)
     assert nvinfer_keys.complaints(text) == []
     assert set(nvinfer_keys.entries(text)) == {"property", "class-attrs-all"}
+    assert ("# fixed in the ONNX file" in text) is not dynamic
 
 
 @pytest.mark.parametrize("typing", ["", "weak", "strong"])

@@ -176,6 +176,20 @@ def test_boxes_and_scores_are_joined_apart_with_the_same_results(batch):
     np.testing.assert_array_equal(run(result, batch), run(model, batch))
 
 
+OTHER_PARTS: dict[str, Callable[[onnx.NodeProto], object]] = {
+    "a sum": lambda level: setattr(level, "op_type", "Add"),
+    "one": lambda level: level.input.pop(),
+    "three": lambda level: level.input.append("images"),
+}
+
+
+@pytest.mark.parametrize("parts", OTHER_PARTS)
+def test_levels_of_other_parts_stay(parts):
+    model = two_levels()
+    OTHER_PARTS[parts](next(node for node in model.graph.node if node.name == "/Concat0"))
+    assert passes.separate_predictions(model) == model
+
+
 def two_levels() -> ModelProto:
     """The end of upstream's head: two levels of boxes and scores, joined, then split."""
     b = Builder()
@@ -198,6 +212,22 @@ def test_merging_leaves_one_quantizer_a_tensor():
     # image, weight, tensor, pool, and the one of another scale behind the tensor, which is not for a pass to decide
     assert ops(result).count(QUANTIZE) == ops(result).count(DEQUANTIZE) == 5
     assert ops(result).count("MaxPool") == 1
+
+
+def test_quantizers_and_scales_are_named_after_what_they_round():
+    b = Builder()
+    x = b.conv("images", "model.0", (3, 8))
+    halves = b.node("Split", "/Split", x, b.tensor("sizes", np.array([4, 4])), outputs=2, axis=1)
+    b.node("Add", "/Add", *(b.pair(half, 0.05, f"q{index}") for index, half in enumerate(halves)))
+    result = passes.name_quantizers(b.model("/Add_output_0", [4, SIZE, SIZE]))
+    rounded = ["model.0.conv.weight", "/Split", "/Split.1"]
+    assert [node.name for node in result.graph.node if node.op_type == QUANTIZE] == [
+        f"{one}/{QUANTIZE}" for one in rounded
+    ]
+    names = {tensor.name for tensor in result.graph.initializer}
+    assert names - {"sizes", "model.0.conv.weight", "model.0.conv.bias"} == {
+        *(f"{one}/scale" for one in rounded), "zero_point", "zero_point_1", "zero_point_2"
+    }  # fmt: skip
 
 
 def test_equal_scales_are_one_initializer():

@@ -48,6 +48,24 @@ def _partner_with_another_scale(edit: Editor) -> None:
     edit.rewire("/model.5/cv2.0/cv2.0.0/act/Mul/DequantizeLinear", 1, "other")
 
 
+def _integers_through_another_node(edit: Editor) -> None:
+    edit.model.graph.node.append(
+        onnx.helper.make_node("Identity", [f"{MAXIMUM}/QuantizeLinear_output_0"], ["same"], "same")
+    )
+    edit.rewire(f"{MAXIMUM}/DequantizeLinear", 0, "same")
+
+
+def _integers_from_outside(edit: Editor) -> None:
+    edit.model.graph.input.append(onnx.helper.make_tensor_value_info("integers", onnx.TensorProto.INT8, None))
+    edit.rewire(f"{MAXIMUM}/DequantizeLinear", 0, "integers")
+
+
+def _scale_from_outside(edit: Editor) -> None:
+    graph, name = edit.model.graph, "model.0.conv.weight/scale"
+    graph.initializer.remove(next(one for one in graph.initializer if one.name == name))
+    graph.input.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [8]))
+
+
 def _second_quantizer(edit: Editor) -> None:
     tensor = "/model.0/act/Mul_output_0"
     edit.insert_pair(tensor, 0.06, "second")
@@ -79,7 +97,7 @@ def _dfl(edit: Editor, kind: type) -> None:
     edit.set_tensor("model.5.dfl.conv.weight/half", np.ones((1, 4, 1, 1), kind))
 
 
-HEAD = "/model.5/cv2.0/cv2.0.0"
+HEAD, MAXIMUM = "/model.5/cv2.0/cv2.0.0", "/model.1/MaxPool"
 Edit = Callable[[Editor], None]
 
 # what is done to the good graph → the properties that break, and the nodes that are named
@@ -94,6 +112,10 @@ MUTATIONS: dict[str, tuple[Edit, set[tuple[str, str]]]] = {
     "weight per input channel": (_other_weight_axis, {("granularity", "model.3.m.cv1.conv.weight/DequantizeLinear")}),
     "activation per channel": (_several_activation_scales, {("granularity", f"{HEAD}/act/Mul/QuantizeLinear")}),
     "pair of two scales": (_partner_with_another_scale, {("pairs", f"{HEAD}/act/Mul/QuantizeLinear")}),
+    "integers by another node": (_integers_through_another_node,
+     {("pairs", f"{MAXIMUM}/QuantizeLinear"), ("pairs", f"{MAXIMUM}/DequantizeLinear"), ("float island", "same")}),
+    "integers from outside": (_integers_from_outside, {("pairs", f"{MAXIMUM}/DequantizeLinear")}),
+    "scale from outside": (_scale_from_outside, {("scales", "model.0.conv.weight/QuantizeLinear")}),
     "two quantizers": (_second_quantizer, {("one quantizer", "second/QuantizeLinear")}),
     "quantized twice": (_quantized_twice, {("one quantizer", "second/QuantizeLinear")}),
     "float input": (lambda edit: edit.rewire("/model.1/cv1/conv/Conv", 0, "/model.1/MaxPool_output_0"),

@@ -41,6 +41,12 @@ def test_what_trains_moves_and_nothing_else(teacher, settings, expected):
     assert not any(module.training for m in (teacher, tuner.student) for module in m.modules())
 
 
+def test_the_loss_of_an_epoch_is_the_mean_of_its_steps(teacher):
+    batches = images(3)
+    losses = [make(teacher).run_epoch([batch], constant(0.0)).loss for batch in batches]
+    assert make(teacher).run_epoch(batches, constant(0.0)).loss == pytest.approx(np.mean(losses), rel=1e-4)
+
+
 def test_no_weight_is_clipped_after_an_epoch_and_the_next_one_rounds_with_those_ranges(teacher):
     tuner = make(teacher)
     tuner.run_epoch(images(3), constant(1e-2))
