@@ -1,10 +1,8 @@
 #!/usr/bin/env python3
 """The size of the house: what a reader has to own, measured from the files that git tracks.
 
-    python tests/house.py            the table
-    python tests/house.py --list     and the names behind each number
-
-`tests/unit/test_architecture.py` holds the limits.
+python tests/house.py            the table
+python tests/house.py --list     and the names behind each number
 """
 
 import ast

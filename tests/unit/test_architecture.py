@@ -16,7 +16,7 @@ LIBRARY = sorted([*ROOT.glob("models/**/*.py"), *ROOT.glob("utils/**/*.py")])
 COMMANDS = [f"qat.py {command}" for command in ("quantize", "sensitive", "calibrate", "eval")]
 PROGRAMS = [name for name in PYTHON_PROGRAMS if not name.startswith("benchmarks/")]
 ROOMS = sorted({path.parent.relative_to(ROOT).as_posix() for path in LIBRARY} - {"models", "utils"})
-FLOORS = {  # the longest prefix that fits; `utils.cli` is beside the ground: argparse only
+FLOORS = {  # the longest prefix that fits; `utils.cli` is beside the ground
     "utils.core": 0, "utils.upstream": 1, "utils.runners": 1, "utils.cli": 1, "models": 2, "utils.evaluation": 2,
     "utils.onnx_graph": 2, "utils.trt": 2, "utils.reports": 2, "utils.serving": 2, "utils.jobs": 3,
 }  # fmt: skip

@@ -60,6 +60,15 @@ def test_files_that_the_code_names_are_there():
         assert missing - {module.name for module in library} == set(), path
 
 
+def test_the_walks_of_contributing_name_what_is_there():
+    files = named("*.py", "models/**/*.py", "utils/**/*.py")
+    code = "\n".join((ROOT / name).read_text("utf-8") for name in files)
+    walks = (ROOT / "CONTRIBUTING.md").read_text("utf-8").partition("## Three walks")[2].partition("\n## ")[0]
+    for owner, name in re.findall(r"^ {4,}[\w.]*?(\w*)\.?\b(\w+)(?![\w.])", walks, re.MULTILINE):
+        body = re.search(rf"^class {owner}\b.*?(?=^\S)", code, re.M | re.S) if owner[:1].isupper() else None
+        assert re.search(rf"^ *(?:def )?{name}[(:]", body[0] if body else code, re.M), f"{owner}.{name}"
+
+
 def bash(line: str) -> str:
     return f"# A page\n\n```bash\n{line}\n```\n"
 

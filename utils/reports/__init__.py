@@ -1,6 +1,6 @@
 """What a run reports, as data, tables, figures and a page.
 
-schema.py      Report, Row, Sample: what programs fill in and JSON holds; machine and libraries that results depend on
+schema.py      Report, Row, Sample: what programs fill in and JSON holds; the machine that results depend on
 tables.py      results as text
 figures.py     plots; detections.py: images with boxes and masks
 page.py        the page and all other files of a report, and several put together
