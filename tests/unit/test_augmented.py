@@ -50,7 +50,7 @@ def passes(make):
         loader, found = make(workers=workers, shuffle=True), []
         for seed in seeds:
             if seed is not None:
-                loader.generator.manual_seed(seed)
+                loader.order.manual_seed(seed)
             rows = torch.cat([batch.images for batch in loader]).tolist()
             found.append({int(index): tuple(draws) for index, *draws in rows})
         return found
@@ -96,6 +96,3 @@ def test_who_else_draws_is_not_disturbed():
     random.seed(1), np.random.seed(1)
     images[0]
     assert (random.random(), np.random.rand()) == before
-    generator = torch.Generator().manual_seed(2)
-    images.begin(generator)
-    assert torch.equal(generator.get_state(), torch.Generator().manual_seed(2).get_state())
