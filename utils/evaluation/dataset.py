@@ -197,8 +197,8 @@ def make_loader(
         collate_fn=collate,
         pin_memory=torch.cuda.is_available(),
         worker_init_fn=_start_worker,
-        generator=torch.Generator(),  # of the processes' seeds, which nothing uses
-        persistent_workers=shuffle and not augment and processes > 0,  # they know the seed of the pass they began in
+        generator=torch.Generator(),  # for the workers' seeds, which nothing uses
+        persistent_workers=shuffle and not augment and processes > 0,  # a worker keeps its first pass's seed
     )
     loader.order = generator
     return loader
