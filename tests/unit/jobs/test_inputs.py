@@ -170,7 +170,8 @@ def test_an_epoch_tells_its_loss_its_mean_rate_and_the_loss_on_held_out_images(s
     assert done["held_out"] != trains.ptq.value
 
 
-def test_an_epochs_images_depend_on_seed_and_epoch_alone(student, tmp_path, monkeypatch):
+@pytest.mark.parametrize("iters", [5, 3])  # all 20 images that are not held out, or some
+def test_an_epochs_images_depend_on_seed_and_epoch_alone(iters, student, tmp_path, monkeypatch):
     """Also where processes read them, which stay from epoch to epoch, and have read ahead when one ends."""
     inputs, orders, reads = made(tmp_path, 24), {}, quantize.image_batches
 
@@ -183,7 +184,7 @@ def test_an_epochs_images_depend_on_seed_and_epoch_alone(student, tmp_path, monk
     for epochs, workers in (((0, 1, 2), 0), ((0, 1, 2), 2), ((1,), 0), ((2,), 0)):
         seen: list[int] = []
         options = inputs.options.model_copy(update={"workers": workers})
-        settings = Finetune(epochs=3, iters=3, lr=1e-4)
+        settings = Finetune(epochs=3, iters=iters, lr=1e-4)
         trains = Training(copy.deepcopy(student), detector(), replace(inputs, options=options), settings)
         for epoch in epochs:
             seen.clear()
@@ -192,4 +193,4 @@ def test_an_epochs_images_depend_on_seed_and_epoch_alone(student, tmp_path, monk
     assert [len(of_epoch) for of_epoch in orders.values()] == [1, 1, 1]
     assert len(set.union(*orders.values())) == 3
     for ((*images,),) in orders.values():
-        assert len({*images} - {3, 9, 15, 21}) == 12  # of the 20 that are not held out
+        assert len({*images} - {3, 9, 15, 21}) == len(images) == 4 * iters
