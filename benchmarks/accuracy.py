@@ -42,9 +42,9 @@ TRAINING = {  # upstream's networks → images a batch, and the highest learning
 }
 SETTINGS = {  # a state's name → the options of `qat.py quantize` that make it
     "PTQ": "--qat never",
+    "PTQ-99.999": "--qat never --percentile 99.999",
     "PTQ-99.99": "--qat never --percentile 99.99",
     "PTQ-mse": "--qat never --calib-method mse",
-    "PTQ-auto": "--qat never --calib-method auto",
     "PTQ-max": "--qat never --calib-method max",
     "QAT": "",
 }
@@ -97,7 +97,7 @@ def network_steps(
         command = ["reparameterization.py", "--weights", last, "--save", weights, "--device", "cpu"]
         yield RunStep("convert", command, weights)
 
-    command = ["qat.py", "eval", "--weights", weights, *data, *size, *place, "float"]
+    command = ["qat.py", "eval", "--weights", weights, *data, *size, "--save-json", *place, "float"]
     yield RunStep("float", command, folder / "float/report.json")
     for setting, words in settings.items():
         for seed in options.seeds:
@@ -125,7 +125,7 @@ def network_steps(
         built = file.with_name(f"{file.stem}-b{options.timed_batches[-1]}.engine") if engines else file
         run = folder / f"{state}-{ran}"
         command = ["val_trt.py", "--engine-file", built, *data, *([] if engines else ["--device", "cpu"])]
-        command += [] if state == "float" else ["--reference", weights]
+        command += ["--save-json"] if state == "float" else ["--save-json", "--reference", weights]
         yield RunStep(run.name, [*command, *place, run.name], run / "report.json", tensorrt=engines)
 
 
@@ -159,7 +159,7 @@ def ap_table(output: Path) -> list[str]:
             times |= {(row["model"], run.name.removeprefix("times-"), row["batch"]): row for row in timed}
             measured_on.add(where)
     batches = sorted({batch for *_, batch in times})
-    heads = ["network", "state", "AP", "to float", "agreement", "recall at float's threshold"]
+    heads = ["network", "state", "AP", "to float", "agreement", "recall at float's threshold", "AP by size"]
     heads += [*(f"ms, batch {one}" for one in batches), *["images/s"][: len(batches)]]
     lines = []
     for network, of_step in rows.items():
@@ -186,11 +186,12 @@ def ap_table(output: Path) -> list[str]:
 
 
 def scores(row: Row, base: Row | None) -> list[str]:
-    """AP, its difference to the float network, agreement, and the difference of recall at that network's threshold."""
+    """AP, its difference to float, agreement, the difference of recall at float's threshold, AP of small to large."""
     agreement = "" if row.agreement is None else f"{row.agreement:.4f}"
     at, base_at = row.at_threshold, base and base.at_threshold
     recall = str(at.difference(base_at, "recall")) if at and base_at else ""
-    return [f"{row.ap or 0:.4f}", str(row.difference(base) or "") if base else "", agreement, recall]
+    sizes = ", ".join(f"{size} {ap:.4f}" for size, ap in row.ap_by_size.items())
+    return [f"{row.ap or 0:.4f}", str(row.difference(base) or "") if base else "", agreement, recall, sizes]
 
 
 def run(options: AccuracyOptions, timing: list[str]) -> int:

@@ -2,7 +2,7 @@
 
 A recipe is a YAML file with any of these keys (missing ones keep their default):
 
-    calibration: {method: percentile, percentile: 99.999, median_limit: 4, images: 250}
+    calibration: {method: auto, median_limit: 4, images: 250}
     finetune: {epochs: 10, iters: 45, lr: auto, train: all}
     head: int8                          # int8 | last-conv-float | float
     add: both                           # inputs of an Add in INT8: both | residual
@@ -25,13 +25,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from utils.core.errors import RecipeError, removed
 from utils.core.files import read_yaml, write_text
 from utils.core.strict_model import StrictModel, validate
 
-AUTO = "auto"  # of calibration.method: compare them by AP (utils/jobs/calibrate.py); of finetune.lr: by the steps
+AUTO = "auto"  # calibration.method by the loss on training images (utils/jobs/calibrate.py); finetune.lr by steps
 Method = Literal["max", "percentile", "mse", "auto"]
 Train = Literal["all", "ranges"]
 
@@ -63,11 +63,16 @@ Rate = Annotated[Number, Field(gt=0, lt=1)]
 class Calibration(StrictModel):
     """How amax is found from statistics of the activations."""
 
-    method: Method = "percentile"
+    method: Method = "auto"  # `percentile` where only a percentile is given
     percentile: Percentile = 99.999  # of the magnitudes; used by method 'percentile'
     images: Images = 250  # of training, the first in the order that the seed decides
     batches: Annotated[int, Field(ge=1)] | None = Field(default=None, exclude=True)  # of 1.0: times --batch-size
     median_limit: Number = Field(default=4.0, ge=0, le=1_000_000)  # times the median image's maximum; 0: none
+
+    @model_validator(mode="before")
+    @classmethod
+    def _method_of_percentile(cls, content: Any) -> Any:
+        return {"method": "percentile", **content} if isinstance(content, dict) and "percentile" in content else content
 
     @field_validator("method", mode="before")
     @classmethod

@@ -47,7 +47,7 @@ CASES = [  # program, arguments, what the line names
     (E, f"{FEW} --data bare.yaml --unlabelled", "float.pt names none; give both: python val_trt.py"),
     (E, f"{FEW} --weights int8.pt --data three.yaml", "has 10 classes"),
     *((E, f"{FEW} --data {kind}.yaml --save-json", kind) for kind in ("undecodable", "wrong-label", "no-image")),
-    (Q, f"{FEW} --calib-method max --percentile 99", "--calib-method percentile"),
+    (Q, f"{FEW} --calib-method max --percentile 99", "with --calib-method max"),
     (Q, "--resume missing-run", "missing-run"),
     (Q, f"{FEW} --project text.pt", "text.pt"),
     (S, f"{FEW} --granularity quantizer", "was removed in 2.0: use --granularity module"),

@@ -46,12 +46,12 @@ def ranges_of(path: Path) -> dict[str, float]:
 
 
 WORDS = ("--weights", "data/demo/gelan-digits.pt", "--imgsz", 320, "--workers", 0, "--device", "cpu",
-         "--no-eval-origin")  # fmt: skip
+         "--no-eval-origin", "--percentile", 99.999)  # fmt: skip
 
 
 @pytest.mark.timeout(900)
 def test_ptq_on_all_images(run, demo_data, tmp_path):
-    """README's AP of PTQ is this number on a processor with other kernels."""
+    """The ranges of one method, and AP with them."""
     run("qat.py", "quantize", *WORDS, "--data", demo_data, "--ptq-only", "--project", tmp_path)
     (row,) = json.loads((tmp_path / "exp/report.json").read_text())["rows"]
     (ptq,) = (tmp_path / "exp/weights").glob("ptq_ap_*.pt")

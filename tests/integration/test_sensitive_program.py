@@ -208,7 +208,7 @@ class TestCalibrate:
         (sentence,) = (note for note in report_of(tmp_path / "exp")["notes"] if note.startswith("The recipe keeps "))
         assert ": INT8 with --recipe loses no AP" in sentence
 
-    def test_method_auto_takes_the_smallest_loss_on_training_images(self, few, demo_weights, tmp_path):
+    def test_the_default_auto_takes_the_smallest_loss_on_training_images(self, few, demo_weights, tmp_path):
         """The losses are those that QAT begins with where each method is named."""
         words = ("--no-eval-origin", "--no-eval-ptq", "--epochs", "1", "--name")
         losses = {}
@@ -219,7 +219,7 @@ class TestCalibrate:
             terms = torch.load(tmp_path / name / "weights/last.pt", weights_only=True)["trainer"]["ptq"]
             losses[name] = float(terms[:, 0].sum() / terms[:, 1].sum())
         assert len(set(losses.values())) == 3
-        assert quantize(demo_weights, few, tmp_path, "--ptq-only", "--calib-method", "auto", "--unlabelled") == 0
+        assert quantize(demo_weights, few, tmp_path, "--ptq-only", "--unlabelled") == 0
         (note,) = (note for note in report_of(tmp_path / "exp")["notes"] if "calibration auto" in note)
         assert [f"{name} {loss:.4g}" in note for name, loss in losses.items()] == [True] * 3
         assert note.count(" ± ") == 2
@@ -227,3 +227,6 @@ class TestCalibrate:
         stored = checkpoint.load_quantized(next((tmp_path / "exp/weights").glob("ptq_*"))).recipe.calibration
         assert f"chose {best}," in note
         assert stored == Recipe().replace(**calibrate.METHODS[best], calibration_images=4).calibration
+        words = (*TINY, "--num-image", "2", "--target-drop", "1")
+        assert sensitive(demo_weights, few, tmp_path, *words, "--name", "sensitive") == 0
+        assert Recipe.from_file(tmp_path / "sensitive/recipe.yaml").calibration == stored

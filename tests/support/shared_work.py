@@ -60,7 +60,7 @@ def calibrated(sizes: list[int], network: Callable[[], Network] = toy) -> tuple[
     """The toy with quantizers, and the statistics that it was calibrated with."""
     model = network()
     placement.apply(model, placement.plan(model, Recipe()))
-    return model, calibration.calibrate(model, parts(sizes), Calibration())
+    return model, calibration.calibrate(model, parts(sizes), Calibration(method="percentile"))
 
 
 def trained(sizes: list[int], changes: dict[str, Any]) -> dict[str, Any]:

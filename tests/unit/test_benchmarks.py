@@ -95,7 +95,7 @@ def test_the_table_of_accuracy(tmp_path):
                         recall_resampled=resampled(0.89, 0.91))  # fmt: skip
     fewer = found.model_copy(update={"found": 80, "recall": 0.8, "recall_resampled": resampled(0.8, 0.8)})
     states = {
-        "float": example_row(ap=0.55, ap_resampled=resampled(0.5, 0.6), at_threshold=found),
+        "float": example_row(ap=0.55, ap_resampled=resampled(0.5, 0.6), at_threshold=found, ap_by_size={"small": 0.25}),
         "QAT-seed-57": example_row("QAT", ap=0.57, ap_resampled=resampled(0.51, 0.63), agreement=0.96,
                                    at_threshold=fewer),
         "QAT-seed-58": example_row("QAT", ap=0.54, ap_resampled=resampled(0.49, 0.59)),
@@ -114,15 +114,15 @@ def test_the_table_of_accuracy(tmp_path):
         (tmp_path / "a/done" / step).touch()
     lines = accuracy.ap_table(tmp_path)
     assert lines[2:9] == [
-        "| a | float | 0.5500 |  |  |  |  |  |  |",
+        "| a | float | 0.5500 |  |  |  | small 0.2500 |  |  |  |",
         # 0.01 and 0.03: their standard deviation; 10 of 100 objects; 0.09 and 0.11: theirs
-        "| a | QAT-seed-57 | 0.5700 | +0.0200 ± 0.0141 | 0.9600 | -0.1000 ± 0.0141 |  |  |  |",
-        "| a | QAT-seed-58 | 0.5400 | -0.0100 ± 0.0000 |  |  |  |  |  |",
-        "| a | float-engine | 0.5400 | -0.0100 |  |  | 2.00 | 4.00 | 2,000 |",
-        "| a | QAT-engine | 0.5600 | +0.0100 |  |  | 1.50 |  |  |",
-        "| a | float-ONNX | 0.5500 | +0.0000 |  |  | 90.00 | 90.00 | 2,000 |",
+        "| a | QAT-seed-57 | 0.5700 | +0.0200 ± 0.0141 | 0.9600 | -0.1000 ± 0.0141 |  |  |  |  |",
+        "| a | QAT-seed-58 | 0.5400 | -0.0100 ± 0.0000 |  |  |  |  |  |  |",
+        "| a | float-engine | 0.5400 | -0.0100 |  |  |  | 2.00 | 4.00 | 2,000 |",
+        "| a | QAT-engine | 0.5600 | +0.0100 |  |  |  | 1.50 |  |  |",
+        "| a | float-ONNX | 0.5500 | +0.0000 |  |  |  | 90.00 | 90.00 | 2,000 |",
         # √(0.00707² + 0.00045 / 2): the mean of two errors, and the variance of +0.02 and -0.01 over two seeds
-        "| a | QAT, mean of 2 seeds | 0.5550 | +0.0050 ± 0.0166 |  |  |  |  |  |",
+        "| a | QAT, mean of 2 seeds | 0.5550 | +0.0050 ± 0.0166 |  |  |  |  |  |  |",
     ]
     assert any("a GPU" in line for line in lines)
 

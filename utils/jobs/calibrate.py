@@ -1,6 +1,6 @@
 """Which calibration method suits this network? All come from one pass of statistics.
 
-`qat.py calibrate` measures AP of each on the same validation images; `--calib-method auto` of a quantize run compares
+`qat.py calibrate` measures AP of each on the same validation images; `--calib-method auto` of other commands compares
 the loss of three on training images.
 """
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from models.quantize import calibration
 from models.quantize.finetune import held_out_loss
-from models.quantize.recipe import Calibration
+from models.quantize.recipe import AUTO, Recipe
 from utils import upstream
 from utils.cli import command_line
 from utils.core.files import write_text
@@ -121,14 +121,17 @@ def run(options: CalibrateOptions) -> dict[str, Any]:
     return found
 
 
-def choose_by_loss(model: nn.Module, teacher: nn.Module, inputs: Inputs[Any]) -> tuple[Calibration, str]:
-    """`--calib-method auto`: the candidate whose task loss on the training images that are held out is smallest.
+def find_ranges(model: nn.Module, teacher: nn.Module, inputs: Inputs[Any]) -> tuple[Recipe, str]:
+    """Set the activation ranges of a placed network; returns the recipe with the method that did, and why `auto` did.
 
-    No validation image is looked at. The placed `model` is left with the ranges of what is chosen. Returned is that,
-    and a sentence with all losses and the standard errors of their differences to the smallest.
+    `auto` takes the candidate with the smallest task loss on held-out training images, and no validation image.
     """
+    recipe = inputs.recipe
+    if recipe.calibration.method != AUTO:
+        calibration.calibrate(model, inputs.calibration_images(), recipe.calibration)
+        return recipe, ""
     statistics = calibration.collect(model, inputs.calibration_images())
-    settings = {name: inputs.recipe.replace(**METHODS[name]).calibration for name in CANDIDATES}
+    settings = {name: recipe.replace(**METHODS[name]).calibration for name in CANDIDATES}
     held_out, losses = inputs.held_out_images(), {}
     for name, one in settings.items():
         calibration.set_ranges(model, statistics.amax(one.method, one.percentile, one.median_limit))
@@ -140,7 +143,7 @@ def choose_by_loss(model: nn.Module, teacher: nn.Module, inputs: Inputs[Any]) ->
         for name in others
     )
     images = f"{plural(len(losses[best].terms), 'training image')} ({HELD_OUT[bool(inputs.held_out)]})"
-    return settings[best], (
+    return recipe.replace(calibration=settings[best]), (
         f"calibration auto chose {best}, by the task loss on {images}: "
         + ", ".join([f"{best} {losses[best].value:.4g}", *more])
     )

@@ -75,11 +75,13 @@ class CalibratingOptions(QatOptions):
         entries = {self.argument(name)["recipe"].replace(".", "_"): value for name, value in self if value is not None}
         given = {entry: value for entry, value in entries.items() if entry}
         recipe = Recipe.from_file(self.recipe)
+        if "calibration_percentile" in given:
+            given.setdefault("calibration_method", "percentile")
         if batches := recipe.calibration.batches:
             recipe = recipe.replace(calibration_images=batches * self.batch_size)
         merged = recipe.replace(**given)
         if "calibration_percentile" in given and merged.calibration.method != "percentile":
-            raise RecipeError("--percentile does nothing without --calib-method percentile")
+            raise RecipeError(f"--percentile does nothing with --calib-method {merged.calibration.method}")
         return merged
 
     def resumed(self: Kind, saved: Mapping[str, Any]) -> Kind:
@@ -106,11 +108,11 @@ class MethodOptions(CalibratingOptions):
         nargs="?", const="",
     )  # fmt: skip
     calib_method: Method | None = option(
-        None, "how ranges are found; auto, of quantize only, chooses by the loss on training images", group=RECIPE,
+        None, "how ranges are found (default: auto, by the loss on training images)", group=RECIPE,
         recipe="calibration.method",
     )  # fmt: skip
     percentile: Percentile | None = option(
-        None, "of magnitudes, for --calib-method percentile", group=RECIPE, metavar="P",
+        None, "of magnitudes; --calib-method percentile is implied", group=RECIPE, metavar="P",
         recipe="calibration.percentile",
     )  # fmt: skip
 
@@ -211,16 +213,6 @@ class SensitiveOptions(MethodOptions):
     profile: str | None = option(
         None, "JSON with an engine's layer times: cost is time, not MACs", group=RECIPE, metavar="FILE"
     )
-
-    def merged_recipe(self) -> Recipe:
-        """As of every command; raises `RecipeError` also for a calibration that is to compare methods."""
-        recipe = super().merged_recipe()
-        if recipe.calibration.method == AUTO:
-            raise RecipeError(
-                "sensitive needs one calibration method, not auto; python qat.py calibrate finds the best and writes "
-                "a recipe to give here"
-            )
-        return recipe
 
 
 class EvalOptions(QatOptions):

@@ -29,12 +29,12 @@ from models.quantize.finetune import (
     learning_rate,
     seed_everything,
 )
-from models.quantize.recipe import AUTO, Finetune
+from models.quantize.recipe import Finetune
 from utils import upstream
 from utils.core.files import write_bytes, write_text
 from utils.core.score import Score
 from utils.core.text import plural
-from utils.jobs.calibrate import choose_by_loss
+from utils.jobs.calibrate import find_ranges
 from utils.jobs.evaluate import FLOAT_MODEL, Measurer, lost_by_qat, without_tables
 from utils.jobs.inputs import HELD_OUT, Inputs, image_batches
 from utils.jobs.options import QuantizeOptions
@@ -110,13 +110,10 @@ class Session:
         text, path = placement.describe(self.inputs.plan), self.folder / "placement.txt"
         write_text(path, text + "\n")
         logger.info("%s\nall of it: %s", text.partition(f"\n{placement.SCALES}")[0], path)
-        if self.recipe.calibration.method == AUTO:
-            chosen, why = choose_by_loss(student, self.float_model, self.inputs)
-            self.recipe = self.recipe.replace(calibration=chosen)
+        self.recipe, why = find_ranges(student, self.float_model, self.inputs)
+        if why:
             self.state.recipe = self.recipe.to_dict()
             self.note(why)
-        else:
-            calibration.calibrate(student, self.inputs.calibration_images(), self.recipe.calibration)
         measures = self.measures and not self.options.no_eval_ptq
         result = self.measurer.measure(student, "PTQ") if measures else None
         name = self.write_checkpoint("ptq", student, result.score if result else None, stage="PTQ")

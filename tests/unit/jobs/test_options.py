@@ -21,14 +21,11 @@ def test_the_command_line_wins_over_the_recipe_file(tmp_path):
     calibration, tune = recipe.calibration, recipe.finetune
     assert (calibration.method, calibration.percentile, calibration.images) == ("percentile", 99.5, 2)
     assert (tune.epochs, tune.iters, tune.train, tune.lr) == (3, 4, "ranges", 1e-5)
-    assert parsed(SensitiveOptions, *words[:4]).merged_recipe().calibration.percentile == 99.5
+    implied = parsed(SensitiveOptions, "--recipe", file, *words[2:4]).merged_recipe().calibration
+    assert (implied.method, implied.percentile) == ("percentile", 99.5)
     recipe = parsed(QuantizeOptions, "--recipe", file, "--lr", "auto").merged_recipe()
-    assert (recipe.calibration.images, recipe.finetune.epochs, recipe.finetune.lr, recipe.head) == (
-        3,
-        4,
-        "auto",
-        "float",
-    )
+    found = (recipe.calibration.images, recipe.finetune.epochs, recipe.finetune.lr, recipe.head)
+    assert found == (3, 4, "auto", "float")
     file.write_text("calibration: {batches: 3}\n")  # of 1.0: so many times the batch size
     calibration = QuantizeOptions(recipe=str(file), batch_size=4).merged_recipe().to_dict()["calibration"]
     assert (calibration["images"], "batches" in calibration) == (12, False)

@@ -77,6 +77,7 @@ def test_numbers_as_people_write_them_no_file_and_an_empty_section(tmp_path):
     tune = recipe.finetune
     found = (tune.lr, tune.range_rate, tune.bias_rate, tune.grad_clip, recipe.calibration.percentile)
     assert found == (1e-6, 100, 20, 5, 99)
+    assert (recipe.calibration.method, Recipe().calibration.method) == ("percentile", "auto")
     assert all(isinstance(one, float) for one in found)
     assert Recipe.from_file(None) == Recipe.from_file(write(tmp_path, "calibration: {}\n")) == Recipe()
     with pytest.raises(RecipeError, match=r"none\.yaml does not exist"):
@@ -95,7 +96,7 @@ def test_replace_reaches_into_sections_and_checks():
 
 OF_1_0 = [  # what 1.0 wrote
     ("calibration", "scales", {}, {"model.1": "mse"}),
-    ("calibration", "method", "percentile", "entropy"),
+    ("calibration", "method", "auto", "entropy"),
     ("finetune", "weight_ranges", "fixed", "learned"),
     ("finetune", "features", 0.0, 0.5),
     ("finetune", "patience", 0, 3),
@@ -119,7 +120,7 @@ def test_what_1_0_stored_loads_whatever_it_asked_for(asks):
     for section, key, *values in OF_1_0:
         stored[section][key] = values[asks]
     before = yaml.safe_dump(stored)
-    assert Recipe.from_stored(stored) == Recipe(head="float")
+    assert Recipe.from_stored(stored) == Recipe(head="float").replace(calibration_method=("auto", "percentile")[asks])
     assert yaml.safe_dump(stored) == before, "it is left as it was"
     for content in (None, 5, [], {"calibration": 3}, {"finetune": 3}):
         with pytest.raises(RecipeError):

@@ -11,6 +11,7 @@ import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +20,13 @@ from torch import nn
 
 from models.quantize import calibration, placement
 from models.quantize.recipe import Recipe
+from utils import upstream
 from utils.core.files import write_text
 from utils.core.input_spec import channels_of
 from utils.core.options import height_width
 from utils.core.score import AGREEMENT, Difference
 from utils.core.text import plural
+from utils.jobs.calibrate import find_ranges
 from utils.jobs.evaluate import without_tables
 from utils.jobs.inputs import Inputs
 from utils.jobs.options import RECIPE_FILE, SensitiveOptions
@@ -57,7 +60,7 @@ def run(options: SensitiveOptions) -> dict[str, Any]:
         what = len(units.all), options.granularity, plural(options.num_image, "validation image")
         logger.info("%s → %s: %d units (%s), on up to %s", options.weights, folder, *what)
         model = inputs.placed()
-        calibrate_once(model, inputs, state, folder)
+        inputs = calibrate_once(model, inputs, state, folder)
         images = torch.zeros(1, channels_of(model), *height_width(inputs.imgsz), device=inputs.device)
         passes = Passes(inputs, Switches(model), units.everything, state, folder)
         search = Search(options, units, passes, cost_shares(model, images, inputs.profile))
@@ -79,15 +82,18 @@ def run(options: SensitiveOptions) -> dict[str, Any]:
     return summary
 
 
-def calibrate_once(model: nn.Module, inputs: Inputs[SensitiveOptions], state: AnalysisState, folder: Path) -> None:
-    """Find the ranges as `qat.py quantize` does, or take those that the state has."""
+def calibrate_once(model: nn.Module, inputs: Inputs[Any], state: AnalysisState, folder: Path) -> Inputs[Any]:
+    """Find the ranges as `qat.py quantize` does, or take the state's; the inputs with the method that was chosen."""
     if state.amax:
         calibration.set_ranges(model, {name: torch.tensor(value) for name, value in state.amax.items()})
-        return
-    calibration.calibrate(model, inputs.calibration_images(), inputs.recipe.calibration)
+        return inputs
+    recipe, why = find_ranges(model, upstream.call_fused(inputs.network()), inputs)
+    if why:
+        logger.info(why)
     scales: Any = model.activation_quantizers
-    state.amax = {name: float(quantizer.amax) for name, quantizer in scales.items()}
+    state.amax, state.recipe = {name: float(quantizer.amax) for name, quantizer in scales.items()}, recipe.to_dict()
     state.save(folder)
+    return replace(inputs, recipe=recipe)
 
 
 def place_anew(
