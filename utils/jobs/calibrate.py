@@ -132,7 +132,7 @@ def find_ranges(model: nn.Module, teacher: nn.Module, inputs: Inputs[Any]) -> tu
         return recipe, ""
     statistics = calibration.collect(model, inputs.calibration_images())
     settings = {name: recipe.replace(**METHODS[name]).calibration for name in CANDIDATES}
-    held_out, losses = inputs.held_out_images(), {}
+    held_out, losses = inputs.held_out_images, {}
     for name, one in settings.items():
         calibration.set_ranges(model, statistics.amax(one.method, one.percentile, one.median_limit))
         losses[name] = held_out_loss(model, teacher, held_out, inputs.device)

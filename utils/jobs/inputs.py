@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
@@ -151,6 +152,7 @@ class Inputs(Generic[Kind]):
             stride=self.source.stride, workers=self.options.workers, seed=self.options.seed, share=True, **how,
         )  # fmt: skip
 
+    @cached_property
     def held_out_images(self) -> list[Tensor]:
         """The held-out training images in batches, letterboxed as for validation; all where none are held out."""
         keep = None if not self.held_out else lambda file: os.path.realpath(file) in self.held_out

@@ -297,7 +297,7 @@ class Training:
         self._settings, self._seed, self._networks = settings, options.seed, (student, teacher)
         self._tuner = Finetuner(student, teacher, settings, device=inputs.device)
         self._images = inputs.training_loader()
-        self._held_out = inputs.held_out_images()  # 200 at most, for the end of each epoch
+        self._held_out = inputs.held_out_images  # 200 at most, for the end of each epoch
         self._steps = steps = min(settings.iters, len(self._images))
         self._highest = highest_rate(settings.lr, settings.epochs * steps)
         logger.info(

@@ -79,7 +79,7 @@ def test_training_never_sees_what_is_held_out_and_calibration_sees_all(tmp_path,
     assert numbers(training) == [number for number in range(count) if number not in held_out]
     assert numbers(calibration) == list(range(count))
     assert training != sorted(training), "the order is that of the seed"
-    measured = [int(image.max()) for batch in found.held_out_images() for image in batch]
+    measured = [int(image.max()) for batch in found.held_out_images for image in batch]
     assert measured == (held_out or list(range(count)))
 
 
@@ -165,7 +165,7 @@ def test_an_epoch_tells_its_loss_its_mean_rate_and_the_loss_on_held_out_images(s
     done = trains.epoch(0)
     assert done["lr"] == pytest.approx(sum(learning_rate(step, 15, 1e-4) for step in range(5)) / 5)
     assert done["loss"] > 0
-    after = held_out_loss(*trains._networks, inputs.held_out_images(), inputs.device)
+    after = held_out_loss(*trains._networks, inputs.held_out_images, inputs.device)
     assert (done["held_out"], done["held_out_error"]) == (after.value, after.difference(trains.ptq)[1])
     assert done["held_out"] != trains.ptq.value
 
