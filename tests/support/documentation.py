@@ -36,7 +36,7 @@ SHELL_PROGRAMS = [name for name in named("*.sh", "scripts/*.sh", "data/demo/*.sh
 OTHERS = {".", "cd", "git", "pip"}
 OTHERS_FLAGS = {"--fp16", "--int8", "--stronglyTyped", "--infStreams", "--onnx", "--saveEngine", "--helpBuildRoute",
                 "--tuneBuildRoutes", "--tuningSearch", "--tuningTimeOut", "--accuracyThreshold", "--nproc-per-node",
-                "--nnodes", "--rdzv-endpoint", "--fast"}  # fmt: skip  # of trtexec, torchrun and run_upstream.py
+                "--nnodes", "--rdzv-endpoint", "--fast", "--no-overlap"}  # fmt: skip  # of trtexec, torchrun, upstream
 TORCHRUN = ["torchrun", "--nproc-per-node", "2"]  # in front of a program
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`\n]+)`")
