@@ -229,4 +229,5 @@ class TestCalibrate:
         assert stored == Recipe().replace(**calibrate.METHODS[best], calibration_images=4).calibration
         words = (*TINY, "--num-image", "2", "--target-drop", "1")
         assert sensitive(demo_weights, few, tmp_path, *words, "--name", "sensitive") == 0
-        assert Recipe.from_file(tmp_path / "sensitive/recipe.yaml").calibration == stored
+        resumed = Recipe.from_stored(AnalysisState.load(tmp_path / "sensitive").recipe)
+        assert Recipe.from_file(tmp_path / "sensitive/recipe.yaml").calibration == resumed.calibration == stored

@@ -206,7 +206,7 @@ def next_step(report: Report, row: Row) -> tuple[str, list[str]]:
     loses = difference.significant and difference.value <= -(LITTLE_DISAGREEMENT if unlabelled else LITTLE)
     if unlabelled and report.history:  # agreement says how much INT8 differs, and not that it is worse
         loses = False
-    if loses and row.stage == "INT8" and "--calib-method" in calibration:
+    if loses and row.stage == "INT8" and {"--calib-method", "--percentile"} & {*calibration}:
         return "look for a better calibration", qat("calibrate")
     if not loses or row.stage in OF_RECIPES:
         if suffix == ".pt":
@@ -228,8 +228,6 @@ def next_step(report: Report, row: Row) -> tuple[str, list[str]]:
                     verify if suffix == ".onnx" else export_command(before.file))  # fmt: skip
     if suffix != ".yaml" and not report.history:
         return "let QAT regain it", qat("quantize", *calibration, *repeated(report, OF_QAT))
-    if "auto" in calibration:  # for which sensitive needs the method by name
-        return "look for a better calibration", qat("calibrate", *repeated(report, CALIBRATION[:2]))
     recipe = ["--recipe", row.file] if suffix == ".yaml" else calibration
     return "keep the layers that lose it in float", qat("sensitive", *recipe)
 

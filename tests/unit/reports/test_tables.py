@@ -172,7 +172,7 @@ def test_without_labels_the_target_is_that_of_agreement_and_after_qat_the_networ
     [
         ("--qat never --recipe r.yaml --seed=3 --epochs 4", 0, "quantize {} --seed 3 --recipe r.yaml --epochs 4"),
         ("--calib-images 40 --name x --hyp h.yaml --batch-size 4", 1, "sensitive {} --batch-size 4 --calib-images 40"),
-        ("--calib-method auto --calib-images 40", 1, "calibrate {} --calib-images 40"),
+        ("--calib-method auto --calib-images 40", 1, "sensitive {} --calib-method auto --calib-images 40"),
     ],
 )
 def test_the_next_command_has_the_options_of_the_one_before(words, epochs, following):
