@@ -125,8 +125,8 @@ def network_steps(
         built = file.with_name(f"{file.stem}-b{options.timed_batches[-1]}.engine") if engines else file
         run = folder / f"{state}-{ran}"
         command = ["val_trt.py", "--engine-file", built, *data, *([] if engines else ["--device", "cpu"])]
-        command += ["--save-json"] if state == "float" else ["--save-json", "--reference", weights]
-        yield RunStep(run.name, [*command, *place, run.name], run / "report.json", tensorrt=engines)
+        command += [] if state == "float" else ["--reference", weights]
+        yield RunStep(run.name, [*command, "--save-json", *place, run.name], run / "report.json", tensorrt=engines)
 
 
 def last_row(report: Path) -> Row:

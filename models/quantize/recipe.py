@@ -159,6 +159,8 @@ class Recipe(StrictModel):
             RecipeError: a value that the entry may not hold.
         """
         content = self.to_dict()
+        if "calibration_percentile" in changes:
+            del content["calibration"]["method"]  # unless it is changed, too, the percentile names it
         for name, value in changes.items():
             section, _, key = name.partition("_")
             if section in ("calibration", "finetune") and key:

@@ -75,11 +75,12 @@ class CalibratingOptions(QatOptions):
         entries = {self.argument(name)["recipe"].replace(".", "_"): value for name, value in self if value is not None}
         given = {entry: value for entry, value in entries.items() if entry}
         recipe = Recipe.from_file(self.recipe)
-        if "calibration_percentile" in given and given.setdefault("calibration_method", "percentile") != "percentile":
-            raise RecipeError(f"--percentile does nothing with --calib-method {given['calibration_method']}")
         if batches := recipe.calibration.batches:
             recipe = recipe.replace(calibration_images=batches * self.batch_size)
-        return recipe.replace(**given)
+        merged = recipe.replace(**given)
+        if "calibration_percentile" in given and merged.calibration.method != "percentile":
+            raise RecipeError(f"--percentile does nothing with --calib-method {merged.calibration.method}")
+        return merged
 
     def resumed(self: Kind, saved: Mapping[str, Any]) -> Kind:
         """The options of a saved run, with what may differ on resume taken from these.

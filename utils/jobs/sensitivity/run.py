@@ -29,7 +29,7 @@ from utils.core.text import plural
 from utils.jobs.calibrate import find_ranges
 from utils.jobs.evaluate import without_tables
 from utils.jobs.inputs import Inputs
-from utils.jobs.options import RECIPE_FILE, SensitiveOptions
+from utils.jobs.options import RECIPE_FILE, Kind, SensitiveOptions
 from utils.jobs.run_state import AnalysisState, open_run
 from utils.jobs.sensitivity.search import FLOAT, INT8, Passes, Search, Selection, ap_of, gain
 from utils.jobs.sensitivity.units import Switches, Units, cost_shares
@@ -82,7 +82,7 @@ def run(options: SensitiveOptions) -> dict[str, Any]:
     return summary
 
 
-def calibrate_once(model: nn.Module, inputs: Inputs[Any], state: AnalysisState, folder: Path) -> Inputs[Any]:
+def calibrate_once(model: nn.Module, inputs: Inputs[Kind], state: AnalysisState, folder: Path) -> Inputs[Kind]:
     """Find the ranges as `qat.py quantize` does, or take the state's; the inputs with the method that was chosen."""
     if state.amax:
         calibration.set_ranges(model, {name: torch.tensor(value) for name, value in state.amax.items()})
