@@ -16,7 +16,7 @@
 # for. Versions are in requirements/. Exit code: 0 when all but optional parts is there, 1 for a failure, 2 for a bad argument.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
-. "$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/scripts/lib.sh"
+. "$(dirname "$(realpath -- "${BASH_SOURCE[0]}")")/scripts/lib.sh"
 
 main() {
   local part onnx_only="quantizing, training, exporting, and evaluating ONNX files on ONNX Runtime"

@@ -28,7 +28,7 @@ class ReparameterizationOptions(DeviceOptions):
 
     weights: str = option(..., "checkpoint of upstream's train_dual.py or segment/train_dual.py (.pt)", metavar="FILE")
     model: Literal["t", "s", "m", "c", "e", "c-dseg"] | None = option(
-        None, "variant; not needed (default: found from the weights)"
+        None, "variant; taken and not looked at: the weights say it"
     )
     cfg: str | None = option(
         None, "the deployed YAML, such as models/detect/gelan-c.yaml, to check (default: found from the weights)",
@@ -48,7 +48,9 @@ def convert_checkpoint(options: ReparameterizationOptions) -> None:
     if target.suffix != ".pt" or target.is_dir():
         raise InputError(f"--save {target} is not the name of a .pt file")
     check_files(weights=weights, cfg=options.cfg)
-    refuse_overwrite([target], [weights, options.cfg], "choose another name with --save")
+    refuse = partial(refuse_overwrite, [target], [weights, options.cfg], "choose another name with --save")
+    if not options.if_needed:
+        refuse()
     need("torch")
     from models import reparam
     from utils import upstream
@@ -59,6 +61,7 @@ def convert_checkpoint(options: ReparameterizationOptions) -> None:
     if (head := type(training.model.model[-1]).__name__) in HEADS:
         print(f"{weights} ends in {head}, without an auxiliary branch: there is nothing to convert")
         return
+    refuse()
     if options.classes_num is not None and options.classes_num != training.nc:
         raise InputError(
             f"--classes_num {options.classes_num} was given, and {weights} has {plural(training.nc, 'class')}"

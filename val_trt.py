@@ -19,7 +19,7 @@ from utils.jobs.options import ValOptions
 
 # Options that mean nothing for --source, which ends where evaluation begins.
 OF_EVALUATION = ("task", "limit", "rect", "single_cls", "verbose", "batch_size", "workers", "groups", "reference",
-                 "unlabelled")  # fmt: skip
+                 "unlabelled", "save_json")  # fmt: skip
 
 
 def evaluate_or_draw(options: ValOptions) -> None:

@@ -242,7 +242,8 @@ int main(int count, char** words) try {
         for (const auto& [box, score, label] : detections)  // file, class, score, left, top, right, bottom
             std::printf("%s %d %.6f %.3f %.3f %.3f %.3f\n", path.filename().c_str(), label, score, box.x, box.y,
                         box.x + box.width, box.y + box.height);
-        cv::imwrite((folder / path.filename()).string(), draw(image, detections, detector.names));
+        const std::string target = (folder / path.filename()).string();
+        if (!cv::imwrite(target, draw(image, detections, detector.names))) throw std::runtime_error("cannot write " + target);
     }
 } catch (const std::exception& error) {
     std::fprintf(stderr, "error: %s\n", error.what());

@@ -184,9 +184,12 @@ def main() -> None:
     args.output.mkdir(parents=True, exist_ok=True)
     for path in sorted(args.source.iterdir()) if args.source.is_dir() else [args.source]:
         if (image := cv2.imread(str(path))) is not None:
-            rows = detector(image)
-            cv2.imwrite(str(args.output / path.name), draw(image, rows, detector.names))
-            print(f"{args.output / path.name}: {len(rows)} objects")
+            rows, target = detector(image), args.output / path.name
+            if target.resolve() == path.resolve():
+                raise ValueError(f"{path} would be overwritten; choose another --output")
+            if not cv2.imwrite(str(target), draw(image, rows, detector.names)):
+                raise OSError(f"{target} cannot be written")
+            print(f"{target}: {len(rows)} objects")
         elif path == args.source:
             draw_video(detector, path, args.output / f"{path.stem}.mp4")
         else:
@@ -196,5 +199,5 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except (OSError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError, cv2.error) as error:
         raise SystemExit(f"error: {error}") from None

@@ -11,5 +11,5 @@
 # Exit code: 0 done, 1 failed, 2 the input cannot be used.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
-. "$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/lib.sh"
+. "$(dirname "$(realpath -- "${BASH_SOURCE[0]}")")/lib.sh"
 start_on_onnx benchmark_trt.py "--useCudaGraph --useSpinWait --noDataTransfers" "$@"

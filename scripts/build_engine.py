@@ -26,6 +26,7 @@ from utils.core.errors import InputError
 from utils.core.files import check_file, refuse_overwrite
 from utils.core.options import IMAGE_SIZE_FLAGS, BatchSize, Field, ImageSize, image_size, option
 from utils.jobs.open import need, need_tensorrt
+from utils.trt.engine_file import ENGINE_SUFFIXES
 from utils.trt.preflight import BuildOptions, profile_ranges
 
 logger = logging.getLogger("utils.build_engine")
@@ -68,6 +69,8 @@ def main(options: EngineOptions) -> None:
     if options.generate_graph and not options.target:
         written += [engine.with_suffix(suffix) for suffix in (".layers.json", ".svg")]
     refuse_overwrite(written, [options.onnx])
+    if engine.suffix.lower() not in ENGINE_SUFFIXES:
+        raise InputError(f"--output {engine} is not the name of an engine; expected {' or '.join(ENGINE_SUFFIXES)}")
     if options.timing_cache and options.no_timing_cache:
         raise InputError("--timing-cache names a file and --no-timing-cache wants none; give one of them")
     if options.tune and options.target:

@@ -54,7 +54,8 @@ def requirements(path: Path) -> Iterator[Requirement]:
 
 def installed() -> dict[str, str]:
     """Package → version."""
-    return {str(canonicalize_name(package.metadata["Name"])): package.version for package in metadata.distributions()}
+    found = ((package.metadata["Name"], package.version) for package in metadata.distributions())
+    return {str(canonicalize_name(name)): version for name, version in found if name}  # a folder that pip left has none
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@
 # Exit code: 0 when DIR is there, also from an earlier run; 1 when it cannot be had; 2 for a bad argument.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
-. "$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/lib.sh"
+. "$(dirname "$(realpath -- "${BASH_SOURCE[0]}")")/lib.sh"
 
 COMMIT=5b1ea9a8b3f0ffe4fe0e203ec6232d788bb3fcff
 TREE=4f65647d75015d3aec8ffb405f67e1be6853aa74 # what git calls the content of that commit
@@ -28,6 +28,7 @@ main() {
   esac
   [ $# = 1 ] && [ -n "$1" ] || die 2 "give one argument, the folder to make (-h says more)"
   git --version >/dev/null 2>&1 || die 1 "git does not run; install it (Debian and Ubuntu: apt-get install git)"
+  unset GIT_DIR GIT_WORK_TREE GIT_COMMON_DIR GIT_INDEX_FILE GIT_OBJECT_DIRECTORY GIT_PREFIX # another repository's, in a hook
   local target=$1 origin
   if [ -n "$(ls -A "$target" 2>/dev/null)" ] || [ -L "$target" ]; then
     origin=$(origin_of "$target") ||
@@ -41,7 +42,7 @@ main() {
   fetch
   origin=$(origin_of "$work/yolov9") || die 1 "${YOLOV9_SOURCE:-what was fetched} is not YOLOv9 at commit ${COMMIT:0:7}"
   rmdir "$target" 2>/dev/null || true # an empty folder may stand there
-  mv "$work/yolov9" "$target"
+  mv -T "$work/yolov9" "$target" 2>/dev/null || origin=$(origin_of "$target") || die 1 "$target cannot be written"
   say "YOLOv9 is in $target, $origin"
 }
 

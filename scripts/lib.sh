@@ -3,6 +3,7 @@
 # they do, use again what is there already, and end the script with one line when they fail. OVERLAY_ROOT is this
 # repository, or a patched checkout; OVERLAY_BUILD (default: build/), OVERLAY_VENV (.venv/) and YOLOV9_CHECKOUT (build/yolov9) can be set beforehand.
 
+unset CDPATH # with which cd prints, and goes elsewhere
 OVERLAY_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 OVERLAY_BUILD=${OVERLAY_BUILD:-$OVERLAY_ROOT/build}
 OVERLAY_VENV=${OVERLAY_VENV:-$OVERLAY_ROOT/.venv}
@@ -32,7 +33,7 @@ find_python() { # [MAXIMUM]
 
 # Is there an NVIDIA GPU that this machine's driver answers for (or a Jetson)?
 has_gpu() {
-  nvidia-smi -L 2>/dev/null | grep -q '^GPU' || [ -e /etc/nv_tegra_release ]
+  [[ $(nvidia-smi -L 2>/dev/null) == GPU* ]] || [ -e /etc/nv_tegra_release ]
 }
 
 run_part() { # NAME COMMAND...

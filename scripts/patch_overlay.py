@@ -9,6 +9,7 @@ renamed, and an exception or Ctrl-C renames it back. After a kill, patching agai
 from __future__ import annotations
 
 import argparse
+import fcntl
 import hashlib
 import json
 import os
@@ -16,7 +17,7 @@ import shlex
 import shutil
 import signal
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -120,7 +121,7 @@ def carry_out(checkout: Path, plan: Plan, files: dict[str, Path], record: dict[s
     moves += [(f"{BACKUP}/{path}", path) for path in plan["restore"]]
     copies = [path for action in ("add", "update", "backup") for path in plan[action] if path in files]
     begun: list[tuple[str, str]] = []
-    written = checkout / OLD / "manifest.json"
+    written = checkout / OLD / "new"  # a kill leaves no half file under its name
     try:
         for source, target in moves:
             while os.path.lexists(checkout / target):  # changed again after an earlier backup
@@ -128,12 +129,13 @@ def carry_out(checkout: Path, plan: Plan, files: dict[str, Path], record: dict[s
             (checkout / target).parent.mkdir(parents=True, exist_ok=True)
             begun.append((source, target))
             (checkout / source).rename(checkout / target)
+        written.parent.mkdir(parents=True, exist_ok=True)
         for path in copies:
             (checkout / path).parent.mkdir(parents=True, exist_ok=True)
             begun.append(("", path))
-            shutil.copy(files[path], checkout / path)
+            shutil.copy(files[path], written)
+            written.replace(checkout / path)
         if files:
-            written.parent.mkdir(parents=True, exist_ok=True)
             written.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
             written.replace(checkout / RECORD)
         else:
@@ -192,7 +194,11 @@ def main(argv: list[str] | None = None, root: Path = ROOT) -> int:
     args = parser.parse_args(argv)
     checkout = Path(args.checkout or "/nowhere").resolve()
     try:
-        patch(checkout, root, force=args.force, revert=args.revert, dry_run=args.dry_run)
+        with ExitStack() as stack:
+            if checkout.is_dir():  # of two runs at once the second waits for the first
+                stack.callback(os.close, lock := os.open(checkout, os.O_RDONLY))
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            patch(checkout, root, force=args.force, revert=args.revert, dry_run=args.dry_run)
     except Refusal as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

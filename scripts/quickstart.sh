@@ -21,7 +21,7 @@
 # What is installed, downloaded or drawn already is used again. Exit code: 0 done, 1 failed, 2 a bad argument, 130 interrupted.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
-. "$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/lib.sh"
+. "$(dirname "$(realpath -- "${BASH_SOURCE[0]}")")/lib.sh"
 
 speed="INT8's speed shows in TensorRT only" # on a CPU; else what the benchmark says
 MARK=.quickstart # lies in the folders that this program has made
@@ -119,6 +119,7 @@ convert() {
   [ "$own" = yes ] || return 0
   local converted
   converted=$run/$(basename "$weights" .pt)-converted.pt
+  [ "$resume" = yes ] || rm -f "$converted" # of another network, whose file had the same name
   [ "$resume" = yes ] || program "convert, if it has an auxiliary branch" reparameterization.py --weights "$weights" \
     --save "$converted" --if-needed
   [ ! -f "$converted" ] || weights=$converted

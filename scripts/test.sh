@@ -9,7 +9,7 @@
 # The environment is .venv/, the rest lies in build/; what is there already is used again. Exit code: 0 if all passed.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
-. "$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/lib.sh"
+. "$(dirname "$(realpath -- "${BASH_SOURCE[0]}")")/lib.sh"
 
 main() {
   parse_arguments "$@"

@@ -10,7 +10,7 @@
 # Files lie in build/gpu and are used again. Exit code: pytest's.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
-. "$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/lib.sh"
+. "$(dirname "$(realpath -- "${BASH_SOURCE[0]}")")/lib.sh"
 
 case "${1:-}" in -h | --help) usage; exit 0 ;; esac
 PYTHON=${PYTHON:-python3}

@@ -57,7 +57,7 @@ def read_coco(path: Path, names: list[str]) -> Iterator[Annotation]:
     content, objects = read_json(path, "expected a COCO file, or a folder of XML files", DataError), defaultdict(list)
     try:
         classes = {category["id"]: str(category["name"]) for category in content["categories"]}
-        names += [classes[key] for key in sorted(classes)]
+        names += dict.fromkeys(classes[key] for key in sorted(classes))  # several of one name are one
         for item in content["annotations"]:
             name, (x, y, w, h) = classes[item["category_id"]], map(float, item["bbox"])
             objects[item["image_id"]].append((name, [x, y, x + w, y + h], not item.get("iscrowd")))
@@ -71,9 +71,8 @@ def read_coco(path: Path, names: list[str]) -> Iterator[Annotation]:
 def convert_annotations(options: ConvertOptions) -> None:
     """Read everything, then write the dataset."""
     import yaml
-    from PIL import Image
 
-    from utils.evaluation.images import SUFFIXES
+    from utils.evaluation.images import SUFFIXES, read_header
 
     source, output, names, counts = options.annotations, options.output, list[str](), Counter[str]()
     for path in (source, options.images, output):
@@ -89,7 +88,9 @@ def convert_annotations(options: ConvertOptions) -> None:
             raise DataError(f"{source} annotates {image} twice; leave one of the annotations out")
         counts["annotations without an image left out"] += image is None
         if image is not None:
-            annotated[image] = stems, size if min(size) > 0 else Image.open(image).size, objects
+            if isinstance(found := size if min(size) > 0 else read_header(str(image)), str):
+                raise DataError(f"{found}; remove it, or give its width and height in {source}")
+            annotated[image] = stems, found, objects
     if not annotated:
         raise DataError(f"{source} annotates no image in {options.images}; --images names the folder of the images")
     counts["images without an annotation left out"] = len(images) - len(annotated)

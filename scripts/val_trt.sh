@@ -14,7 +14,7 @@
 # PYTHON=/path/to/python3 chooses the interpreter. Exit code: 0 done, 1 failed, 2 the input cannot be used.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
-. "$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/lib.sh"
+. "$(dirname "$(realpath -- "${BASH_SOURCE[0]}")")/lib.sh"
 python=${PYTHON:-python3}
 
 case "${1:-}" in -h | --help) usage; exit 0 ;; esac

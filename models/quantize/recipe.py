@@ -40,7 +40,7 @@ OF_1_0: dict[str, dict[str, Any]] = {
     "calibration": {"scales": {}},
     "finetune": {
         "weight_ranges": "fixed", "features": 0.0, "patience": 0, "ranges": "learned", "supervision": "task",
-        "supervision_stride": 1,
+        "supervision_stride": 1, "collapse": 0.5,
     },
 }  # fmt: skip
 
@@ -93,7 +93,6 @@ class Finetune(StrictModel):
     train: Train = "all"
     held_out: Images = 200  # images that choose the best state, at most
     grad_clip: Factor = 10.0  # largest gradient norm
-    collapse: Number = Field(default=0.5, ge=0, lt=1)  # stop when AP falls below this fraction of the PTQ AP
 
     @field_validator("lr", mode="before")
     @classmethod

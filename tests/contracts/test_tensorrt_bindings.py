@@ -159,8 +159,6 @@ def test_what_is_asked_of_a_version_is_answered(real, version):
         ("optimization_level", 2, ">=8.6"), ("max_aux_streams", 0, ">=8.6"),
         ("version_compatible", True, ">=8.6"), ("hardware_compatible", "ampere+", ">=8.6"),
         ("hardware_compatible", "same-cc", ">=10.9"), ("strip_weights", True, ">=10.0"),
-        ("tiling_level", "fast", ">=10.9"), ("tiling_level", "moderate", ">=10.9"), ("tiling_level", "full", ">=10.9"),
-        ("max_tactics", 9, ">=10.9"),
     ],
 )  # fmt: skip
 def test_an_option_is_taken_or_refused_by_name(real, version, name, value, versions, tmp_path):

@@ -188,13 +188,13 @@ WEIGHT = "model.0.conv.weight"
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda model: setattr(model, "names", ["a"]), "names of 1 class, and its head finds 10"),
+        (lambda model: setattr(model, "names", ["a"]), "names of 1 class, from 0 on, and its head finds 10"),
         (lambda model: setattr(model, "model", nn.Sequential()), "holds no YOLOv9 network"),
         (lambda model: model.model.__delitem__(-1), "ends in Concat"),
         (lambda model: setattr(model.model[2], "f", 7), "does not compute"),
         (lambda model: setattr(model, "yaml", 5), "the model description is a int"),
         (lambda model: model.model[0].conv.weight.data.fill_(math.nan), "model.0.conv.weight holds NaN or infinity"),
-        ({"nc": 11}, "names of 10 classes, and its head finds 11"),
+        ({"nc": 11}, "names of 10 classes, from 0 on, and its head finds 11"),
         ({"recipe": {"float": ["model.99"]}}, "model.99"),
         ({"yaml": {**TINY, "head": TINY["head"][:-1]}}, "(ends in Concat|damaged)"),
         ({"extra": None}, "damaged"),

@@ -32,11 +32,6 @@ LONGER = ("--epochs", "2")
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory, demo_data):
-    return write_small_set(tmp_path_factory.mktemp("set"), demo_data)
-
-
-@pytest.fixture(scope="module")
 def whole(tmp_path_factory, data, small_weights):
     """A run that was never interrupted."""
     project = tmp_path_factory.mktemp("whole")

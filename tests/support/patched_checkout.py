@@ -42,6 +42,14 @@ def demo_data() -> Path:
     return DEMO_DATA
 
 
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory, demo_data: Path) -> Path:
+    """`data.yaml` of a few of its images."""
+    from qat_runs import write_small_set
+
+    return write_small_set(tmp_path_factory.mktemp("set"), demo_data)
+
+
 @pytest.fixture(scope="session")
 def demo_weights(checkout: Path) -> Path:
     """The demo model's float checkpoint, as upstream's train.py wrote it."""
@@ -54,7 +62,9 @@ def small_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from forms import lively
     from random_networks import TINY, random_network, save_float
 
-    return save_float(tmp_path_factory.mktemp("small") / "gelan-digits.pt", lively(random_network(TINY)))
+    network = lively(random_network(TINY))
+    network.names = {number: str(number) for number in range(10)}  # those of the demo set
+    return save_float(tmp_path_factory.mktemp("small") / "gelan-digits.pt", network)
 
 
 @pytest.fixture(scope="session")

@@ -42,9 +42,6 @@ class DependencyError(InputError):
     """A library that this command needs is not installed; the message says how to install it."""
 
 
-_PROFILE = "use --profile with the layer times of an engine (scripts/inspect_engine.py)"
-_SUPERVISION = "leave it out; detections are compared, which regained more AP than layers did"
-
 # What went -> what to use instead. What went is an option ('--flag', or 'val_trt.py --flag' where other programs still
 # have it), one value of an option ('--flag value'), or a key of a file ('section.key').
 REMOVED: dict[str, str] = {
@@ -57,23 +54,20 @@ REMOVED: dict[str, str] = {
     "finetune.lr by epoch": "use one rate, or auto",
     "finetune.weight_ranges": "leave it out; the range of a weight's channel is its largest magnitude",
     "finetune.features": "leave it out; the task loss alone was as good",
+    "finetune.collapse": "leave it out; PTQ is kept where QAT is not better",
     "finetune.patience": "use finetune.epochs alone; the best epoch is kept, whatever follows it",
     "--teacher": "leave it out; the network's own float weights were the better teacher",
     "finetune.ranges": "leave it out; ranges that train too regained more AP",
-    "finetune.supervision": _SUPERVISION,
-    "finetune.supervision_stride": _SUPERVISION,
-    "--supervision": _SUPERVISION,
-    "--measure": "use perf_analyzer (docs/triton.md of the overlay)",
-    "--concurrency": "use perf_analyzer (docs/triton.md of the overlay)",
-    "triton_client.py --batch-size": "use perf_analyzer (docs/triton.md of the overlay)",
+    **dict.fromkeys(("finetune.supervision", "finetune.supervision_stride", "--supervision"),
+                    "leave it out; detections are compared, which regained more AP than layers did"),
+    **dict.fromkeys(("--measure", "--concurrency", "triton_client.py --batch-size"),
+                    "use perf_analyzer (docs/triton.md of the overlay)"),
     "qat.py sensitive --granularity quantizer": "use --granularity module",
     "qat.py sensitive --budget": "leave it out; a run that was ended goes on with --resume",
-    "qat.py sensitive --engine": _PROFILE,
-    "qat.py sensitive --engine-minutes": _PROFILE,
-    "qat.py sensitive --engine-batch": _PROFILE,
-    "qat.py sensitive --optimization-level": _PROFILE,
-    "qat.py sensitive --max-aux-streams": _PROFILE,
-    "qat.py sensitive --timing-cache": _PROFILE,
+    **dict.fromkeys(
+        (f"qat.py sensitive --{gone}" for gone in
+         ("engine", "engine-minutes", "engine-batch", "optimization-level", "max-aux-streams", "timing-cache")),
+        "use --profile with the layer times of an engine (scripts/inspect_engine.py)"),
     "--nvjpeg": "leave it out; OpenCV decodes images, in as many processes as --workers says",
     "val_trt.py --infStreams": "evaluate an engine for more images at a time",
     "benchmark_trt.py --infStreams": "use larger batches, or trtexec --loadEngine=FILE --infStreams=N",
@@ -87,8 +81,7 @@ REMOVED: dict[str, str] = {
     "--include triton": "use scripts/make_triton.py FILE, for an ONNX file or an engine",
     "export_yoloV9.py --input": "leave it out; nvinfer makes floats (export_qat.py --input uint8 takes bytes)",
     "--build-limit": "use timeout, such as: timeout -k 10 20m python scripts/build_engine.py ...",
-    "--compile": "leave it out; ONNX files and engines are timed, and no networks in PyTorch",
-    "--no-compile": "leave it out; ONNX files and engines are timed, and no networks in PyTorch",
+    **dict.fromkeys(("--compile", "--no-compile"), "leave it out; ONNX files and engines are timed, not PyTorch"),
     "--own-timing": "leave it out; it is always our own loop that takes the times",
     "--cuda-graphs": "edit optimization in config.pbtxt",
     "--no-warmup": "remove model_warmup from config.pbtxt",
@@ -98,7 +91,7 @@ REMOVED: dict[str, str] = {
     "--trtexec": "leave it out; TensorRT's Python module builds, and engines that you build by trtexec are taken",
     "--exposeDMA": "leave it out; H2D, compute and D2H are the parts of a batch, and latency their sum",
     "--timing-iterations": "leave it out; the timing cache beside an engine keeps what was measured",
-}
+}  # fmt: skip
 
 
 def removed(name: str, program: str = "") -> str:

@@ -192,8 +192,8 @@ def refuse_overwrite(
         other = planned.setdefault(os.path.realpath(output).casefold(), output)
         if other is not output:
             raise InputError(f"{output} and {other} would be written to one file; {advice}")
+        check_writable(output, f"; {advice}")  # also of a file that is there: it is replaced, by a rename
         if not os.path.exists(output):
-            check_writable(output)
             continue
         if not os.path.isfile(output):
             raise InputError(no_file(output, f"a file is to be written there; {advice}"))

@@ -205,9 +205,6 @@ data_option = partial(
     option, None, "dataset's YAML (default: that of the weights' training, of a .pt that knows one which is there)",
     metavar="FILE",
 )  # fmt: skip
-strict_labels_option = partial(
-    option, False, "stop at wrong label lines, which are clipped or leave their images out otherwise"
-)
 groups_option = partial(
     option, None, "images that are resampled together, such as frames of a clip: a file of lines `image group`, or a "
     "regular expression for the beginning of image names", metavar="FILE|REGEX",

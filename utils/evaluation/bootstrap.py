@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path, PurePath
+from typing import Any
 
 import numpy as np
 
@@ -52,8 +55,12 @@ class Outcomes:
 
 def resample(outcomes: Outcomes, replicates: int = REPLICATES) -> Resampled | None:
     """AP of an evaluation on resamplings of its images; None for a single image or group, which cannot be resampled."""
-    drawn = image_weights(outcomes, replicates)
-    return drawn and Resampled.of(drawn[0], weighted_ap(outcomes, drawn[1]))
+    if not (drawn := image_weights(outcomes, replicates)):
+        return None
+    ap = weighted_ap(outcomes, drawn[1])
+    without = np.isnan(ap)  # another resampling, with labels, stands for one without any
+    ap[without] = np.resize(ap[~without], without.sum())
+    return None if without.all() else Resampled.of(drawn[0], ap)
 
 
 def image_weights(outcomes: Outcomes, replicates: int = REPLICATES) -> tuple[str, np.ndarray] | None:
@@ -87,7 +94,8 @@ def group_images(paths: Sequence[str], groups: str) -> list[str]:
 
     Args:
         groups: a text file with a line `image group` for each image (the image's name, with or without folder and
-            suffix), or a regular expression: what it matches at the beginning of an image's name is its group.
+            suffix: of several of one name the one whose folders are most alike), or a regular expression: what it
+            matches at the beginning of an image's name is its group.
 
     Raises:
         InputError: it is neither, or an image has no group.
@@ -95,9 +103,7 @@ def group_images(paths: Sequence[str], groups: str) -> list[str]:
     names = [PurePath(path).stem for path in paths]
     try:
         if Path(groups).is_file():
-            lines = [line.split() for line in Path(groups).read_text("utf-8").splitlines() if line.strip()]
-            of_name = {PurePath(image).stem: group for image, group in lines}
-            found = [of_name.get(name, "") for name in names]
+            found = [*_listed_groups(paths, Path(groups).read_text("utf-8-sig").splitlines())]
         else:
             found = [match.group() if (match := re.match(groups, name)) else "" for name in names]
     except (ValueError, re.error) as error:
@@ -108,6 +114,22 @@ def group_images(paths: Sequence[str], groups: str) -> list[str]:
             f"--groups {groups} gives no group to {len(missing)} of {plural(len(names), 'image')}, first {missing[0]}"
         )
     return found
+
+
+def _listed_groups(paths: Sequence[str], lines: Sequence[str]) -> Iterator[str]:
+    listed: defaultdict[str, list[tuple[Any, str]]] = defaultdict(
+        list
+    )  # an image's name → its folders, last first, and its group
+    for image, group in (line.rsplit(maxsplit=1) for line in lines if line.strip()):
+        listed[PurePath(image).name].append((PurePath(image).parent.parts[::-1], group))
+    for path in map(PurePath, paths):
+        same = listed.get(path.name, []) + listed.get(path.stem, [])
+        parts = [zip(folders, path.parent.parts[::-1], strict=False) for folders, _ in same]
+        alike = [len([*takewhile(lambda pair: pair[0] == pair[1], pairs)]) for pairs in parts]
+        best = {group for (_, group), length in zip(same, alike, strict=True) if length == max(alike)}
+        if len(best) > 1:
+            raise ValueError(f"{path} is in several groups")
+        yield "".join(best)
 
 
 def draw_weights(images: int, replicates: int) -> np.ndarray:
@@ -126,7 +148,7 @@ def weighted_ap(outcomes: Outcomes, weights: np.ndarray) -> np.ndarray:
     Detections of equal score stay in the order of their images; the copies of one image count as one after another.
 
     `weights` say how often each image counts, int `[images, B]`; `[B]` are means over IoU thresholds and over the
-    classes that have labels then.
+    classes that have labels then, NaN where none has.
     """
     order = np.argsort(-outcomes.confidence, kind="stable")
     order = order[np.argsort(outcomes.classes[order].astype(np.int32), kind="stable")]
@@ -138,7 +160,7 @@ def weighted_ap(outcomes: Outcomes, weights: np.ndarray) -> np.ndarray:
         rows = slice(np.searchsorted(classes, label), np.searchsorted(classes, label, side="right"))
         total += _class_ap(owners[rows], correct[rows], weights, labels) * (labels > 0)
         present += labels > 0
-    return total / np.maximum(present, 1)
+    return np.where(present, total / np.maximum(present, 1), np.nan)
 
 
 def _class_ap(owners: np.ndarray, correct: np.ndarray, weights: np.ndarray, labels: np.ndarray) -> np.ndarray:

@@ -77,7 +77,6 @@ class DataConfig:
     splits: Mapping[str, tuple[str, ...]]
     is_coco: bool
     missing: Mapping[str, str] = field(default_factory=dict)
-    strict_labels: bool = False
     parts: dict[tuple[str, int | None], SplitImages] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -106,7 +105,7 @@ class DataConfig:
             limit: only so many images, evenly spread over the split.
 
         Raises:
-            DataError: the split is not there, no image of it can be used, or a label is wrong with `strict_labels`.
+            DataError: the split is not there, or no image of it can be used.
         """
         if (split, limit) in self.parts:
             return self.parts[split, limit]
@@ -128,9 +127,6 @@ class DataConfig:
                 )  # fmt: skip
             for line in part.left_out[:5] if len(part.left_out) > 1 else ():
                 logger.info("  %s", line.replace(f"{self.root}{os.sep}", ""))
-        if wrong := self.strict_labels and [*part.bad_lines, *part.clipped_lines]:
-            what = f"--strict-labels: wrong label lines of '{split}': {len(wrong)}; the first: {wrong[0]}"
-            raise DataError(f"{what}; correct them, or leave --strict-labels out")
         self.parts[split, limit] = part
         return part
 
@@ -142,8 +138,8 @@ class DataConfig:
         ]
 
 
-def load_data(path: str | Path, strict_labels: bool = False) -> DataConfig:
-    """Read a data.yaml; `strict_labels` makes a wrong label line an error when a split is read.
+def load_data(path: str | Path) -> DataConfig:
+    """Read a data.yaml.
 
     A relative `path:` is looked for in the checkout as upstream does, then in the working folder and beside the YAML:
     the first of these that holds the images of a split is taken, or else the first that exists.
@@ -173,7 +169,7 @@ def load_data(path: str | Path, strict_labels: bool = False) -> DataConfig:
     if "val" in missing:
         raise DataError(_not_found(file, "val", missing["val"], root))
     is_coco = len(content.names) == COCO_CLASSES and entries.get("val", ("",))[0].endswith("val2017.txt")
-    return DataConfig(file, root, content.names, splits, is_coco, missing, strict_labels)
+    return DataConfig(file, root, content.names, splits, is_coco, missing)
 
 
 def _not_found(file: Path, split: str, entry: str, root: Path) -> str:

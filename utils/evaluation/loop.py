@@ -173,7 +173,7 @@ def evaluate(
             + (f", {plural(processes, 'process')}" if processes > 1 else ""),
             not_finite=not_finite, masks=mask_scores.mean() if mask_scores else None, mask_coco=mask_coco,
             threshold=scores.threshold, f1=tuple(scores.f1.tolist()),
-            agreement=agreement.class_scores().mean().ap if reference else None,
+            agreement=found.mean().ap if reference and len((found := agreement.class_scores()).classes) else None,
             agreement_resampled=agreement.resampled() if reference else None,
             groups=groups, limited=dataset.split.name != config.split,
             at=statistics.at_threshold(reference.threshold if reference else scores.threshold,

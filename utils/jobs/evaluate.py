@@ -134,8 +134,8 @@ def evaluate_file(options: ValOptions, runner: Runner | None = None) -> Report:
             float_runner = stack.enter_context(open_reference(float_file, file, runner))
             known[float_file] = float_runner.metadata.get("data")
         options = options.model_copy(update={"data": dataset_of(options.data, known)})
-        data = load_data(options.data or "", options.strict_labels)
-        config = make_config(options)
+        data = load_data(options.data or "")
+        config = make_config(options, data)
         report = Report(command=command_line(), title="Evaluation", data=str(options.data))
         reference, own = None, stage(file)
         folder = stack.enter_context(new_run(options.project, options.name, options.exist_ok, options.WRITTEN))
@@ -173,17 +173,16 @@ def open_reference(file: Path, network: Path, runner: Runner) -> Runner:
     return float_runner
 
 
-def make_config(options: ValOptions) -> EvalConfig:
+def make_config(options: ValOptions, data: DataConfig) -> EvalConfig:
     """How to evaluate, as `options` say: a field of `EvalConfig` that has the name of an option is that option."""
-    coco = Path(options.data or "").name == "coco.yaml"  # as upstream's val.py
+    coco = data.file.name == "coco.yaml" and data.annotations_of(options.task) is not None  # as upstream's val.py
     conf_thres = AP_CONFIDENCE if options.conf_thres is None else options.conf_thres
     if conf_thres > AP_CONFIDENCE:
         what = "AP is only comparable at --conf-thres %g; this is %g: the curve is cut off"
         logger.warning(what, AP_CONFIDENCE, conf_thres)
     same = {field.name for field in fields(EvalConfig)} & set(type(options).model_fields)
     values = {name: getattr(options, name) for name in same}
-    values |= {"conf_thres": conf_thres, "split": options.task,
-               "save_json": options.save_json or coco}  # fmt: skip
+    values |= {"conf_thres": conf_thres, "split": options.task, "save_json": options.save_json or coco}
     return EvalConfig(**values)
 
 

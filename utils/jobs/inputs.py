@@ -26,6 +26,7 @@ from utils.core.options import one_size, size_text
 from utils.core.strict_model import StrictModel, validate
 from utils.core.tasks import task_of_head
 from utils.core.text import plural
+from utils.evaluation.bootstrap import group_images
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.dataset import Loader, dataset_hash, make_loader, whole_batch
 from utils.evaluation.images import find_images, unlabelled
@@ -90,7 +91,7 @@ class Inputs(Generic[Kind]):
         profile = read_profile(options.profile) if isinstance(options, SensitiveOptions) and options.profile else None
         source = upstream.load_float(options.weights)
         options = from_training(options, source)
-        data = load_data(options.data or "", options.strict_labels)
+        data = load_data(options.data or "")
         check_classes(options.weights, source.names, data)
         data.read("train", progress=True)
         asked: Any = options
@@ -102,6 +103,8 @@ class Inputs(Generic[Kind]):
             images = data.read("val", progress=True).images
             if not any(image.labelled for image in images):
                 raise unlabelled("val", images[0].path)
+            if groups := getattr(options, "groups", None):
+                group_images([image.path for image in images], groups)
         hyp = read_hyp(options.hyp) if options.hyp else None
         if hyp and not isinstance(options.imgsz, int):
             raise InputError(

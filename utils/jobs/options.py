@@ -25,7 +25,6 @@ from utils.core.options import (
     option,
     project_option,
     size_option,
-    strict_labels_option,
 )
 from utils.core.tasks import AP_CONFIDENCE, AP_NMS_IOU, DISPLAY_CONF, DISPLAY_IOU, MASK_AP_NMS_IOU
 
@@ -45,7 +44,6 @@ class QatOptions(RunFolderOptions, DeviceOptions):
     batch_size: BatchSize = option(10, "images a batch, of all processes together", metavar="N")
     imgsz: InputSize | None = size_option("that of the weights' training or calibration, else 640")
     workers: Workers = option(8, "processes that read images, at most, for each GPU", metavar="N")
-    strict_labels: bool = strict_labels_option()
     unlabelled: bool = option(
         False, "the images have no labels: AP is that with the float network's detections as labels"
     )
@@ -252,13 +250,12 @@ class ValOptions(RunFolderOptions, DeviceOptions):
     max_det: Annotated[int, Field(ge=1, le=30_000)] = option(300, "detections per image", metavar="N")
     task: Literal["val", "test", "train"] = option("val", "the split to evaluate (default: val)")
     workers: Workers = option(8, "processes that read images", metavar="N")
-    strict_labels: bool = strict_labels_option()
     rect: bool = option(False, "smallest input that holds an image (dynamic size only)")
     single_cls: bool = option(False, "all classes count as one")
     verbose: bool = option(False, "a row for each class, however many there are")
     save_txt: bool = option(False, "write detections to labels/NAME.txt")
     save_conf: bool = option(False, "with scores in those files")
-    save_json: bool = option(False, "write COCO JSON, and run pycocotools if it can; of --source: detections.json")
+    save_json: bool = option(False, "write COCO JSON, and run pycocotools if it can")
     limit: Count | None = option(None, "only N images, evenly spread over the split", metavar="N")
     groups: str | None = groups_option()
     reference: str | None = option(

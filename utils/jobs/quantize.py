@@ -68,6 +68,7 @@ def run(options: QuantizeOptions) -> Report:
     export = shlex.join(tables.export_command(str(session.final)))
     command = tables.verdict(report)[1] or export
     low = any(row.stage == "float" and row.finds_nothing for row in report.rows)
+    low |= [*inputs.source.names.values()] != [*inputs.data.names.values()]
     if low or (not options.unlabelled and any(one.lacks_labels for one in report.splits if one.name != "train")):
         command = tables.WRONG
     elif "export_qat.py" not in command:
@@ -144,7 +145,7 @@ class Session:
         return "" if misses else decided
 
     def train(self, student: nn.Module) -> None:
-        """Train the epochs that are left, until the network diverges or collapses."""
+        """Train the epochs that are left, until the network diverges."""
         settings, state = self.recipe.finetune, self.state
         epochs = range(len(state.history), 0 if state.stopped else settings.epochs)
         if epochs:
@@ -168,12 +169,7 @@ class Session:
         measured = {"ap": result.ap, "ap50": result.ap50} if result else {}
         masks = {"mask_ap": result.masks.ap, "mask_ap50": result.masks.ap50} if result and result.masks else {}
         state.history.append({"epoch": epoch, **measured, **masks, **trained, "seconds": seconds})
-        score, collapse = result.score if result else None, self.recipe.finetune.collapse
-        reference = Score.from_dict(state.rows["PTQ"]) or Score.from_dict(state.rows.get("QAT", {}))
-        if score and reference and score.decides < collapse * reference.decides:
-            fell = f"{score.what} fell to {score.decides:.4f}, below {collapse:g} of {reference.decides:.4f}"
-            state.stopped = f"epoch {epoch}: {fell}"
-            return
+        score = result.score if result else None
         name = self.write_checkpoint(f"qat_ep_{epoch}", student, score, stage="QAT", epoch=epoch)
         state.trainer = training.state_dict()
         row = self.measurer.row("QAT", self.weights / name, result, seconds) if result else None
@@ -221,11 +217,10 @@ class Session:
     def why_best(self, why_no_qat: str) -> str:
         """Why the best state is QAT's or PTQ's, as a sentence."""
         state, best = self.state, self.state.best_epoch
-        ended = state.history[: len(state.files) - 1]  # not one that collapsed
-        if not (ended and state.trainer):
+        if not (state.history and state.trainer):
             why = f", because {why_no_qat}" if why_no_qat else ""
             return f"no epoch of QAT was trained{why}: {self.final.name} is the PTQ state"
-        entry = min(ended, key=lambda one: (one["epoch"] != best, one["held_out"]))
+        entry = min(state.history, key=lambda one: (one["epoch"] != best, one["held_out"]))
         difference = f"{entry['held_out'] - entry['held_out_ptq']:+.2g} ± {entry['held_out_error']:.2g}"
         return (
             f"{'PTQ' if best is None else 'QAT'} is kept by the loss on {len(state.trainer['ptq'])} training images "

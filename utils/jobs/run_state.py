@@ -103,7 +103,7 @@ class RunState(SavedState):
 
     Attributes:
         history: one entry per finished epoch.
-        files: names of the checkpoints in the weights folder: PTQ's, then one for each epoch that did not collapse.
+        files: names of the checkpoints in the weights folder: PTQ's, then one for each epoch.
         best_epoch: the epoch whose state is the best so far; None for PTQ.
         trainer: the optimizer's state after the last epoch; None before the first.
         stopped: why training ended before its last epoch, if it did.

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import colorsys
 import contextlib
-import itertools
-import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import cv2
 import numpy as np
@@ -19,7 +17,7 @@ from tqdm import tqdm
 
 from utils.core.device import select_device
 from utils.core.errors import DataError, QatError
-from utils.core.files import atomic_path, refuse_overwrite, write_bytes, write_text
+from utils.core.files import atomic_path, refuse_overwrite, write_bytes
 from utils.core.tasks import DISPLAY_CONF, DISPLAY_IOU
 from utils.core.text import plural
 from utils.evaluation.batch import Batch, filled
@@ -58,7 +56,7 @@ def run(options: ValOptions, sources: Sequence[str], folder: Path) -> None:
             conf_thres=DISPLAY_CONF if options.conf_thres is None else options.conf_thres,
             iou_thres=DISPLAY_IOU if options.iou_thres is None else options.iou_thres,
         )  # fmt: skip
-        show(artist, sources, folder, texts=options.save_txt, scores=options.save_conf, coco=options.save_json)
+        show(artist, sources, folder, texts=options.save_txt, scores=options.save_conf)
     logger.info("results: %s", folder)
 
 
@@ -106,34 +104,27 @@ def best_detections(detections: BatchDetections, letterbox: Letterbox) -> tuple[
 
 def show(
     artist: Artist, sources: Sequence[str], folder: Path, *, texts: bool = False, scores: bool = False,
-    coco: bool = False, progress: bool = True,
+    progress: bool = True,
 ) -> list[Path]:  # fmt: skip
     """Draw detections on files and streams; Ctrl-C ends it, and what is written until then is whole.
 
     Args:
         texts, scores: write `labels/`, too, as upstream's detect.py does; see `coco.TextWriter`.
-        coco: write `detections.json`, a list like COCO's results, with names of classes and numbers of frames, from 1.
 
     Raises:
         InputError: what is read would be written over.
         DataError: no source can be decoded.
     """
     targets = [folder / name for name in target_names(sources)]
-    refuse_overwrite([*targets, folder / "detections.json"], sources, "choose another --name or --project")
+    refuse_overwrite(targets, sources, "choose another --name or --project")
     writer = TextWriter(folder / "labels", scores, sources) if texts else None
-    unread, counts, drawings, results = list[str](), Counter[str](), list[Path](), list[dict[str, Any]]()
+    unread, counts, drawings = list[str](), Counter[str](), list[Path]()
 
     def draw(image: np.ndarray, frame: int = 0) -> np.ndarray:
         drawn, rows = artist.draw(image)
-        names = [name_of(row[5], artist.names) for row in rows]
-        counts.update(names)
+        counts.update(name_of(row[5], artist.names) for row in rows)
         if writer:
             writer.add(path, rows, image.shape[:2], frame)
-        for (x1, y1, x2, y2, score, label), name in zip(rows, names, strict=True) if coco else ():
-            box = [round(value, 3) for value in (x1, y1, x2 - x1, y2 - y1)]
-            number = int(target.stem) if target.stem.isdecimal() else target.stem
-            results.append({"image_id": number, "file_name": target.name, "frame": frame or None, "bbox": box,
-                            "category_id": int(label), "category": name, "score": round(score, 5)})  # fmt: skip
         return drawn
 
     try:
@@ -159,9 +150,6 @@ def show(
                 raise stopped
     finally:
         if drawings:
-            if coco:
-                lines = ",\n".join(map(json.dumps, results))
-                write_text(folder / "detections.json", f"[\n{lines}\n]\n")
             speeds = ", ".join(f"{value:.1f} ms {part}" for part, value in artist.detector.milliseconds().items())
             logger.info("%d of %d files drawn; %s per image", len(drawings), len(sources), speeds)
             if unread:
@@ -173,43 +161,33 @@ def show(
 
 
 def draw_masks(image: np.ndarray, patches: Iterable[Patch], labels: Sequence[int]) -> np.ndarray:
-    """A copy of uint8 BGR `[H, W, 3]` with masks in the colours of their classes: a tint, and one pixel of outline."""
+    """A copy of uint8 BGR `[H, W, 3]` with masks tinted in the colours of their classes."""
     image = image.copy()
     for patch, label in zip(patches, labels, strict=True):
         height, width = patch.inside.shape
         under = image[patch.top : patch.top + height, patch.left : patch.left + width]
         tinted = (1 - TINT) * under[patch.inside] + TINT * np.array(_colour(label))
         under[patch.inside] = tinted.round().astype(np.uint8)
-        wide = np.pad(patch.inside, 1)
-        surrounded = wide[:-2, 1:-1] & wide[2:, 1:-1] & wide[1:-1, :-2] & wide[1:-1, 2:]
-        under[patch.inside & ~surrounded] = _colour(label)
     return image
 
 
 def draw_boxes(image: np.ndarray, rows: Iterable[list[float]], names: Mapping[int, str]) -> np.ndarray:
     """A copy of uint8 BGR `[H, W, 3]` with boxes `(x1, y1, x2, y2, score, class)` and labels, sized as the image is.
 
-    A label covers no other: it is above its box, inside, below, or further down inside, or nowhere if all is taken.
+    A label is above its box, or inside where there is no room above.
     """
-    image, rows = np.ascontiguousarray(image).copy(), list(rows)
-    taken: np.ndarray = np.zeros((0, 4))
+    image = np.ascontiguousarray(image).copy()
     side, font = sum(image.shape[:2]) / 2, cv2.FONT_HERSHEY_SIMPLEX
     scale, weight = max(side / 1300, 0.35), max(round(side / 900), 1)
-    for x1, y1, x2, y2, _, label in rows:
+    for x1, y1, x2, y2, score, label in rows:
         line = max(round(min(side / 400, (x2 - x1) / 10, (y2 - y1) / 10)), 1)
         cv2.rectangle(image, (round(x1), round(y1)), (round(x2), round(y2)), _colour(int(label)), line, cv2.LINE_AA)
-    for x1, y1, x2, y2, score, label in rows:
         text = f"{name_of(label, names)} {score:.2f}"
         (width, ascent), descent = cv2.getTextSize(text, font, scale, weight)
         height = ascent + descent
-        for top, left in itertools.product((y1 - height, y1, y2, *np.arange(y1, y2, height)), (x1, x2 - width)):
-            x, y = round(max(min(left, image.shape[1] - width), 0)), round(top)
-            apart = (taken[:, :2] >= (x + width, y + height)) | (taken[:, 2:] <= (x, y))
-            if 0 <= y <= image.shape[0] - height and apart.any(1).all():
-                taken = np.append(taken, [[x, y, x + width, y + height]], 0)
-                cv2.rectangle(image, (x, y), (x + width - 1, y + height - 1), _colour(int(label)), -1)
-                cv2.putText(image, text, (x, y + ascent), font, scale, (255, 255, 255), weight, cv2.LINE_AA)
-                break
+        x, y = round(max(min(x1, image.shape[1] - width), 0)), round(y1 - height if y1 >= height else max(y1, 0))
+        cv2.rectangle(image, (x, y), (x + width - 1, y + height - 1), _colour(int(label)), -1)
+        cv2.putText(image, text, (x, y + ascent), font, scale, (255, 255, 255), weight, cv2.LINE_AA)
     return image
 
 

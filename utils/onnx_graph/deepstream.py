@@ -123,11 +123,11 @@ def label_lines(names: Mapping[int, str]) -> str:
     """One class name a line, in the order of their ids.
 
     Raises:
-        InputError: a name has several lines.
+        InputError: a name is empty, has several lines or a semicolon, at which nvinfer ends a name.
     """
     for index, name in names.items():
-        if len(name.splitlines()) > 1:
-            raise InputError(f"class {index} is named {name!r}; {LABELS} takes one line a class")
+        if name.splitlines() != [name] or ";" in name:
+            raise InputError(f"class {index} is named {name!r}; {LABELS} takes one line a class, without semicolons")
     return "".join(f"{names[index]}\n" for index in sorted(names))
 
 
@@ -202,13 +202,15 @@ def check_name(name: str, flag: str = "--output") -> None:
 
 
 def write(onnx: Path, labels: str, texts: Sequence[str]) -> list[Path]:
-    """Write labels and configurations; what was there and differs is kept as NAME.bak1, NAME.bak2, ..."""
-    written = paths(onnx)[: 1 + len(texts)]
-    for path, text in zip(written, (labels, *texts), strict=True):
-        if path.is_file() and path.read_bytes() != text.encode():
+    """Write labels and configurations; what was there and differs, or is not written, is kept as NAME.bak1, ..."""
+    written: list[Path] = []
+    for path, text in itertools.zip_longest(paths(onnx), (labels, *texts)):
+        if path.is_file() and (text is None or path.read_bytes() != text.encode()):
             number = next(n for n in itertools.count(1) if not path.with_name(f"{path.name}.bak{n}").exists())
             backup = path.with_name(f"{path.name}.bak{number}")
             path.replace(backup)
             logger.info("%s: the file that was there is %s now", path, backup)
-        write_text(path, text)
+        if text is not None:
+            write_text(path, text)
+            written.append(path)
     return written

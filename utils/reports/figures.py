@@ -36,7 +36,6 @@ _STYLE = {
     "xtick.color": "#52606D",
     "ytick.color": "#52606D",
     "svg.fonttype": "none",
-    "svg.hashsalt": "report",
 }
 
 
@@ -48,13 +47,11 @@ def save_figure(figure: Figure, path: str | Path, dpi: int = 150) -> Path:
 
 
 def render(figure: Figure, kind: str, dpi: int = 150) -> bytes:
-    """`figure` as bytes of an image file of `kind` (`png`, `svg`, `jpg`); the same figure gives the same bytes."""
+    """`figure` as bytes of an image file of `kind` (`png`, `svg`, `jpg`)."""
     import matplotlib
 
     buffer = io.BytesIO()
     options: dict[str, Any] = {"pil_kwargs": {"quality": 88}} if kind in {"jpg", "jpeg"} else {}
-    if kind == "svg":
-        options["metadata"] = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     with matplotlib.rc_context(_STYLE):
         figure.savefig(buffer, format=kind, dpi=dpi, **options)
     return buffer.getvalue()

@@ -86,7 +86,10 @@ def planned(entry: Entry, batch: int, size: tuple[int, int] | None, config: Buil
 
 def check_entries(entries: Sequence[Entry], size: tuple[int, int] | None = None) -> None:
     """Raise `InputError` for a file of no known kind, a baseline with quantizers, or a file of another size."""
+    known = {(entry.baseline, entry.name): entry.file for entry in entries}
     for entry in entries:
+        if (other := known[entry.baseline, entry.name]) != entry.file:
+            raise InputError(f"{entry.file} and {other} have one name, which tells rows apart; rename or link one")
         if entry.is_engine:
             continue
         if entry.file.suffix.lower() != ".onnx":

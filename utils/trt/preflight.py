@@ -39,12 +39,6 @@ class BuildOptions(DeviceOptions):
     max_aux_streams: Annotated[int, Field(ge=0, le=64)] | None = build_option(
         None, "streams beside the main one that layers may be spread over (default: TensorRT's choice)", metavar="N"
     )
-    tiling_level: Literal["fast", "moderate", "full"] | None = build_option(
-        None, "how long to look for kernels that share the L2 cache, from 10.9 on (default: TensorRT's, not)"
-    )
-    max_tactics: Annotated[int, Field(ge=1, le=100_000)] | None = build_option(
-        None, "kernels that are measured for a layer, from 10.9 on (default: TensorRT's choice)", metavar="N"
-    )
     version_compatible: bool = build_option(
         False, "an engine that the lean runtime of this version runs, too, which is slower"
     )

@@ -38,8 +38,6 @@ TORCH_TYPES = {
 SETTINGS = {
     "optimization_level": "builder_optimization_level",
     "max_aux_streams": "max_aux_streams",
-    "tiling_level": "tiling_optimization_level",
-    "max_tactics": "max_num_tactics",
     "hardware_compatible": "hardware_compatibility_level",
 }
 FLAGS = {
@@ -50,7 +48,6 @@ FLAGS = {
 BUILDER_OPTIONS = (*SETTINGS, *FLAGS)
 # Words that are values of these → a property's enum, and its member
 MEMBERS = {
-    **{word: ("TilingOptimizationLevel", word.upper()) for word in ("fast", "moderate", "full")},
     "same-cc": ("HardwareCompatibilityLevel", "SAME_COMPUTE_CAPABILITY"),
     "ampere+": ("HardwareCompatibilityLevel", "AMPERE_PLUS"),
 }

@@ -90,11 +90,13 @@ def check_head(model: Any, where: str | Path, heads: Collection[str] = HEADS) ->
     head = type(model.model[-1]).__name__
     if head in heads:
         return
-    if head in AUXILIARY_HEADS and not {*TRAINING_HEADS} <= {*heads}:
+    if head in TRAINING_HEADS:
         converted = Path(where).with_name(f"{Path(where).stem}-converted.pt")
         words = ["python", "reparameterization.py", "--weights", str(where), "--save", str(converted)]
         raise CheckpointError(
             f"{where} still has its auxiliary training branch ({head}); convert it first: {shlex.join(words)}"
         )
+    if head in AUXILIARY_HEADS:
+        raise CheckpointError(f"{where} ends in {head}, whose auxiliary branch this overlay does not convert")
     converted_already = " It is converted already and can be used as it is" if head in HEADS else ""
     raise CheckpointError(f"{where} ends in {head}; expected {' or '.join(heads)}.{converted_already}")

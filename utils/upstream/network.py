@@ -110,7 +110,8 @@ def check_class_names(path: str | Path, names: Mapping[int, str], count: int, re
     """Raises `CheckpointError` unless the classes 0 to count - 1, and no others, have names."""
     if set(names) != set(range(count)):
         raise CheckpointError(
-            f"{path} has names of {plural(len(names), 'class')}, and its head finds {count}; {remedy}"
+            f"{path} has names of {plural(len(names), 'class')}, from {min(names, default=0)} on, and its head finds "
+            f"{count}, from 0 on; {remedy}"
         )
 
 

@@ -84,7 +84,10 @@ def test_nothing_found_nothing_labelled_and_one_image():
                      np.array([2.0]))  # fmt: skip
     assert (set(resample(found).ap), resample(found).error) == ({0.0}, 0)
     unlabelled = replace(found, label_image=nothing.astype(int), label_classes=nothing)
-    assert set(resample(unlabelled).ap) == {0.0}
+    assert resample(unlabelled) is None, "AP is not defined"
+    one_labelled = replace(found, paths=[*"abcdefgh"], image=np.array([0]), correct=np.ones((1, 10), bool),
+                           confidence=np.array([0.9]), classes=np.array([2.0]))  # fmt: skip
+    assert resample(one_labelled).error == 0, "resamplings without a label do not count as an AP of 0"
     assert resample(outcomes(np.random.default_rng(0), images=1)) is None
 
 
@@ -183,6 +186,8 @@ def test_agreement_is_ap_with_the_reference_in_place_of_the_labels(mixed, refere
     assert mixed.evaluate(reference=reference).agreement > 0.99
     unlabelled = mixed.evaluate(replace(CONFIG, conf_thres=0.3, unlabelled=True), reference=reference)
     assert unlabelled.ap == unlabelled.agreement == result.agreement
+    nothing = replace(reference, detections={path: rows[:0] for path, rows in reference.detections.items()})
+    assert mixed.evaluate(reference=nothing).agreement is None, "there is nothing to agree with"
 
 
 def test_what_is_found_at_a_threshold_is_counted_image_by_image(mixed, reference):
@@ -262,6 +267,11 @@ def test_groups_come_from_a_file_or_from_names(tmp_path):
     file = tmp_path / "groups.txt"
     file.write_text("clip1_003.jpg road\na/clip1_004 road\n\nclip22_001 town\n")
     assert group_images(paths, str(file)) == ["road", "road", "town"]
+    file.write_text("\ufeffold/clip 1/0.rf.jpg a\nold/clip 11/0.rf b\n1.rf c\n")  # one name in several folders
+    names = [f"/new/clip {clip}/{frame}.rf.jpg" for clip in (11, 1) for frame in (0, 1)]
+    assert group_images(names, str(file)) == ["b", "c", "a", "c"]
+    with pytest.raises(InputError, match="jpg is in several groups"):
+        group_images(["/new/clip 2/0.rf.jpg"], str(file))
 
 
 @pytest.mark.parametrize("groups", ["", "town", "(", "FILE"])

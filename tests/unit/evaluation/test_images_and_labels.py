@@ -103,8 +103,6 @@ def test_bad_labels_are_counted_and_leave_their_image_out_or_are_an_error(tmp_pa
     shown = [message.split(",")[0].strip() for message in caplog.messages[1:]]
     assert shown == [f"labels/val/{file.name}" for file in files[:5]]
     assert ("confidence" in counts.first["left_out"]) == (line.count(" ") == 5)
-    with pytest.raises(DataError, match=f"--strict-labels.* 12; the first: {files[0]}, line 2"):
-        load_data(tmp_path / "data.yaml", strict_labels=True).read("val")
 
 
 @pytest.mark.parametrize(
@@ -123,8 +121,6 @@ def test_a_label_a_little_outside_is_clipped_and_counted(folder, line, box):
         low, high = polygon.min(0), polygon.max(0)
         np.testing.assert_allclose([*(low + high) / 2, *high - low], box, atol=1e-6)
     assert (data.counts()[0].clipped_labels, data.counts()[0].left_out) == (1, 0)
-    with pytest.raises(DataError, match=rf"--strict-labels.* 1; the first: {file}, line 1"):
-        load_data(folder / "data.yaml", strict_labels=True).read("val")
 
 
 def test_what_upstream_accepts_is_not_clipped_here(tmp_path):

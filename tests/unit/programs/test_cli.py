@@ -260,5 +260,10 @@ def test_what_others_wrote_is_kept_beside_and_no_name_adds_lines(tmp_path):
     deepstream.write(onnx, "mine\n", ["x=2\n", "y=1\n"])
     assert all(path.with_name(f"{path.name}.bak1").read_text() == "mine\n" for path in (config, server))
     assert config.with_name(f"{config.name}.bak2").read_text() == "x=1\n"
+    deepstream.write(onnx, "mine\n", ["x=2\n"])
+    assert not server.exists(), "what this export does not write is another one's"
+    for name in ("", "a\n", "a;b"):
+        with pytest.raises(InputError, match="class 1 is named"):
+            deepstream.label_lines({0: "a", 1: name})
     with pytest.raises(InputError, match="cannot be written on a line"):
         deepstream.check_name("a\ncustom-lib-path=x.onnx")

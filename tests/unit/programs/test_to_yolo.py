@@ -23,7 +23,7 @@ XML = {  # file → the image that it names, width and height, objects
     "lost.xml": ("lost.jpg", 200, 100, [("owl", 0, 0, 0, 9, 9)]),
 }
 JSON = {
-    "categories": [{"id": 18, "name": "dog"}, {"id": 17, "name": "cat"}, {"id": 3, "name": "car"}],
+    "categories": [{"id": key, "name": name} for key, name in ((18, "dog"), (17, "cat"), (19, "cat"), (3, "car"))],
     "images": [
         {"id": 5, "file_name": "train\\plain.jpg", "width": 200, "height": 100}, {"id": 6, "file_name": "empty.png"}
     ],
@@ -101,6 +101,7 @@ def test_coco(convert, folder):
         ("xml/b.xml", VOC.format("nowhere.jpg", "", 9, 9, ""), "--images"),
         ("images/plain.png", "", "several images of one name"),
         ("a.json", "{}", "a.json"),
+        ("images/of another name (1).JPG", "half", "remove it, or give its width and height"),
         ("xml/c.txt", "", "nowhere does not exist"),
         ("a.json", '{"categories": [{"id": 1}]}', "a.json"),
         ("a.json", json.dumps({**JSON, "annotations": [{"image_id": 5, "category_id": 4, "bbox": []}]}), "a.json"),

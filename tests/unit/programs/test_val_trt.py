@@ -2,13 +2,16 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from known_images import SQUARE, KnowingModel, export_answers, write_set
 
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.loop import EvalConfig, evaluate
+from utils.jobs.evaluate import make_config
 from utils.jobs.open import open_runner
+from utils.jobs.options import ValOptions
 from utils.reports.schema import Report
 from utils.runners.pytorch import TorchRunner
 
@@ -96,5 +99,7 @@ def test_other_splits_and_options_and_coco_yaml_which_writes_json_by_itself(know
     options = ("--imgsz", 64, "--task", "train", "--single-cls", "--rect", "--limit", 4)
     assert program(*options, data="coco.yaml")[0] == 0
     assert (tmp_path / "exp/a_predictions.json").is_file()
+    bare = replace(load_data(known[0] / "coco.yaml"), root=tmp_path)
+    assert not make_config(ValOptions(data="coco.yaml", engine_file="a.onnx"), bare).save_json, "labels are needed then"
     code, _, err = program("--imgsz", 64, "--task", "test")
     assert (code, err[-1].endswith("has no 'test:' entry; it has train, val")) == (2, True)

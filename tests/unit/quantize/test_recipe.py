@@ -38,7 +38,6 @@ ENTRIES: dict[str, tuple[str, ...]] = {  # entry → what it may not hold
     "finetune.train": ("other",),
     "finetune.held_out": ("0",),
     "finetune.grad_clip": ("0", ".inf"),
-    "finetune.collapse": ("-1", "1"),
     "head": ("other", "{a: 1}"),
     "add": ("other",),
     "float": ("model.22", "{model.1: float}", "", "[model.1, 5]", "['']", f"['{'*' * 201}']"),
@@ -100,6 +99,7 @@ OF_1_0 = [  # what 1.0 wrote
     ("finetune", "weight_ranges", "fixed", "learned"),
     ("finetune", "features", 0.0, 0.5),
     ("finetune", "patience", 0, 3),
+    ("finetune", "collapse", 0.5, 0.3),
     ("finetune", "ranges", "learned", "fixed"),
     ("finetune", "supervision", "task", "layers"),
     ("finetune", "supervision_stride", 1, 5),
@@ -129,6 +129,6 @@ def test_what_1_0_stored_loads_whatever_it_asked_for(asks):
 
 @pytest.mark.parametrize("name", ["model.2.z[0]", "010", "1e5", "true", "null", "*cv2", "- a", "#", "a: b", "é"])
 def test_what_we_write_we_read(tmp_path, name):
-    recipe = Recipe(finetune=Finetune(lr=1e-300, grad_clip=1e6, collapse=0.999), float=(name,), head="last-conv-float")
+    recipe = Recipe(finetune=Finetune(lr=1e-300, grad_clip=1e6), float=(name,), head="last-conv-float")
     recipe.save(tmp_path / "recipe.yaml", "because: [it is], so")
     assert Recipe.from_file(tmp_path / "recipe.yaml") == Recipe.from_stored(recipe.to_dict()) == recipe

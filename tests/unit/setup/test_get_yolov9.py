@@ -70,6 +70,13 @@ def test_what_is_there_and_something_else_stays(place, kind):
     assert sorted(place.root.rglob("*")) == before
 
 
+def test_in_a_hook_of_git_the_users_repository_stays_as_it_is(place, tmp_path):
+    """Git names it there in variables, which would otherwise be the repository that upstream is fetched into."""
+    subprocess.run(["git", "init", "--quiet", tmp_path / "mine"], check=True)
+    place.assert_fails(YOLOV9_SOURCE=str(tmp_path / "mine"), GIT_DIR=str(tmp_path / "mine/.git"))
+    assert "remote" not in (tmp_path / "mine/.git/config").read_text()
+
+
 WHEEL = "yolo9-1.0.18-py3-none-any.whl"
 
 

@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -216,6 +217,27 @@ def test_a_run_that_fails_at_any_change_puts_everything_back(earlier, revert, pa
         if code:
             assert (code, tree(checkout)) == (130 if number % 2 else 1, before), number
     assert number > 5, "a run makes at least so many changes"
+
+
+def test_a_killed_run_leaves_no_half_file_and_is_ended_by_the_next(patch, checkout, monkeypatch):
+    def killed(source, target):
+        Path(target).write_text("half")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if not (child := os.fork()):
+        monkeypatch.setattr(shutil, "copy", killed)
+        patch()
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    assert patch()[0] == 0
+    assert {*tree(checkout)} >= COPIED
+
+
+def test_scripts_run_through_a_link_and_with_cdpath(checkout, tmp_path):
+    (tmp_path / "link.sh").symlink_to(ROOT / "patch_yolov9.sh")
+    environment = {**os.environ, "CDPATH": ".:/", "PYTHON": sys.executable}
+    command = ["bash", "link.sh", checkout, "--dry-run"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_what_is_no_checkout_or_has_a_damaged_record(patch, overlay, checkout):

@@ -184,6 +184,11 @@ def test_an_earlier_run_is_replaced_or_resumed_and_a_folder_of_somebody_else_lef
     first = call(quickstart(folder), "qat.py")
     assert call(quickstart(folder, "--resume"), "qat.py") == [*first[:-1], "--resume", "runs/quickstart", "--device"]
     assert call(quickstart(folder), "qat.py") == first
+    (other := tmp_path / "out/best-converted.pt").parent.mkdir()
+    for file in (tmp_path / "best.pt", other, tmp_path / "out/.quickstart"):
+        file.touch()
+    own = ("--weights", tmp_path / "best.pt", "--data", __file__, "--output", other.parent)
+    assert str(other) not in call(quickstart(folder, *own), "qat.py"), "it is another network's, of the same name"
     assert "--exist-ok" in first  # with which qat.py replaces what an earlier run has left, if it is there
     training = tmp_path / "exp/weights/last.pt"
     training.parent.mkdir(parents=True)

@@ -127,7 +127,7 @@ def test_what_a_file_holds_is_found_in_initializers_and_constants(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "most", "beyond"),
-    [("optimization_level", (0, 5), (-1, 6)), ("max_aux_streams", (0, 64), (-1, 65)), ("max_tactics", (1,), (0,)),
+    [("optimization_level", (0, 5), (-1, 6)), ("max_aux_streams", (0, 64), (-1, 65)),
      ("tune", (0.1, 10_080), (0, 10_081))],
 )  # fmt: skip
 def test_bounds_of_options(name, most, beyond):
@@ -200,13 +200,12 @@ def test_timing_cache_is_read_and_written(file, tmp_path, monkeypatch, caplog):
 @pytest.mark.parametrize(
     ("version", "options", "flags", "expected"),
     [
-        ("8.6.0", {}, set(), "None None 3 None -1"),
+        ("8.6.0", {}, set(), "None 3 -1"),
         ("8.6.0", {"optimization_level": 2, "max_aux_streams": 0, "hardware_compatible": "ampere+"}, set(),
-         "AMPERE_PLUS None 2 None 0"),
-        ("10.9.0", {"version_compatible": True, "strip_weights": True, "hardware_compatible": "same-cc",
-                    "tiling_level": "moderate", "max_tactics": 9},
+         "AMPERE_PLUS 2 0"),
+        ("10.9.0", {"version_compatible": True, "strip_weights": True, "hardware_compatible": "same-cc"},
          {"EXCLUDE_LEAN_RUNTIME", "REFIT_IDENTICAL", "STRIP_PLAN", "VERSION_COMPATIBLE"},
-         "SAME_COMPUTE_CAPABILITY MODERATE 3 9 -1"),
+         "SAME_COMPUTE_CAPABILITY 3 -1"),
     ],
 )  # fmt: skip
 def test_options_reach_the_builder_and_the_note(file, tmp_path, monkeypatch, version, options, flags, expected):
@@ -214,8 +213,7 @@ def test_options_reach_the_builder_and_the_note(file, tmp_path, monkeypatch, ver
     api.module.ticks = lambda setup: seen.append(setup) or 0
     note = build(file, tmp_path / "a.engine", config(**options))
     assert (note.options, {*last(api, "build")}) == (options, {"FP16", *flags})
-    names = ("hardware_compatibility_level", "tiling_optimization_level", "builder_optimization_level",
-             "max_num_tactics", "max_aux_streams")  # fmt: skip
+    names = ("hardware_compatibility_level", "builder_optimization_level", "max_aux_streams")
     values = [getattr(seen[0], name, None) for name in names]
     assert " ".join(getattr(value, "name", str(value)) for value in values) == expected
     assert note.onnx_sha256 == (file_hash(file) if "strip_weights" in options else "")
@@ -343,7 +341,7 @@ def ahead(**changes):
         (False, (1, 3, 64, 96), {"targets": ("SM89", "SM120")}, "fp16"),
         (True, ("b", 3, "h", "w"), {"batch": (1, 2, 4), "height": (32, 64, 64), "width": (32, 96, 96)}, "int8"),
         (True, (2, 3, 64, 96), {"optimization_level": 2, "max_aux_streams": 3, "hardware_compatible": "ampere+",
-                                "tiling_level": "fast", "max_tactics": 9, "version_compatible": True}, "int8"),
+                                "version_compatible": True}, "int8"),
     ],
 )  # fmt: skip
 def test_strongly_typed_files(rtx, tmp_path, capsys, quantized, shape, changes, precision):
