@@ -238,9 +238,6 @@ def test_sources(tmp_path, monkeypatch):
             find_sources(["in", source])
 
 
-# --- how it looks
-
-
 @pytest.mark.parametrize("size", [(120, 160), (480, 640), (1080, 1920)])
 def test_labels_stay_in_the_image(monkeypatch, size):
     rng, labels = np.random.default_rng(1), []
