@@ -117,9 +117,7 @@ def group_images(paths: Sequence[str], groups: str) -> list[str]:
 
 
 def _listed_groups(paths: Sequence[str], lines: Sequence[str]) -> Iterator[str]:
-    listed: defaultdict[str, list[tuple[Any, str]]] = defaultdict(
-        list
-    )  # an image's name → its folders, last first, and its group
+    listed = defaultdict[str, list[tuple[Any, str]]](list)  # an image's name → its folders, last first, and its group
     for image, group in (line.rsplit(maxsplit=1) for line in lines if line.strip()):
         listed[PurePath(image).name].append((PurePath(image).parent.parts[::-1], group))
     for path in map(PurePath, paths):

@@ -99,8 +99,8 @@ class ExportConfig:
         opset = self.opset if self.opset is not None else (suits[0] if typing == "strong" and quantized else 17)
         if opset not in suits:
             raise InputError(
-                f"a {typing}ly typed file takes --opset {suits[0]} to {suits[-1]}, not {opset}; 17 suits TensorRT 8.6 and "
-                "later, and FP16 scales came with 19"
+                f"a {typing}ly typed file takes --opset {suits[0]} to {suits[-1]}, not {opset}; 17 suits TensorRT 8.6 "
+                "and later, and FP16 scales came with 19"
             )
         return replace(self, typing=typing, opset=opset)
 
