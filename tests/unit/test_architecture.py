@@ -12,9 +12,7 @@ import pytest
 from documentation import PYTHON_PROGRAMS, ROOT
 from house import imported
 
-LIBRARY = sorted(
-    path for top in ("models", "utils") for path in ROOT.glob(f"{top}/**/*.py") if path != ROOT / top / "__init__.py"
-)
+LIBRARY = sorted({*ROOT.glob("models/**/*.py"), *ROOT.glob("utils/**/*.py")} - {*ROOT.glob("*s/__init__.py")})
 COMMANDS = [f"qat.py {command}" for command in ("quantize", "sensitive", "calibrate", "eval")]
 PROGRAMS = [name for name in PYTHON_PROGRAMS if not name.startswith("benchmarks/")]
 ROOMS = sorted({path.parent.relative_to(ROOT).as_posix() for path in LIBRARY} - {"models", "utils"})

@@ -216,6 +216,12 @@ def test_plugins_are_known_where_a_note_names_them_or_there_is_none(tmp_path, mo
             Execution(path, api, CPU)
 
 
+def test_messages_without_where_in_tensorrt_they_were_made():
+    place = "onnx2trt_utils.cpp:374: 4: [network.cpp::validate::3036] Error Code 4: "
+    for text in ("Internal Error (no shape)", "--- a.cu:1: text", "plain 4: text"):
+        assert tensorrt_api.readable(place + text.replace(" ", "\n ")) == text
+
+
 def test_notes_with_other_types_are_refused_and_other_keys_left_out(tmp_path):
     for content in ('{"typing": 3}', '{"seconds": "1"}', '{"warnings": "a"}', "[]", '{"plugins": 1}', "{"):
         (tmp_path / "a.engine.json").write_text(content)
