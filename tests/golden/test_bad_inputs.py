@@ -65,12 +65,15 @@ CASES = [  # program, arguments, what the line names
     (X, "--weights float.pt --data three.yaml", "detects 10 classes"),
     (X, "--weights float.pt --output file.engine", "file.engine"),
     (X, "--weights float.pt --include onnx_end2end --sampling-ratio 0", "--sampling-ratio does nothing to a detector"),
+    (X, "--weights int8.pt --input-layout nhwc", "--input uint8"),
     (X, "--verify float.onnx", "nothing to verify"),
+    (X, "--verify missing.onnx", "missing.onnx"),
     (DS, "--weights float.pt --dynamic --batch 4", "--batch"),
     (DS, "--weights float.pt --nms onnx", "--nms does nothing to a detector"),
     (V, "--engine-file text.onnx --data data.yaml", "ONNX Runtime"),
     (R, "--weights float.pt --save float.pt", "float.pt"),
     (U, "val.py --weights int8.pt --data data.yaml --device cpu", "int8.pt"),
+    (B, "missing.onnx", "missing.onnx"),
     (M, "missing-run", "missing-run"),
 ]
 

@@ -216,8 +216,6 @@ def test_a_part_of_a_checkpoint_that_cannot_be(tmp_path, good, change, message):
         read(path)
 
 
-# --- random mutations -------------------------------------------------------------------------------------------------
-
 COUNT = 150  # of each kind of file
 TEXTS = ["", "x", "nc", "../../x", "__import__('os').system('touch mark')", "a\nb", "*", "9" * 500]
 NUMBERS = [0, -1, 1, 2**31, 2**70, 0.5, -0.0, 1e300, math.nan, math.inf, True, None]

@@ -123,9 +123,6 @@ def test_ap_is_that_of_floats(typing, quantized_demo, demo_data, tmp_path, progr
         assert (found.ap, found.ap50) == pytest.approx((expected.ap, expected.ap50), abs=0.001), form
 
 
-# --- TensorRT-RTX -----------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def strong_file(weights, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("strong") / "float.onnx"

@@ -125,9 +125,6 @@ def test_files_that_are_gone_or_have_changed_are_named(data, small_weights, tmp_
     assert str(weights) in capsys.readouterr().err
 
 
-# --- other images, and two programs at once
-
-
 @pytest.fixture
 def start(data, small_weights, tmp_path):
     """Start a command of qat.py in `tmp_path/exp`, on a dataset that a test may change."""
@@ -187,8 +184,6 @@ def test_notes_between_the_state_and_the_report_are_not_lost(start, tmp_path, mo
     assert resume(tmp_path / "exp") == 0
     assert [note for note in report_of(tmp_path / "exp")["notes"] if "the loss is nan" in note]
 
-
-# --- two processes
 
 # After three steps, sums in another order have moved nothing visible. After four, INT8 values that they turn over have
 # moved a loss by 20 % on some CPUs; without the sum of gradients it moves by 25 % after one.

@@ -67,9 +67,9 @@ def run(options: QuantizeOptions) -> Report:
         report = session.report()
     export = shlex.join(tables.export_command(str(session.final)))
     command = tables.verdict(report)[1] or export
-    low = any(row.stage == "float" and row.finds_nothing for row in report.rows)
-    low |= [*inputs.source.names.values()] != [*inputs.data.names.values()]
-    if low or (not options.unlabelled and any(one.lacks_labels for one in report.splits if one.name != "train")):
+    wrong = any(row.stage == "float" and row.finds_nothing for row in report.rows)
+    wrong |= [*inputs.source.names.values()] != [*inputs.data.names.values()]
+    if wrong or (not options.unlabelled and any(one.lacks_labels for one in report.splits if one.name != "train")):
         command = tables.WRONG
     elif "export_qat.py" not in command:
         command += f"\nor export it as it is: {export}"

@@ -193,9 +193,6 @@ def test_the_default_name_is_the_files(stem, name):
     assert ServingOptions(file=Path(f"{stem}.onnx")).model_name == name
 
 
-# --- the check: each mistake is refused in one line before a server would
-
-
 @pytest.fixture(scope="module")
 def repositories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """One with an ensemble `m`, one with a file with NMS, one of a static batch, one with a Python model only."""

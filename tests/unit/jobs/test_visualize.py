@@ -54,11 +54,17 @@ def test_where_it_draws_and_that_the_image_stays(known):
     image = np.full((100, 200, 3), 30, np.uint8)
     drawn = draw_boxes(image, [[50, 40, 120, 90, 0.87, 1]], dict(enumerate(NAMES)))
     assert (image == 30).all()
-    assert np.argwhere((drawn != image).any(2))[:, 0].max() in (90, 91)
+    changed = np.argwhere((drawn != image).any(2))
+    assert changed[:, 0].max() in (90, 91)
+    assert changed[:, 1].min() in (49, 50)
     assert (drawn[60:80, 60:110] == 30).all()  # inside the box nothing is drawn
     assert (drawn[20:39, 55:90] != 30).any()  # the name above it
     corner = draw_boxes(image, [[190, -9, 220, 120, 0.87, 1]], dict(enumerate(NAMES)))
     assert (corner[1:9, 165:199] != 30).any(2).mean() > 0.5  # or inside, all of it, where there is no room
+    other = draw_boxes(image, [[50, 40, 120, 90, 0.87, 2]], {})
+    assert tuple(other[90, 80]) != tuple(drawn[90, 80])
+    large = draw_boxes(np.zeros((1080, 1920, 3), np.uint8), [[100, 100, 900, 900, 0.87, 1]], {})
+    assert 5 <= large[500, 90:110].any(1).sum() <= 8  # a line of four pixels, smoothed; one of one pixel takes three
 
 
 def tinted(image, masks, colours):
@@ -85,6 +91,7 @@ def test_masks_are_tinted_in_the_colours_of_their_classes():
     parts = [Patch(8, 3, masks[0, 3:40, 8:45]), Patch(30, 20, masks[1, 20:, 30:]), Patch(5, 5, masks[2, 5:9, 5:5])]
     drawn = draw_masks(image, iter(parts), [1, 4, 0])
     assert np.array_equal(image, kept)
+    assert class_colour(1) != class_colour(4)
     np.testing.assert_array_equal(drawn, tinted(image, masks, [class_colour(label) for label in (1, 4, 0)]))
     assert np.array_equal(drawn[12, 18:25], image[12, 18:25]), "the hole"
 
@@ -133,9 +140,6 @@ def test_folders_images_and_videos(known, tmp_path, caplog):
     assert len(frames) == 4
     assert caplog.messages[-1] == f"not read: 1; first: {folder / 'broken.jpg'} cannot be decoded"
     assert min(frame.mean() for frame in frames) > 240
-
-
-# --- what is written beside the drawings
 
 
 @pytest.fixture
@@ -247,9 +251,6 @@ def test_the_first_image_warms_up_before_times_are_taken(known, monkeypatch, tmp
     monkeypatch.setattr(TorchRunner, "_infer", lambda *words: time.sleep(waits.pop() if waits else 0) or infer(*words))
     show(ours := artist(model, imgsz=64), [str(samples[0].path)], tmp_path, progress=False)
     assert ours.detector.milliseconds()["inference"] < 250
-
-
-# --- samples of a report
 
 
 def data_of(samples):

@@ -1,6 +1,7 @@
 """Pictures of detections beside the truth, masks as polygons, which filled again are the mask, and charts."""
 
 import io
+import xml.etree.ElementTree as ElementTree
 
 import cv2
 import numpy as np
@@ -131,3 +132,10 @@ def test_the_loss_of_each_epoch_is_drawn_where_ap_is_not_known_and_ptq_is_marked
     assert [text.get_text() for text in axes.texts] == ["PTQ 0.3000"]
     report.rows[-1] = example_row("best (PTQ)")
     assert [text.get_text() for text in figures.per_epoch(report)[1].axes[0].texts] == ["chosen: PTQ 0.3000"]
+
+
+def test_files_have_the_size_and_svg_keeps_its_text(report, tmp_path):
+    image = Image.open(figures.save_figure(figures.per_epoch(report)[1], tmp_path / "chart.jpg", dpi=100))
+    assert (image.format, image.size) == ("JPEG", (900, 340))
+    svg = figures.render(figures.per_epoch(report)[1], "svg")
+    assert "chosen 0.7399" in "".join(ElementTree.fromstring(svg).itertext())

@@ -217,8 +217,10 @@ def test_plugins_are_known_where_a_note_names_them_or_there_is_none(tmp_path, mo
 
 
 def test_messages_without_where_in_tensorrt_they_were_made():
-    place = "onnx2trt_utils.cpp:374: 4: [network.cpp::validate::3036] Error Code 4: "
-    for text in ("Internal Error (no shape)", "--- a.cu:1: text", "plain 4: text"):
+    for place, text in (
+        ("onnx2trt_utils.cpp:374: ", "a warning about this network"), ("ModelImporter.cpp:776: ", "--- a.cu:1: text"),
+        ("4: [network.cpp::validate::3036] Error Code 4: ", "Internal Error (no shape)"), ("3: ", "plain 4: text"),
+    ):  # fmt: skip
         assert tensorrt_api.readable(place + text.replace(" ", "\n ")) == text
 
 
