@@ -29,7 +29,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
-from utils.core.errors import ENVIRONMENT, QatError, removed
+from utils.core.errors import ENVIRONMENT, HABITS, KEY_VALUE, QatError, removed
 
 if missing := [name for name in ("pydantic", "filelock", "numpy", "yaml") if importlib.util.find_spec(name) is None]:
     sys.stderr.write(f"error: {sys.executable} has no {missing[0]}; {ENVIRONMENT}\n")
@@ -57,15 +57,19 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """End the program, as argparse does."""
         choice = re.match(r"argument (?:.*/)?(--[\w-]+): invalid choice: '([^']*)'", message)
-        if choice and (hint := removed(" ".join(choice.groups()), self.prog)):
-            message = f"{' '.join(choice.groups())} {hint}"
+        if choice:
+            words = " ".join(choice.groups())
+            hint = removed(words, self.prog) or HABITS.get(words)
+            message = f"{words} {hint}" if hint else message
         self.exit(2, f"error: {message} ({self.prog} -h lists the options)\n")
 
     def refuse(self, unknown: Sequence[str]) -> NoReturn:
         """End the program, saying which option may have been meant."""
         flag = unknown[0].split("=")[0]
-        if hint := removed(flag, self.prog):
+        if hint := removed(flag, self.prog) or HABITS.get(flag):
             self.error(f"{flag} {hint}")
+        if re.match(r"\w+=", unknown[0]):
+            self.error(f"unrecognized arguments: {' '.join(unknown)}; {KEY_VALUE}")
         meant = difflib.get_close_matches(flag, self._option_string_actions, 1)
         self.error(f"unrecognized arguments: {' '.join(unknown)}{f'; did you mean {meant[0]}?' if meant else ''}")
 

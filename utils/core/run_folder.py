@@ -20,16 +20,22 @@ from filelock import FileLock, Timeout
 from utils.core import distributed
 from utils.core.errors import InputError
 from utils.core.files import check_folder_name
+from utils.core.logging import log_file
 
 logger = logging.getLogger(__name__)
 
-LOCK_FILE = ".lock"
+LOCK_FILE, LOG_FILE = ".lock", "run.log"
+DEFAULT_NAME = "exp"  # of a run; as users of YOLO know it, later runs are exp2, exp3, ...
 TEMPORARY = ".*-" + "[a-f0-9]" * 8 + ".part.*"  # as `files.atomic_path` names a file until it is whole
 
 
 @contextlib.contextmanager
-def new_run(project: str | Path, name: str, exist_ok: bool = False, written: Sequence[str] = ()) -> Iterator[Path]:
-    """Make the folder of a run, see `make_run_dir`, and lock it; an error removes it if it is still empty.
+def new_run(
+    project: str | Path, name: str, exist_ok: bool = False, written: Sequence[str] = (), *, log: bool = True
+) -> Iterator[Path]:
+    """Make the folder of a run, see `make_run_dir`, and lock it; with `log` the log goes to its `run.log`, too.
+
+    An error removes a folder that holds no result yet.
 
     Files of an earlier run there, named like one of `written` (globs), are removed, in a run folder only.
     Under torch.distributed the main process does this, and the others receive the path. `InputError` if the folder
@@ -41,15 +47,17 @@ def new_run(project: str | Path, name: str, exist_ok: bool = False, written: Seq
         existed = exist_ok and (Path(project) / name).exists()
         folder = make_run_dir(project, name, exist_ok)
         if folder.name != name:
-            logger.info("%s exists: results go to %s", Path(project) / name, folder)
+            level = logging.INFO if name == DEFAULT_NAME else logging.WARNING  # a name that was given is expected later
+            logger.log(level, "%s exists: results go to %s", Path(project) / name, folder)
         of_a_run = (folder / LOCK_FILE).exists()
         with _locked(folder):
             for path in {path for pattern in written if of_a_run for path in folder.glob(pattern)}:
                 path.unlink()
             try:
-                yield folder
+                with log_file(folder / LOG_FILE) if log else contextlib.nullcontext():
+                    yield folder
             except BaseException:
-                if not existed and [path.name for path in folder.iterdir()] == [LOCK_FILE]:
+                if not existed and {path.name for path in folder.iterdir()} <= {LOCK_FILE, LOG_FILE}:
                     shutil.rmtree(folder)
                 raise
 
@@ -58,14 +66,19 @@ def new_run(project: str | Path, name: str, exist_ok: bool = False, written: Seq
 
 
 @contextlib.contextmanager
-def held(folder: Path, load: Callable[[Path], Any] = lambda _: None) -> Iterator[Any]:
+def held(folder: Path, load: Callable[[Path], Any] = lambda _: None, *, log: bool = False) -> Iterator[Any]:
     """Lock an existing run folder, and give what `load` reads in it; the main process does both.
+
+    With `log` the log is added to the folder's `run.log`.
 
     `InputError` if it does not exist, cannot be written to, or another program writes to it.
     """
     with contextlib.ExitStack() as stack:
         distributed.from_main(lambda: stack.enter_context(_locked(folder)))
-        yield distributed.from_main(lambda: load(folder))
+        content = distributed.from_main(lambda: load(folder))
+        if log:
+            distributed.from_main(lambda: stack.enter_context(log_file(folder / LOG_FILE, append=True)))
+        yield content
 
 
 def make_run_dir(project: str | Path, name: str, exist_ok: bool = False) -> Path:
