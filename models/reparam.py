@@ -113,7 +113,8 @@ def convert(training: upstream.FloatCheckpoint) -> upstream.FloatCheckpoint:
     model.names = dict(training.names)
     model.nc = training.nc
     model.stride = model.model[-1].stride = torch.as_tensor(training.model.stride).clone()
-    return replace(training, model=model, names=dict(training.names), yaml=dict(model.yaml))
+    weights_hash = upstream.hash_of_weights(model)
+    return replace(training, model=model, names=dict(training.names), yaml=dict(model.yaml), weights_hash=weights_hash)
 
 
 def check_same_network(description: Mapping[str, Any], deployed: upstream.FloatCheckpoint, where: str | Path) -> None:

@@ -21,6 +21,7 @@ from utils.core.errors import CheckpointError, InputError
 from utils.core.files import save_torch
 from utils.core.input_spec import size_in
 from utils.core.text import short_repr
+from utils.core.weights import FLOAT_HASH
 from utils.upstream.description import HEADS, check_description, check_head
 
 FORMAT = "yolov9-quantized"
@@ -50,6 +51,11 @@ class QuantizedCheckpoint:
     def data(self) -> str | None:
         """The dataset's YAML that it was quantized with; None where the file does not say it."""
         return self.extra.get("data") and str(self.extra["data"])
+
+    @property
+    def weights_hash(self) -> str:
+        """Hash of the FP32 weights that it was made from (`upstream.hash_of_weights`); empty in files of before 2.0."""
+        return str(self.extra.get(FLOAT_HASH, ""))
 
 
 def save(path: str | Path, checkpoint: QuantizedCheckpoint) -> None:

@@ -5,7 +5,7 @@ detections come closer to the teacher's (`distillation.py`). Gradients pass the 
 ranges as in LSQ (`fake_quantize.py`, `LearnedRanges`).
 
     tuner = Finetuner(student, teacher, Recipe().finetune, device=device)
-    tuner.run_epoch(batches, lambda step: learning_rate(step, steps, highest_rate("auto", steps)))
+    tuner.run_epoch(batches, lambda step: learning_rate(step, steps, tuner.settings.highest_rate))
 
 Batch norm is fused into the convolutions before this starts, so both models run in eval mode; only the last layer (the
 head) gives what it gives in training: raw maps `[B, no, H, W]` per stride, and coefficients and prototypes of masks.
@@ -37,12 +37,12 @@ from models.quantize.step_graph import StepGraph
 from utils.core import distributed
 from utils.core.device import disable_tf32
 from utils.core.input_spec import channels_of, with_channels
+from utils.core.score import Difference
 
 CONSTANT_MODULE = "DFL"  # upstream's class, whose weights are the bin numbers 0..15
 SYNCHRONIZED = 20  # steps between two looks at the loss on a GPU: each of them waits for all that was launched
 WARM_UP = 0.05  # share of the steps
 REPLICATES = 1000  # of a bootstrap: its standard error is known to 2 %
-USUAL_RATE, SHORT, LONG = 3e-5, 30, 450  # the rate of a run of at most SHORT steps, or at least LONG steps
 
 
 class DivergedError(ArithmeticError):
@@ -60,12 +60,12 @@ class HeldOutLoss:
         """The loss of all images together."""
         return float(_ratio(self.terms.sum(0)))
 
-    def difference(self, other: HeldOutLoss) -> tuple[float, float]:
-        """This loss minus that of another network on the same images, and its standard error by a paired bootstrap."""
+    def difference(self, other: HeldOutLoss) -> Difference:
+        """This loss minus that of another network on the same images, with a standard error by a paired bootstrap."""
         generator, number = torch.Generator().manual_seed(0), len(self.terms)
         draws = torch.randint(number, (REPLICATES, number), generator=generator)
         each = _ratio(self.terms[draws].sum(1).T) - _ratio(other.terms[draws].sum(1).T)
-        return self.value - other.value, float(each.std())
+        return Difference(self.value - other.value, float(each.std()), number)
 
 
 def held_out_loss(student: Any, teacher: nn.Module, batches: Iterable[Tensor], device: torch.device) -> HeldOutLoss:
@@ -105,17 +105,6 @@ class EpochResult(NamedTuple):
     loss: float  # the mean over iterations
     iterations: int
     seconds: float  # of wall time
-
-
-def highest_rate(lr: float | str, steps: int) -> float:
-    """The highest learning rate of a run of so many steps: `lr`, or for 'auto' 3e-5, and up to 2.4 times as much.
-
-    Measured (docs/qat.md): 450 steps of 3e-5 end closer to the float network than 450 of 4.5e-5, and 100 steps of 6e-5
-    to 2e-4 closer than 100 of 3e-5. A few steps of a high rate move ranges before Adam knows where to.
-    """
-    if isinstance(lr, str):
-        return USUAL_RATE * max(1.0, min((LONG / steps) ** 0.5, steps / SHORT))
-    return lr
 
 
 def learning_rate(step: int, steps: int, highest: float) -> float:

@@ -70,6 +70,12 @@ def quantized_weights(model: nn.Module) -> dict[str, tuple[QuantConv2d, TensorQu
     return {path: (one, one.weight_quantizer) for path, one in convolutions if one.weight_quantizer is not None}
 
 
+def weight_bytes(model: nn.Module) -> int:
+    """Bytes that a network's weights take as they are computed with: one of each quantized value, four of others."""
+    quantized = {id(convolution.weight) for convolution, _ in quantized_weights(model).values()}
+    return sum(values.numel() * (1 if id(values) in quantized else 4) for values in model.parameters())
+
+
 @contextmanager
 def rounded_weights(model: nn.Module) -> Iterator[None]:
     """Within it, weights are what their quantizers make of them: rounded once, and not in each forward.

@@ -31,7 +31,8 @@ from utils.core.errors import RecipeError, removed
 from utils.core.files import read_yaml, write_text
 from utils.core.strict_model import StrictModel, validate
 
-AUTO = "auto"  # calibration.method by the loss on training images (utils/jobs/calibrate.py); finetune.lr by steps
+AUTO = "auto"  # calibration.method by the loss on training images (utils/jobs/calibrate.py); finetune.lr is USUAL_RATE
+USUAL_RATE = 3e-5  # the highest learning rate of weights
 Method = Literal["max", "percentile", "mse", "auto"]
 Train = Literal["all", "ranges"]
 
@@ -93,6 +94,11 @@ class Finetune(StrictModel):
     train: Train = "all"
     held_out: Images = 200  # images that choose the best state, at most
     grad_clip: Factor = 10.0  # largest gradient norm
+
+    @property
+    def highest_rate(self) -> float:
+        """The highest learning rate of weights."""
+        return USUAL_RATE if isinstance(self.lr, str) else self.lr
 
     @field_validator("lr", mode="before")
     @classmethod

@@ -12,5 +12,8 @@ distributed.py   several processes that work on one job
 device.py        the device that networks run on, and in which precision
 tasks.py         what differs between detection and other tasks: outputs, their rows, confidence and NMS IoU
 input_spec.py    in which form a network takes images
+weights.py       which FP32 weights a file was made from, and how many bytes its weights take
+curves.py        precision, recall and F1 as curves, and a confusion matrix, as plain values
+output_form.py   in which form a network gives results: raw predictions, detections, DeepStream's rows; masks
 score.py         AP of boxes and masks, what networks are compared by, standard errors of AP and its differences
 """

@@ -31,6 +31,7 @@ from utils.core.errors import InputError, QatError
 from utils.core.files import atomic_path, wanted_typing
 from utils.core.input_spec import FLOATS, InputSpec, channels_of
 from utils.core.logging import log_level
+from utils.core.output_form import FORM_KEY
 from utils.core.tasks import DETECT, IMAGES, SEGMENT, predicted
 from utils.onnx_graph.output_formats import OutputFormat
 from utils.onnx_graph.passes import run_passes
@@ -163,7 +164,7 @@ def export_forms(
     results = []
     for path, form in files.items():
         written = take_bytes(form.attach(set_metadata(graph, entries)), images)  # what is attached depends on typing
-        written = set_metadata(written, {"form": form.name, **images.metadata()})
+        written = set_metadata(written, {FORM_KEY: form.name, **images.metadata()})
         try:
             onnx.checker.check_model(written, full_check=True)
             written = onnx.shape_inference.infer_shapes(written, check_type=True, strict_mode=True, data_prop=True)

@@ -12,6 +12,7 @@ from utils.core.device import device_name, disable_tf32
 from utils.core.input_spec import channels_of
 from utils.core.tasks import BOX, IMAGES, predicted, task_of_head
 from utils.core.text import plural
+from utils.core.weights import FLOAT_HASH
 from utils.runners.base import Runner, TensorSpec
 
 
@@ -23,11 +24,12 @@ class TorchRunner(Runner):
 
     def __init__(
         self, model: nn.Module, device: torch.device | str, *,
-        imgsz: int | tuple[int, int] | None = None, data: str | None = None,
+        imgsz: int | tuple[int, int] | None = None, data: str | None = None, float_hash: str = "",
     ) -> None:  # fmt: skip
         """Move `model` to `device`; it has `names` and `stride`, as upstream's have, and ends in what tells the task.
 
-        `imgsz`, side or (height, width) in pixels, and `data`, the dataset's YAML, go into its metadata.
+        `imgsz`, side or (height, width) in pixels, `data`, the dataset's YAML, and `float_hash`, that of the FP32
+        weights that it was made from, go into its metadata.
         """
         device = torch.device(device)
         self._mode = model.training
@@ -40,7 +42,9 @@ class TorchRunner(Runner):
         metadata = {"stride": str(max(stride, 32)), "task": self._task.name}
         if isinstance(names, dict):
             metadata["names"] = json.dumps({int(key): str(name) for key, name in names.items()})
-        metadata |= {name: str(value) for name, value in (("imgsz", imgsz), ("data", data)) if value}
+        for name, value in (("imgsz", imgsz), ("data", data), (FLOAT_HASH, float_hash)):
+            if value:
+                metadata[name] = str(value)
         threads = f", {plural(torch.get_num_threads(), 'thread')}" if device.type == "cpu" else ""
         shapes = (None, BOX + len(names) + nm if isinstance(names, dict) else None, None), (None, nm, None, None)
         super().__init__(

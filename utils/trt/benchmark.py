@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from utils.core.errors import InputError, QatError
-from utils.core.tasks import DETECT, task_of_outputs
+from utils.core.output_form import OutputForm
 from utils.trt import tensorrt_api
 from utils.trt.engine_file import ENGINE_SUFFIXES, is_current
 from utils.trt.layers import advice, layers_of, summarize
@@ -201,10 +201,9 @@ def _described(row: BenchmarkRow, execution: Execution, graphs: bool) -> Benchma
         notes = advice(summary, precision)
     if graphs and execution.note.data_dependent:
         notes.append(WITHOUT_GRAPH)
-    outputs = {spec.name: len(spec.shape) for spec in execution.outputs}
+    form = OutputForm.of(execution.note.metadata, {spec.name: spec.shape for spec in execution.outputs})
     return replace(
-        row, precision=precision.upper(), nms=set(DETECT.detections) <= set(outputs),
-        masks=bool(task_of_outputs(execution.note.metadata, outputs).masks),
+        row, precision=precision.upper(), nms=form.has_nms, masks=bool(form.masks),
         notes=tuple(f"{row.model}, batch {row.batch}: {note}" for note in notes),
     )  # fmt: skip
 

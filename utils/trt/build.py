@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from utils.core.errors import InputError, QatError
 from utils.core.files import atomic_path, check_writable, file_hash, read_onnx
+from utils.core.weights import onnx_weight_bytes
 from utils.trt import tensorrt_api
 from utils.trt.engine_file import EngineNote
 from utils.trt.preflight import BuildConfig, Decision, OnnxFile, decide
@@ -119,11 +120,19 @@ def build(
         warnings=log.said("WARNING"),
         options=config.options,
         tensors=file.tensors,
+        weights_bytes=onnx_weight_bytes(read_onnx(file.path), _float_bytes(decision)),
     )
     note.save(engine)
     size = engine.stat().st_size / 1e6
     logger.info("%s: %.1f MB, built in %.0f s by %s for %s", engine, size, seconds, api.name, note.gpu)
     return note
+
+
+def _float_bytes(decision: Decision) -> int | None:
+    """Bytes of a weight that is not quantized, in the engine; None where that is its type in the file."""
+    if decision.typing == "strong":
+        return None
+    return 4 if decision.precision == "fp32" else 2
 
 
 def _constrain_boxes(api: Api, setup: Any, network: Any, names: frozenset[str]) -> None:

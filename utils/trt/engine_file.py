@@ -45,6 +45,7 @@ class EngineNote:
     warnings: tuple[str, ...] = ()  # TensorRT's
     options: Mapping[str, Any] = field(default_factory=dict)  # `BuildConfig.options`
     tensors: Mapping[str, Any] = field(default_factory=dict)
+    weights_bytes: int | None = None  # of the weights as the engine computes with them
     tuning: Mapping[str, Any] = field(default_factory=dict)  # what `--tune` measured and decided; empty without it
 
     def save(self, engine: Path) -> None:

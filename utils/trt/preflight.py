@@ -22,6 +22,7 @@ from utils.core.errors import InputError
 from utils.core.files import read_onnx
 from utils.core.input_spec import DEFAULT_BATCH, InputSpec
 from utils.core.options import DeviceOptions, Options, height_width, option
+from utils.core.output_form import OutputForm
 from utils.runners.base import TensorSpec, imgsz_of, literal
 from utils.trt.tensorrt_api import BUILDER_OPTIONS, Api, Gpu
 
@@ -167,6 +168,11 @@ class OnnxFile:
             metadata=metadata,
             input_spec=InputSpec.of_file(metadata, inputs[0].dtype, inputs[0].shape) if inputs else InputSpec(),
         )
+
+    @property
+    def form(self) -> OutputForm:
+        """The form of the outputs, with or without NMS and masks."""
+        return OutputForm.of(self.metadata, {spec.name: spec.shape for spec in self.outputs})
 
     @property
     def tensors(self) -> dict[str, list[Any]]:

@@ -16,6 +16,7 @@ from utils.upstream.network import (
     check_class_names,
     check_finite,
     fuse,
+    hash_of_weights,
     load_float,
     module_classes,
     network_stride,
@@ -24,6 +25,6 @@ from utils.upstream.network import (
 )
 
 __all__ = [
-    "FloatCheckpoint", "build_model", "call_fused", "check_class_names", "check_finite", "fuse", "load_float",
-    "make_dataset", "module_classes", "network_stride", "read_checkpoint", "read_description",
+    "FloatCheckpoint", "build_model", "call_fused", "check_class_names", "check_finite", "fuse", "hash_of_weights",
+    "load_float", "make_dataset", "module_classes", "network_stride", "read_checkpoint", "read_description",
 ]  # fmt: skip

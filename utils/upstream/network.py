@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Collection, Mapping
 from copy import deepcopy
@@ -53,6 +54,7 @@ class FloatCheckpoint:
     yaml: dict[str, Any]  # upstream's model description, from which the network can be built again
     imgsz: int | tuple[int, int] | None = None  # side or (height, width) of its training, pixels; None: not known
     data: str | None = None  # the dataset's YAML that it was trained with
+    weights_hash: str = ""  # see `hash_of_weights`
 
 
 def load_float(path: str | Path, heads: Collection[str] = HEADS) -> FloatCheckpoint:
@@ -93,8 +95,9 @@ def load_float(path: str | Path, heads: Collection[str] = HEADS) -> FloatCheckpo
         if [output.shape[1] for output in outputs] != [4 + head.nc + masks, *[masks] * bool(masks)]:
             raise CheckpointError(f"{path} computes other classes or masks than its head says; {AGAIN}")
         yaml = check_description(model.yaml)
+        data = opt.get("data") and str(opt["data"])
         return FloatCheckpoint(
-            model, names, head.nc, network_stride(model), yaml, size_in(opt), opt.get("data") and str(opt["data"])
+            model, names, head.nc, network_stride(model), yaml, size_in(opt), data, hash_of_weights(model)
         )
     except InputError:
         raise
@@ -104,6 +107,21 @@ def load_float(path: str | Path, heads: Collection[str] = HEADS) -> FloatCheckpo
             f"{path} is damaged or from another version: its network does not compute "
             f"({type(error).__name__}: {reason}); {AGAIN}"
         ) from error
+
+
+def hash_of_weights(model: nn.Module) -> str:
+    """SHA-256 of a network's weights before batch norms are fused: names, shapes, and values rounded to FP16.
+
+    It is the same for a checkpoint with and without optimizer, in FP32 and in FP16; another training has another one.
+    """
+    import torch
+
+    digest = hashlib.sha256()
+    for name, value in sorted(model.state_dict().items()):
+        if value.is_floating_point():
+            digest.update(f"{name} {list(value.shape)}".encode())
+            digest.update(value.detach().to("cpu", torch.float16).contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def check_class_names(path: str | Path, names: Mapping[int, str], count: int, remedy: str) -> None:

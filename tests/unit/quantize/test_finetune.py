@@ -14,8 +14,10 @@ from torch import Tensor, nn
 
 from models.quantize.distillation import mask_distance, raw_head, task_terms
 from models.quantize.fake_quantize import INT8, SMALLEST_AMAX, TensorQuantizer, quantizers, representable
-from models.quantize.finetune import DivergedError, HeldOutLoss, LearnedRanges, as_input, highest_rate, learning_rate
+from models.quantize.finetune import DivergedError, HeldOutLoss, LearnedRanges, as_input, learning_rate
 from models.quantize.modules import QuantConv2d
+from models.quantize.recipe import Finetune
+from utils.core.score import Difference
 
 
 @pytest.fixture
@@ -170,10 +172,12 @@ def test_five_percent_of_the_steps_rise_in_a_line_and_the_rest_fall_as_half_a_co
     assert 0 < learning_rate(2, 3, 1.0) < learning_rate(1, 3, 1.0) < 1
 
 
-def test_runs_of_a_hundred_steps_want_twice_the_rate_of_short_and_of_long_ones():
-    found = [highest_rate("auto", steps) for steps in (1, 30, 60, 100, 200, 450, 100_000)]
-    assert found == pytest.approx([3e-5, 3e-5, 6e-5, 6.36e-5, 4.5e-5, 3e-5, 3e-5], rel=1e-3)
-    assert highest_rate(2e-4, 100) == 2e-4
+def test_auto_is_one_rate_whatever_the_number_of_steps():
+    assert (Finetune().highest_rate, Finetune(lr="auto").highest_rate, Finetune(lr=2e-4).highest_rate) == (
+        3e-5,
+        3e-5,
+        2e-4,
+    )
 
 
 def test_the_error_of_a_difference_of_losses_is_that_of_paired_images():
@@ -183,11 +187,14 @@ def test_the_error_of_a_difference_of_losses_is_that_of_paired_images():
     common = weights * generator.gamma(2, 0.02, 300)
     change = weights * generator.normal(-0.004, 0.01, 300)
     ptq, qat = (HeldOutLoss(torch.tensor(np.stack((one, weights), 1))) for one in (common, common + change))
-    value, error = qat.difference(ptq)
+    difference = qat.difference(ptq)
+    value, error = difference.value, difference.error
     assert value == pytest.approx(change.sum() / weights.sum())
     assert error == pytest.approx(np.sqrt(((change - value * weights) ** 2).sum()) / weights.sum(), rel=0.1)
-    assert ptq.difference(ptq) == (0.0, 0.0)
-    assert error < 0.5 * HeldOutLoss(ptq.terms).difference(HeldOutLoss(ptq.terms.flip(0)))[1], "paired, and not apart"
+    assert ptq.difference(ptq) == Difference(0.0, 0.0, len(ptq.terms))
+    assert error < 0.5 * HeldOutLoss(ptq.terms).difference(HeldOutLoss(ptq.terms.flip(0))).error, (
+        "paired, and not apart"
+    )
 
 
 # ranges as parameters: where they begin, what a forward rounds with, and what is left behind

@@ -164,9 +164,9 @@ def _unique(name: str, taken: set[str]) -> str:
 def store_int8_weights(model: ModelProto) -> None:
     """Let DequantizeLinear read INT8 initializers, rounded as QuantizeLinear rounds: half to even, saturated.
 
-    The file is a quarter as large. This is not done by default, because TensorRT 8.6 asks for FP32 weights followed by
-    a QuantizeLinear (developer guide, "Quantized Weights"); newer ones take both (TensorRT 11, "Explicit
-    Quantization"), as ONNX Runtime does.
+    Weights take a quarter of their bytes in FP32, half of those in FP16. This is not done by default, because TensorRT
+    8.6 asks for FP32 weights followed by a QuantizeLinear (developer guide, "Quantized Weights"); newer ones take both
+    (TensorRT 11, "Explicit Quantization"), as ONNX Runtime does.
     """
     view = QdqGraph(model)
     renamed: dict[str, str] = {}
