@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 from collections.abc import Iterable, Mapping
@@ -56,6 +57,7 @@ class SplitCounts(StrictModel, extra="ignore"):  # reports of earlier versions c
         name: of the split, and how much of it was read if not all.
         backgrounds: images without objects, with a label file or without.
         boxes_among_polygons: which upstream takes for polygons of two points.
+        also_in_train: images that are training images, too, by file or by content.
         first: field → the first image, label file or line that it counts, and why.
     """
 
@@ -68,7 +70,18 @@ class SplitCounts(StrictModel, extra="ignore"):  # reports of earlier versions c
     bad_label_lines: int
     clipped_labels: int
     boxes_among_polygons: int
+    also_in_train: int = 0
     first: dict[str, str]
+
+    @property
+    def left_out_share(self) -> float:
+        """Share of the split's images that are left out, 0..1."""
+        return self.left_out / max(self.images + self.left_out, 1)
+
+    @property
+    def all_in_train(self) -> bool:
+        """Whether every image of this split is a training image, too: AP then says nothing about new images."""
+        return 0 < self.images <= self.also_in_train
 
     @property
     def lacks_labels(self) -> bool:
@@ -88,7 +101,8 @@ MISSING = 0.1  # share of images without a label file that is said; COCO's is 0.
 AGREEMENT = "the float network's detections as labels"  # what AP is measured with where the dataset has none
 REPLICATES = 200  # a standard error is known to one part in sqrt(2 * REPLICATES), 5 %
 DIGITS = 7  # of an AP, after the point; a table shows four
-_TEXT = re.compile(r"(?P<images>[0-9a-f]{32})(?P<ap>( (0\.[0-9]{7}|1\.0{7})){2,10000})")
+ENOUGH_UNITS = 30  # images or groups; of fewer, Student's t quantile takes the place of two standard errors
+_TEXT = re.compile(r"(?P<images>[0-9a-f]{32})(/(?P<units>[0-9]{1,9}))?(?P<ap>( (0\.[0-9]{7}|1\.0{7})){2,10000})")
 
 
 @dataclass(frozen=True)
@@ -96,15 +110,19 @@ class Resampled:
     """AP on resamplings of the images, fractions.
 
     Only equal `images` compare: a hash of the images' names, of the classes of their labels and of the resamplings.
+
+    Attributes:
+        units: how many images or groups are drawn from; None where an earlier version wrote the file.
     """
 
     images: str
     ap: tuple[float, ...]
+    units: int | None = None
 
     @classmethod
-    def of(cls, images: str, ap: Iterable[float]) -> Resampled:
+    def of(cls, images: str, ap: Iterable[float], units: int | None = None) -> Resampled:
         """Round AP to what is stored, so that what is read back is the same."""
-        return cls(images, tuple(round(float(score), DIGITS) for score in ap))
+        return cls(images, tuple(round(float(score), DIGITS) for score in ap), units)
 
     @property
     def error(self) -> float:
@@ -115,9 +133,14 @@ class Resampled:
         """Whether both are of the same images, classes of labels and resamplings."""
         return self.images == other.images and len(self.ap) == len(other.ap)
 
+    def scaled(self, factor: float) -> Resampled:
+        """The same with each AP times `factor`, 1 at most."""
+        return Resampled.of(self.images, (min(score * factor, 1.0) for score in self.ap), self.units)
+
     def to_text(self) -> str:
         """One line, as a report's JSON holds it."""
-        return " ".join([self.images, *(f"{score:.{DIGITS}f}" for score in self.ap)])
+        units = "" if self.units is None else f"/{self.units}"
+        return " ".join([self.images + units, *(f"{score:.{DIGITS}f}" for score in self.ap)])
 
     @classmethod
     def from_text(cls, text: str) -> Resampled:
@@ -125,7 +148,8 @@ class Resampled:
         match = _TEXT.fullmatch(text)
         if match is None:
             raise ValueError("no hash of images and AP values from 0 to 1 with seven digits")
-        return cls(match["images"], tuple(map(float, match["ap"].split())))
+        units = int(match["units"]) if match["units"] else None
+        return cls(match["images"], tuple(map(float, match["ap"].split())), units)
 
 
 def difference_error(resampled: Resampled | None, base: Resampled | None) -> float | None:
@@ -135,21 +159,57 @@ def difference_error(resampled: Resampled | None, base: Resampled | None) -> flo
     return statistics.stdev(score - other for score, other in zip(resampled.ap, base.ap, strict=True))
 
 
+def standard_errors(units: int | None) -> float:
+    """Number of standard errors that hold 95 % of the repetitions of a measurement without a difference.
+
+    It is 2 for 30 images or groups and more. With n fewer it is Student's t quantile for n - 1 degrees of freedom times
+    sqrt(n / (n - 1)), since the bootstrap's standard error is too small by that factor: 2.27 for 13 groups.
+
+    Args:
+        units: images or groups that were resampled; None, where that is not known, counts as many.
+    """
+    if units is None or units >= ENOUGH_UNITS:
+        return 2.0
+    from scipy.special import stdtrit
+
+    return float(stdtrit(units - 1, 0.975)) * math.sqrt(units / (units - 1))
+
+
 @dataclass(frozen=True)
 class Difference:
-    """A difference of two AP, and its standard error; None where that is not known."""
+    """A difference of two AP, and its standard error; None where that is not known.
+
+    Attributes:
+        units: how many images or groups the standard error was found from; None where that is not known.
+    """
 
     value: float
     error: float | None
+    units: int | None = None
+
+    @classmethod
+    def between(cls, score: float, base: float, resampled: Resampled | None, of_base: Resampled | None) -> Difference:
+        """The difference of a score to another one, with the standard error of their difference."""
+        return cls(score - base, difference_error(resampled, of_base), resampled.units if resampled else None)
 
     def __str__(self) -> str:
         """Both with four decimals: '-0.0016 ± 0.0009'."""
         return f"{self.value:+.4f}" if self.error is None else f"{self.value:+.4f} ± {self.error:.4f}"
 
     @property
+    def margin(self) -> float | None:
+        """Half the width of the 95 % interval, which is the smallest loss that these images can show."""
+        return None if self.error is None else standard_errors(self.units) * self.error
+
+    @property
     def significant(self) -> bool:
-        """Whether it is at least two standard errors; an unknown standard error counts as no difference."""
-        return self.error is not None and abs(self.value) >= max(2 * self.error, 5e-5)  # less is 0.0000
+        """Whether it is larger than chance explains (95 %); an unknown standard error counts as no difference."""
+        return self.margin is not None and abs(self.value) >= max(self.margin, 5e-5)  # less is 0.0000
+
+    @property
+    def most_lost(self) -> float | None:
+        """The largest loss that the measurement leaves possible (95 %), 0 at least; None without a standard error."""
+        return None if self.margin is None else max(self.margin - self.value, 0.0)
 
 
 def _writable(text: Any) -> Any:
@@ -192,4 +252,4 @@ class AtThreshold(StrictModel):
     def difference(self, other: AtThreshold, what: Literal["precision", "recall"]) -> Difference:
         """Precision or recall, less that of another network at the same threshold."""
         resampled, base = (getattr(point, f"{what}_resampled") for point in (self, other))
-        return Difference(getattr(self, what) - getattr(other, what), difference_error(resampled, base))
+        return Difference.between(getattr(self, what), getattr(other, what), resampled, base)

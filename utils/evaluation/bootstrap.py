@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -55,23 +55,34 @@ class Outcomes:
 
 def resample(outcomes: Outcomes, replicates: int = REPLICATES) -> Resampled | None:
     """AP of an evaluation on resamplings of its images; None for a single image or group, which cannot be resampled."""
-    if not (drawn := image_weights(outcomes, replicates)):
+    drawn = image_weights(outcomes, replicates)
+    if drawn is None:
         return None
-    ap = weighted_ap(outcomes, drawn[1])
+    ap = weighted_ap(outcomes, drawn.weights)
     without = np.isnan(ap)  # another resampling, with labels, stands for one without any
     ap[without] = np.resize(ap[~without], without.sum())
-    return None if without.all() else Resampled.of(drawn[0], ap)
+    return None if without.all() else Resampled.of(drawn.images, ap, drawn.units)
 
 
-def image_weights(outcomes: Outcomes, replicates: int = REPLICATES) -> tuple[str, np.ndarray] | None:
-    """How often each image counts in each resampling, int32 `[images, replicates]`, and what two evaluations share.
+class Resamplings(NamedTuple):
+    """How often each image counts in each resampling.
+
+    Attributes:
+        images: a hash of the resamplings, the images' names, their groups, and the classes of their labels.
+        weights: int32 `[images, replicates]`.
+        units: the number of images or groups that are drawn from.
+    """
+
+    images: str
+    weights: np.ndarray
+    units: int
+
+
+def image_weights(outcomes: Outcomes, replicates: int = REPLICATES) -> Resamplings | None:
+    """Draw the images of an evaluation; None where there is only one image or group.
 
     Images count in the order of their paths, so that evaluations in another order compare. They are known by their
     names without folder and suffix, so that those of another machine do. The images of a group are drawn together.
-
-    Returns:
-        A hash of the resamplings, the images' names, their groups, and the classes of their labels; and the weights.
-        None where there is only one image or group.
     """
     count = len(outcomes.paths)
     order = sorted(range(count), key=outcomes.paths.__getitem__)
@@ -86,7 +97,7 @@ def image_weights(outcomes: Outcomes, replicates: int = REPLICATES) -> tuple[str
     for index in order:
         labels = np.sort(outcomes.label_classes[outcomes.label_image == index]).astype(int).tolist()
         digest.update(repr((PurePath(outcomes.paths[index]).stem, labels)).encode("utf-8", "surrogatepass"))
-    return digest.hexdigest()[:32], weights
+    return Resamplings(digest.hexdigest()[:32], weights, len(units))
 
 
 def group_images(paths: Sequence[str], groups: str) -> list[str]:

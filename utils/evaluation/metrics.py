@@ -7,7 +7,7 @@ with upstream's functions and with pycocotools. Equal scores, which INT8 network
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import starmap
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from utils.core.curves import POINTS, Curves
 from utils.core.device import sent
 from utils.core.errors import DataError
 from utils.core.score import AtThreshold, Resampled
@@ -156,16 +157,25 @@ def ap_per_class(
     )
 
 
+def precision_at(recall: np.ndarray, precision: np.ndarray, points: np.ndarray) -> np.ndarray:
+    """The precision envelope at some recalls, as `average_precision` reads it: `[points]`."""
+    recall = np.concatenate([[0.0], recall, [1.0]])
+    precision = np.concatenate([[1.0], precision, [0.0]])
+    envelope = np.maximum.accumulate(precision[::-1])[::-1]
+    return np.interp(points, recall, envelope)
+
+
 def average_precision(recall: np.ndarray, precision: np.ndarray) -> float:
     """Area under the precision envelope, read at 101 recalls and integrated by trapezoids, as upstream does.
 
     `recall` and `precision` are `[n]`, after each detection, best score first.
     """
-    recall = np.concatenate([[0.0], recall, [1.0]])
-    precision = np.concatenate([[1.0], precision, [0.0]])
-    envelope = np.maximum.accumulate(precision[::-1])[::-1]
-    values = np.interp(np.linspace(0, 1, 101), recall, envelope)
+    values = precision_at(recall, precision, np.linspace(0, 1, 101))
     return float((values[0] / 2 + values[1:-1].sum() + values[-1] / 2) / 100)
+
+
+# AP of a network with its own detections as labels: precision is 1 up to recall 1, where upstream's curve ends at 0.
+SELF_AP = average_precision(np.ones(1), np.ones(1))
 
 
 def coco_average_precision(recall: np.ndarray, precision: np.ndarray) -> float:
@@ -178,6 +188,15 @@ def coco_average_precision(recall: np.ndarray, precision: np.ndarray) -> float:
         np.maximum.accumulate(precision[::-1])[::-1], 0.0
     )  # nothing beyond the last recall
     return float(envelope[np.searchsorted(recall, np.linspace(0, 1, 101))].mean())
+
+
+def f1_at(confidence: np.ndarray, recall: np.ndarray, precision: np.ndarray, points: np.ndarray) -> np.ndarray:
+    """F1 at some confidences, of detections `[n]`, best score first: `[points]`."""
+    if not len(confidence):
+        return np.zeros(len(points))
+    recall = np.interp(-points, -confidence, recall, left=0)
+    precision = np.interp(-points, -confidence, precision, left=1)
+    return 2 * precision * recall / (precision + recall + _EPSILON)
 
 
 class ImageOutcome(NamedTuple):
@@ -199,10 +218,14 @@ class ImageOutcome(NamedTuple):
 class EvalStatistics:
     """What is kept of a network's detections until AP is computed.
 
-    `groups` says which images are resampled together, see `group_images`; None: each by itself.
+    Attributes:
+        groups: which images are resampled together, see `group_images`; None: each by itself.
+        agreement: the labels are a network's detections. AP is divided by `SELF_AP`, so that this network itself has 1;
+            AP by pycocotools' definition is 1 for it as it is.
     """
 
     groups: str | None = None
+    agreement: bool = False
     _images: dict[str, ImageOutcome] = field(default_factory=dict)
     _batches: list[tuple[Sequence[str], list[int], list[int], list[Tensor]]] = field(default_factory=list)
 
@@ -240,14 +263,18 @@ class EvalStatistics:
 
     def resampled(self, masks: bool = False) -> Resampled | None:
         """AP of boxes or of masks on resamplings of the images, see `resample`; it takes seconds for 5,000 images."""
-        return resample(self.outcomes(masks)) if self.has_masks or not masks else None
+        if masks and not self.has_masks:
+            return None
+        resampled = resample(self.outcomes(masks))
+        return resampled.scaled(1 / SELF_AP) if resampled and self.agreement else resampled
 
     def score_resampled(self) -> Resampled | None:
         """The same of `Score.decides`."""
         boxes, masks = self.resampled(), self.resampled(masks=True)
         if boxes is None or masks is None:
             return boxes
-        return Resampled.of(boxes.images, ((a + b) / 2 for a, b in zip(boxes.ap, masks.ap, strict=True)))
+        means = ((a + b) / 2 for a, b in zip(boxes.ap, masks.ap, strict=True))
+        return Resampled.of(boxes.images, means, boxes.units)
 
     def outcomes(self, masks: bool = False) -> Outcomes:
         """All detections and labels, image by image; correct by their boxes, or by their masks."""
@@ -274,13 +301,13 @@ class EvalStatistics:
         )
         resamplings: dict[str, Resampled] = {}
         if (drawn := image_weights(outcomes)) is not None:
-            images, weights = drawn
             objects, found, detections = (
-                weights.T @ np.bincount(owners, minlength=len(outcomes.paths))
+                drawn.weights.T @ np.bincount(owners, minlength=len(outcomes.paths))
                 for owners in (outcomes.label_image, outcomes.image[hit], outcomes.image[taken])
             )
             for name, whole in (("precision", detections), ("recall", objects)):
-                resamplings[f"{name}_resampled"] = Resampled.of(images, found / np.maximum(whole, 1))
+                shares = found / np.maximum(whole, 1)
+                resamplings[f"{name}_resampled"] = Resampled.of(drawn.images, shares, drawn.units)
         count, number = len(outcomes.label_image), int(hit.sum())
         return AtThreshold(
             threshold=threshold, objects=count, found=number, precision=number / max(int(taken.sum()), 1),
@@ -293,9 +320,42 @@ class EvalStatistics:
             **resamplings,
         )  # fmt: skip
 
+    def disagreements(self, confidence: float) -> dict[str, int]:
+        """Of each image the detections above a confidence, and the labels, that have no partner (IoU 0.5)."""
+        counts = {}
+        for path, image in self.images.items():
+            confident = image.detections[:, 0] >= confidence
+            pairs = int((confident & image.correct[:, 0]).sum())
+            counts[path] = int(confident.sum()) + len(image.labels) - 2 * pairs
+        return counts
+
+    def class_curves(self, names: Mapping[int, str], classes: Sequence[str], confusion: np.ndarray) -> Curves:
+        """The curves at IoU 0.5 of the classes that have labels.
+
+        Args:
+            names: of these classes, by id.
+            classes: of the dataset.
+            confusion: see `Curves`.
+        """
+        outcomes = self.outcomes()
+        points = np.linspace(0, 1, POINTS)
+        curves = Curves([], [], [], [], list(classes), confusion.tolist())
+        for label, count in zip(*np.unique(outcomes.label_classes, return_counts=True), strict=True):
+            of_class = outcomes.classes == label
+            order = np.argsort(-outcomes.confidence[of_class], kind="stable")
+            confidence = outcomes.confidence[of_class][order]
+            hits = outcomes.correct[of_class, 0][order].cumsum()
+            recall, precision = hits / count, hits / np.arange(1, len(hits) + 1)
+            curves.names.append(names[int(label)])
+            curves.ap50.append(average_precision(recall, precision))
+            curves.precision.append(precision_at(recall, precision, points).tolist())
+            curves.f1.append(f1_at(confidence, recall, precision, points).tolist())
+        return curves
+
     def class_scores(self, masks: bool = False) -> ClassScores:
         """AP, precision and recall of each class, by boxes or by masks; `DataError` if there was no image."""
         if not self.images:
             raise DataError("no image could be decoded")
         outcomes = self.outcomes(masks)
-        return ap_per_class(outcomes.correct, outcomes.confidence, outcomes.classes, outcomes.label_classes)
+        scores = ap_per_class(outcomes.correct, outcomes.confidence, outcomes.classes, outcomes.label_classes)
+        return replace(scores, ap=np.minimum(scores.ap / SELF_AP, 1.0)) if self.agreement else scores

@@ -4,7 +4,7 @@ import statistics
 
 import pytest
 
-from utils.core.score import Difference, Resampled, Score, difference_error
+from utils.core.score import Difference, Resampled, Score, SplitCounts, difference_error, standard_errors
 
 KEY = "0123456789abcdef" * 2
 
@@ -14,6 +14,11 @@ def test_text_and_back():
     assert one.ap == (0.7123457, 1.0, 0.0)
     assert one.to_text() == f"{KEY} 0.7123457 1.0000000 0.0000000"
     assert Resampled.from_text(one.to_text()) == one
+    grouped = Resampled.of(KEY, [0.5, 0.25], 13)
+    assert grouped.to_text() == f"{KEY}/13 0.5000000 0.2500000"
+    assert Resampled.from_text(grouped.to_text()) == grouped
+    assert grouped.scaled(3).ap == (1.0, 0.75)
+    assert grouped.scaled(3).units == 13
 
 
 @pytest.mark.parametrize("text", [f"{KEY} 0.5000000", f"{KEY} 0.5000000 1.0000001", f"{KEY} 0.5000000 0.5"])
@@ -45,6 +50,49 @@ def test_the_error_of_a_difference_is_that_of_the_differences():
 def test_a_difference_is_one_from_two_standard_errors_on(value, error, text, significant):
     assert str(Difference(value, error)) == text
     assert Difference(value, error).significant is significant
+
+
+@pytest.mark.parametrize("units", [None, 30, 500])
+def test_many_images_take_two_standard_errors(units):
+    assert standard_errors(units) == 2
+
+
+@pytest.mark.parametrize(("units", "quantile"), [(13, 2.179), (5, 2.776), (2, 12.706)])
+def test_few_groups_take_students_quantile(units, quantile):
+    """The quantiles are those of printed tables of Student's t, two-sided, 95 %."""
+    assert standard_errors(units) == pytest.approx(quantile * (units / (units - 1)) ** 0.5, abs=2e-3)
+
+
+def test_a_difference_of_few_groups_has_to_be_larger():
+    assert Difference(0.021, 0.01).significant
+    assert not Difference(0.021, 0.01, 13).significant
+    assert Difference(0.023, 0.01, 13).significant
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "lost"), [(-0.002, 0.001, 0.004), (0.001, 0.001, 0.001), (0.01, 0.001, 0.0), (0.0, None, None)]
+)
+def test_the_largest_loss_that_a_measurement_leaves_possible(value, error, lost):
+    assert Difference(value, error).most_lost == (lost if lost is None else pytest.approx(lost))
+
+
+def test_a_difference_knows_what_it_was_measured_on():
+    one, other = (Resampled.of(KEY, ap, 13) for ap in ([0.70, 0.72, 0.69], [0.69, 0.715, 0.68]))
+    difference = Difference.between(0.69, 0.70, other, one)
+    assert difference == Difference(pytest.approx(-0.01), difference_error(other, one), 13)
+    assert Difference.between(0.69, 0.70, None, one) == Difference(pytest.approx(-0.01), None, None)
+
+
+def test_shares_of_a_split():
+    numbers = {"objects": 0, "backgrounds": 0, "without_a_label_file": 0, "bad_label_lines": 0, "clipped_labels": 0}
+    counts = SplitCounts(name="val", images=18, left_out=2, boxes_among_polygons=0, first={}, **numbers)
+    assert counts.left_out_share == pytest.approx(0.1)
+    shared = [counts.model_copy(update={"also_in_train": number}).all_in_train for number in (0, 17, 18)]
+    assert shared == [False, False, True]
+    assert "also in train" not in str(counts)
+    assert "also in train 17 (first: a.jpg)" in str(
+        counts.model_copy(update={"also_in_train": 17, "first": {"also_in_train": "a.jpg"}})
+    )
 
 
 def test_a_score():
