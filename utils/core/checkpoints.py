@@ -81,6 +81,11 @@ def read_torch_file(
     """
     if not os.path.isfile(file):
         raise CheckpointError(no_file(file, "--weights takes a .pt file"))
+    if _is_safetensors(file):
+        raise CheckpointError(
+            f"{file} is a safetensors file, which holds weights without the network; give the .pt file that upstream's "
+            "train.py wrote"
+        )
     try:
         with zipfile.ZipFile(file) as archive:  # which compares what it reads with its checksum
             pickles = [name for name in archive.namelist() if name.count("/") == 1 and name.endswith("/data.pkl")]
@@ -92,15 +97,39 @@ def read_torch_file(
                 return {_key(key): builder.value(value, True) for key, value in content.items() if key not in skip}
             return builder.value(content, True)
     except NotAllowed as error:
-        raise NotAllowed(
-            f"{file} holds {error}, which is no data and no module class of YOLOv9 or torch.nn; it was not loaded. "
-            "Save the network without fusing or wrapping it, as upstream's train.py does; a class of a fork has to be "
-            "listed first (BLOCKS or TORCH_MODULES in utils/upstream/, see CONTRIBUTING.md)"
-        ) from error
+        raise NotAllowed(_refusal(file, str(error))) from error
     except Exception as error:  # a damaged file can break zipfile, the unpickler and the builder anywhere
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         problem = f"is damaged, or no checkpoint of PyTorch 1.6 or newer ({reason})"
         raise CheckpointError(f"{file} {problem}; {remedy}") from error
+
+
+def _is_safetensors(file: str | Path) -> bool:
+    """Whether a file begins as safetensors files do: with the length of a JSON object, and that object."""
+    with open(file, "rb") as stream:
+        begin = stream.read(9)
+    return len(begin) == 9 and begin[8:] == b"{" and int.from_bytes(begin[:8], "little") <= os.path.getsize(file) - 8
+
+
+def _refusal(file: str | Path, name: str) -> str:
+    """What a checkpoint is that names a class which is not allowed, and what to do."""
+    if name.startswith("ultralytics."):
+        return (
+            f"{file} is a checkpoint of Ultralytics ({name}); this project takes checkpoints of WongKinYiu/yolov9, as "
+            "its train.py and train_dual.py write them"
+        )
+    if name.startswith("pytorch_quantization."):
+        return f"{file} was quantized with pytorch-quantization, as by yolov9-qat; give the FP32 weights instead"
+    if name.startswith("models."):
+        return (
+            f"{file} holds {name}, which YOLOv9 does not have: it is a checkpoint of YOLOv5, YOLOv7 or a fork. A class "
+            "of a fork has to be listed first (BLOCKS in utils/upstream/description.py, see CONTRIBUTING.md)"
+        )
+    return (
+        f"{file} holds {name}, which is no data and no module class of YOLOv9 or torch.nn; it was not loaded. Save the "
+        "network without fusing or wrapping it, as upstream's train.py does (TORCH_MODULES in utils/upstream/ lists "
+        "what is taken)"
+    )
 
 
 class _Shell:

@@ -42,6 +42,15 @@ class DependencyError(InputError):
     """A library that this command needs is not installed; the message says how to install it."""
 
 
+# What users of other projects type -> how it is done here. Keys are as those of REMOVED.
+HABITS: dict[str, str] = {
+    "--include engine": "is not written here: scripts/generate_trt_engine.sh builds an engine of the ONNX file",
+    "--format": "does not exist: export_qat.py writes ONNX, and scripts/generate_trt_engine.sh builds the engine",
+    "--int8": "does not exist: qat.py quantize makes the INT8 checkpoint, which export_qat.py exports",
+}
+KEY_VALUE = "options are written as --name VALUE here, and engines are built by scripts/generate_trt_engine.sh"
+
+
 # What went -> what to use instead. What went is an option ('--flag', or 'val_trt.py --flag' where other programs still
 # have it), one value of an option ('--flag value'), or a key of a file ('section.key').
 REMOVED: dict[str, str] = {

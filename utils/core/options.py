@@ -205,6 +205,9 @@ data_option = partial(
     option, None, "dataset's YAML (default: that of the weights' training, of a .pt that knows one which is there)",
     metavar="FILE",
 )  # fmt: skip
+target_drop_option = partial(
+    option, None, "AP that INT8 may lose (default: 0.002; of agreement, with --unlabelled, 0.025)", metavar="AP"
+)
 groups_option = partial(
     option, None, "images that are resampled together, such as frames of a clip: a file of lines `image group`, or a "
     "regular expression for the beginning of image names", metavar="FILE|REGEX",
@@ -229,6 +232,7 @@ def add_options(parser: argparse.ArgumentParser, kind: type[Options]) -> None:
         if not (field.is_required() or silent or "(default" in text):
             default = " ".join(map(str, field.default)) if isinstance(field.default, list) else field.default
             text = f"{text} (default: {default})"
+        text = text.replace("%", "%%")  # argparse formats it
         keywords: dict[str, Any] = {"help": argparse.SUPPRESS if name in kind.HIDDEN else text}
         keywords |= _keywords(field.annotation, field.default) | argument["keywords"]
         if keywords.get("action") == "append":

@@ -317,6 +317,31 @@ def test_networks_arrays_and_paths(tmp_path):
         checkpoints.read_torch_file(tmp_path / "a.pt")
 
 
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("ultralytics.nn.tasks.DetectionModel", "is a checkpoint of Ultralytics (ultralytics.nn.tasks.DetectionModel)"),
+        ("pytorch_quantization.nn.modules.quant_conv.QuantConv2d", "was quantized with pytorch-quantization"),
+        ("models.common.C3", "it is a checkpoint of YOLOv5, YOLOv7 or a fork"),
+        ("my_package.Head", "which is no data and no module class of YOLOv9"),
+    ],
+)
+def test_checkpoints_of_other_projects_are_named(tmp_path, name, problem):
+    with pytest.raises(checkpoints.NotAllowed, match=re.escape(problem)) as refused:
+        read(tmp_path, mapping(model=module(name)))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_safetensors_file_is_named(tmp_path):
+    header = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+    (tmp_path / "a.pt").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    with pytest.raises(CheckpointError, match=r"a\.pt is a safetensors file.*give the \.pt file"):
+        checkpoints.read_torch_file(tmp_path / "a.pt")
+    (tmp_path / "b.pt").write_bytes(b"x" * 100)
+    with pytest.raises(CheckpointError, match="is damaged"):
+        checkpoints.read_torch_file(tmp_path / "b.pt")
+
+
 @pytest.mark.parametrize("function", [GETATTR, "__builtin__.getattr"])
 def test_a_segment_head_keeps_the_forward_of_the_head_below(tmp_path, function):
     head = module(SEGMENT, detect=call(function, named(BELOW), value("forward")))

@@ -101,5 +101,5 @@ def test_other_ranks_say_their_number_and_only_what_is_wrong(torchrun, capsys, m
 
     assert cli.run_program("qat.py", (Options, work), [], together=[""]) == 2
     said = capsys.readouterr()
-    assert (said.out, said.err) == ("rank 1: odd\n", "rank 1: error: cannot be used\n")
+    assert (said.out, said.err) == ("rank 1: warning: odd\n", "rank 1: error: cannot be used\n")
     setup_logging()

@@ -11,7 +11,7 @@ import pytest
 
 from utils.core.errors import DataError, DependencyError, InputError, QatError
 from utils.core.files import atomic_path, check_file, check_files, read_json, read_onnx, read_yaml, save_torch
-from utils.core.run_folder import LOCK_FILE, held, make_run_dir, new_run
+from utils.core.run_folder import LOCK_FILE, LOG_FILE, held, make_run_dir, new_run
 from utils.evaluation.data_yaml import load_data
 
 pytestmark = pytest.mark.timeout(60)
@@ -135,7 +135,7 @@ def test_a_run_that_replaces_another_removes_what_that_left_but_not_the_users_fi
     for name, expected in (("exp", {"weights/mine.pt"}), ("mine", names)):
         with new_run(tmp_path, name, True, ("report.*", "weights/qat_*.pt")) as folder:
             found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-        assert found == expected | {LOCK_FILE}
+        assert found == expected | {LOCK_FILE, LOG_FILE}
 
 
 def test_half_written_files_are_cleared_and_nothing_else(tmp_path):
