@@ -35,8 +35,13 @@ def colour(index: int) -> tuple[int, int, int]:
     return tuple((index >> shift & 15) * 16 + 5 for shift in (0, 4, 8))
 
 
-def write_set(folder, count=40, sizes=MIXED, names=("cat", "dog", "owl"), seed=0, stem="{:012d}", split="val"):
-    """Write images, labels, COCO annotations and data.yaml; category ids are 3, 6, 9, ..., not class ids."""
+def write_set(
+    folder, count=40, sizes=MIXED, names=("cat", "dog", "owl"), seed=0, stem="{:012d}", split="val", splits=("val",)
+):
+    """Write images, labels, COCO annotations and data.yaml; category ids are 3, 6, 9, ..., not class ids.
+
+    The images lie in the folder `split`, and data.yaml names them as each of `splits`.
+    """
     rng = np.random.default_rng(seed)
     for kind in ("images", "labels"):
         (folder / kind / split).mkdir(parents=True)
@@ -55,7 +60,7 @@ def write_set(folder, count=40, sizes=MIXED, names=("cat", "dog", "owl"), seed=0
     (folder / "annotations").mkdir(exist_ok=True)
     (folder / "annotations" / f"instances_{split}.json").write_text(json.dumps(coco_json(samples, names)))
     (folder / "data.yaml").write_text(
-        json.dumps({"path": str(folder), "train": f"images/{split}", "val": f"images/{split}", "names": list(names)})
+        json.dumps({"path": str(folder), **dict.fromkeys(splits, f"images/{split}"), "names": list(names)})
     )
     return samples
 

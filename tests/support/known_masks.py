@@ -25,11 +25,11 @@ class OutlinedSample(Sample):
     outlines: tuple[np.ndarray, ...] = ()
 
 
-def write_outlined_set(folder, count=40, sizes=MIXED, names=("cat", "dog", "owl"), seed=0):
+def write_outlined_set(folder, count=40, sizes=MIXED, names=("cat", "dog", "owl"), seed=0, splits=("val",)):
     """A set as `write_set` makes it, with polygons in label files and annotations."""
     rng = np.random.default_rng(seed + 1)
     samples = []
-    for sample in write_set(folder, count, sizes, names, seed):
+    for sample in write_set(folder, count, sizes, names, seed, splits=splits):
         outlines = tuple(_outline(rng, box) for box in sample.labels[:, 1:])
         lines = []
         for label, points in zip(sample.labels[:, 0], outlines, strict=True):

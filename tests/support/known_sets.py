@@ -4,8 +4,9 @@ import torch
 from known_images import SQUARE, KnowingModel, write_set
 from known_masks import KnowingMasks, write_outlined_set
 
+from utils.evaluation.config import EvalConfig
 from utils.evaluation.data_yaml import load_data
-from utils.evaluation.loop import EvalConfig, evaluate
+from utils.evaluation.loop import evaluate
 from utils.runners.pytorch import TorchRunner
 
 NAMES = ("cat", "dog", "owl")

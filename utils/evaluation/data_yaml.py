@@ -14,10 +14,11 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from utils.core.errors import DataError
 from utils.core.files import read_yaml
+from utils.core.logging import warn_once
 from utils.core.score import SplitCounts
 from utils.core.strict_model import StrictModel, validate
-from utils.core.text import plural
-from utils.evaluation.images import SplitImages, list_images, read_images
+from utils.core.text import plural, short_repr
+from utils.evaluation.images import SplitImages, images_in_both, list_images, read_images
 
 logger = logging.getLogger(__name__)
 
@@ -116,6 +117,8 @@ class DataConfig:
             name = f"{split} ({len(chosen)} of {plural(len(files), 'image')})"
         part = read_images(chosen, self.nc, name=name, progress=progress)
         part.left_out += [f"{file}: {Path(file).suffix} is not read; convert it to PNG or JPEG" for file in others]
+        if split != "train" and "train" in self.splits:
+            part.in_train = images_in_both([image.path for image in part.images], list_images(self.paths("train"))[0])
         if limit is None or not any(read == split for read, _ in self.parts):
             counts = part.counts(self.root)
             logger.info("%s", counts)
@@ -124,6 +127,11 @@ class DataConfig:
                     "%s: %d of %s have no label file (first: %s) and count as backgrounds; AP is too low if they show "
                     "objects", split, counts.without_a_label_file, plural(counts.images, "image"),
                     counts.first["without_a_label_file"],
+                )  # fmt: skip
+            if counts.also_in_train:
+                logger.warning(
+                    "%d of %s of %s are training images, too (first: %s): AP says nothing about new images by them",
+                    counts.also_in_train, plural(counts.images, "image"), split, counts.first["also_in_train"],
                 )  # fmt: skip
             for line in part.left_out[:5] if len(part.left_out) > 1 else ():
                 logger.info("  %s", line.replace(f"{self.root}{os.sep}", ""))
@@ -138,6 +146,38 @@ class DataConfig:
         ]
 
 
+def check_classes(names: Mapping[int, str], data: DataConfig, network: str) -> bool:
+    """Compare the classes of a network with those of a dataset: the same number, and the same names.
+
+    Returns:
+        Whether the names are the same. A warning says where they are not, and that numbers decide.
+
+    Raises:
+        DataError: the numbers differ, or the names are the same in another order.
+    """
+    own, expected = [*names.values()], [*data.names.values()]
+    if len(own) != len(expected):
+        raise DataError(
+            f"{network} detects {plural(len(own), 'class')} {short_repr(own)}, and {data.file} has {len(expected)} "
+            f"{short_repr(expected)}; give the dataset that the weights were trained on"
+        )
+    if own == expected:
+        return True
+    place = next(number for number, pair in enumerate(zip(own, expected, strict=True)) if pair[0] != pair[1])
+    if sorted(own) == sorted(expected):
+        raise DataError(
+            f"{data.file} has the classes of {network} in another order: class {place} is {expected[place]!r} there "
+            f"and {own[place]!r} in the network; give the dataset that the weights were trained on"
+        )
+    warn_once(
+        logger,
+        f"the class names of {network} {short_repr(own)} differ from those of {data.file} {short_repr(expected)}: "
+        "classes are matched by number",
+        what=f"class names {own} {expected}",
+    )
+    return False
+
+
 def load_data(path: str | Path) -> DataConfig:
     """Read a data.yaml.
 
@@ -150,8 +190,8 @@ def load_data(path: str | Path) -> DataConfig:
     file = Path(path)
     content = validate(DataYaml, read_yaml(file, "--data takes a dataset's YAML", DataError), file, DataError)
     entries = {split: tuple(paths) for split in SPLITS if (paths := getattr(content, split))}
-    if "val" not in entries and "train" not in entries:
-        raise DataError(f"{file} has neither 'train:' nor 'val:'; they name the folders of images")
+    if not entries:
+        raise DataError(f"{file} has no 'train:', 'val:' or 'test:'; they name the folders of images")
     bases = (Path(__file__).resolve().parents[2], Path.cwd(), file.resolve().parent)
     candidates = list(dict.fromkeys((base / (content.path or "")).resolve() for base in bases))
     with_images = (

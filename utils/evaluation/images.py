@@ -13,6 +13,7 @@ import logging
 import mimetypes
 import os
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -27,7 +28,7 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 from tqdm import tqdm
 
 from utils.core.errors import DataError, InputError, no_file
-from utils.core.files import distinct_names
+from utils.core.files import distinct_names, file_hash
 from utils.core.score import SplitCounts
 from utils.core.text import plural
 
@@ -79,6 +80,7 @@ class SplitImages:
         images, left_out: those that can be used, sorted by path; and a line for each of the others, its path and why.
         bad_lines: a text for each wrong line in labels of images that are left out.
         undecodable: paths of images that turn out to be damaged where they are decoded.
+        in_train: paths of images that are training images, too; empty for the training images themselves.
     """
 
     name: str
@@ -86,6 +88,7 @@ class SplitImages:
     left_out: list[str]
     bad_lines: list[str]
     undecodable: set[str] = field(default_factory=set)
+    in_train: set[str] = field(default_factory=set)
 
     def counts(self, root: Path) -> SplitCounts:
         """How many images, objects and oddities there are; names count from `root`."""
@@ -96,6 +99,7 @@ class SplitImages:
             "bad_label_lines": self.bad_lines,
             "clipped_labels": self.clipped_lines,
             "boxes_among_polygons": [image.path for image in images for _ in range(image.labels.boxes)],
+            "also_in_train": [image.path for image in images if image.path in self.in_train],
         }
         first = {name: lines[0].replace(f"{root}{os.sep}", "") for name, lines in named.items() if lines}
         return SplitCounts(
@@ -136,6 +140,44 @@ def read_images(files: Sequence[str], nc: int, *, name: str = "images", progress
     if not split.images:
         raise DataError(f"none of {plural(len(files), 'image')} can be used; the first: {split.left_out[0]}")
     return split
+
+
+def images_in_both(images: Iterable[str], others: Sequence[str]) -> set[str]:
+    """Those of `images` that are among `others`, too: the same file, or one with the same bytes under another name.
+
+    Only files of one length are read. An image that was saved again, with other bytes, counts as another one.
+    """
+    places: set[tuple[int, int]] = set()
+    by_length: dict[int, list[str]] = defaultdict(list)
+    with ThreadPoolExecutor(8) as pool:  # disks are waited for
+        for path, status in zip(others, pool.map(_status, others), strict=True):
+            if status is not None:
+                places.add((status.st_dev, status.st_ino))
+                by_length[status.st_size].append(path)
+    hashes: dict[str, str] = {}
+
+    def hash_of(path: str) -> str:
+        if path not in hashes:
+            hashes[path] = file_hash(path)
+        return hashes[path]
+
+    shared: set[str] = set()
+    for path in images:
+        status = _status(path)
+        if status is None:
+            continue
+        alike = by_length.get(status.st_size, ())
+        if (status.st_dev, status.st_ino) in places or any(hash_of(path) == hash_of(other) for other in alike):
+            shared.add(path)
+    return shared
+
+
+def _status(path: str) -> os.stat_result | None:
+    """What the file system says of a file that links lead to; None where there is none."""
+    try:
+        return os.stat(path)
+    except OSError:
+        return None
 
 
 def read_header(file: str) -> tuple[int, int] | str:

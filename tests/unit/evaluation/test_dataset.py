@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from known_images import MIXED, write_set
 
 from utils.core.errors import CheckpointError, DataError, InputError
 from utils.evaluation.batch import RaggedBatch
-from utils.evaluation.data_yaml import load_data
+from utils.evaluation.data_yaml import check_classes, load_data
 from utils.evaluation.dataset import ImageDataset, check_unchanged, dataset_hash, loading_processes, make_loader
 from utils.evaluation.images import find_images
 from utils.evaluation.letterbox import Letterbox, boxes_to_image, letterboxed_planes, rectangular_shapes
@@ -24,7 +25,7 @@ from utils.evaluation.letterbox import Letterbox, boxes_to_image, letterboxed_pl
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("set")
-    write_set(path, 20)
+    write_set(path, 20, splits=("train", "val"))
     return path
 
 
@@ -174,11 +175,35 @@ BAD_YAML = {  # content → what the message names beside the file
     "val: .\nnames: [a, null]": "names",
     "val: .\nnc: 3\nnames: [a, b]": "nc",
     "val: .\nnc: true\nnames: [a]": "nc",
-    "test: .\nnames: [a]": "val",
     "val: nowhere\nnames: [a]": "val",
     "val: 3\nnames: [a]": "val",
     "val: .\npath: 3\nnames: [a]": "path",
 }
+
+
+def test_a_set_may_have_a_test_split_alone(folder, tmp_path):
+    (tmp_path / "data.yaml").write_text(f"names: [a, b, c]\ntest: {folder}/images/val\n")
+    data = load_data(tmp_path / "data.yaml")
+    assert len(data.read("test").images) == 20
+    with pytest.raises(DataError, match="has no 'val:' entry; it has test"):
+        data.read("val")
+
+
+@pytest.mark.parametrize(
+    ("names", "problem"),
+    [(["cat", "owl", "dog"], "in another order: class 1 is 'dog' there and 'owl' in the network"),
+     (["cat", "dog"], "model.pt detects 2 classes ['cat', 'dog'], and ")],
+)  # fmt: skip
+def test_other_classes_are_refused(data, names, problem):
+    with pytest.raises(DataError, match=re.escape(problem)):
+        check_classes(dict(enumerate(names)), data, "model.pt")
+
+
+def test_other_names_of_as_many_classes_are_a_warning(data, caplog):
+    assert check_classes(dict(data.names), data, "model.pt")
+    assert caplog.messages == []
+    assert not check_classes({0: "person", 1: "dog", 2: "owl"}, data, "model.pt")
+    assert "classes are matched by number" in caplog.text
 
 
 @pytest.mark.parametrize("content", BAD_YAML, ids=lambda content: str(content)[-40:].replace("\n", " "))

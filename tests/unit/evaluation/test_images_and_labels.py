@@ -1,5 +1,6 @@
 """Finding and reading images and their labels: as upstream does, and where they are links, folders, damaged or odd."""
 
+import json
 import logging
 import os
 from pathlib import Path
@@ -14,7 +15,7 @@ from utils.core.errors import DataError
 from utils.evaluation.batch import collate
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.dataset import ImageDataset, make_loader
-from utils.evaluation.images import decode, find_images, label_file, read_images, read_labels
+from utils.evaluation.images import decode, find_images, images_in_both, label_file, read_images, read_labels
 from utils.jobs.inputs import image_batches
 
 
@@ -47,6 +48,55 @@ def test_find_images_in_folders_and_lists(tmp_path, monkeypatch):
     for path, message in (("empty", "no images in"), ("nowhere", "does not exist")):
         with pytest.raises(DataError, match=message):
             find_images([str(tmp_path / path)])
+
+
+# images of val that are training images, too
+
+
+@pytest.fixture
+def split(folder):
+    """A set whose four images of val are, in order: the training image itself, a link, a copy, and another image."""
+    training = folder / "images/train"
+    training.mkdir()
+    for number, path in enumerate(images_of(folder)[:3]):
+        Path(path).rename(training / f"t{number}.png")
+    Path(images_of(folder)[0]).rename(folder / "images/val/d.png")
+    (folder / "images/val/b.png").symlink_to(training / "t1.png")
+    (folder / "images/val/c.png").write_bytes((training / "t2.png").read_bytes())
+    names = ("train/t0", "val/b", "val/c", "val/d")
+    (folder / "val.txt").write_text("".join(f"./images/{name}.png\n" for name in names))
+    content = {"path": str(folder), "train": "images/train", "val": "val.txt", "names": ["cat", "dog", "owl"]}
+    (folder / "data.yaml").write_text(json.dumps(content))
+    return folder
+
+
+def test_val_images_that_are_training_images_are_counted_and_named(split, caplog):
+    data = load_data(split / "data.yaml")
+    part = data.read("val")
+    assert {Path(path).name for path in part.in_train} == {"t0.png", "b.png", "c.png"}
+    counts = part.counts(split)
+    assert (counts.also_in_train, counts.all_in_train) == (3, False)
+    assert counts.first["also_in_train"] == "images/train/t0.png"
+    (warning,) = [message for message in caplog.messages if "training images" in message]
+    assert warning.startswith("3 of 4 images of val are training images, too (first: images/train/t0.png)")
+    assert data.read("train").in_train == set()
+
+
+def test_images_of_one_length_with_other_content_are_not_training_images(split):
+    one, other = split / "images/train/t0.png", split / "other.png"
+    content = bytearray(one.read_bytes())
+    content[-20] ^= 1
+    other.write_bytes(content)
+    assert images_in_both([str(other)], [str(one)]) == set()
+    assert images_in_both([str(one)], [str(one), str(split / "gone.png")]) == {str(one)}
+    assert images_in_both([str(split / "gone.png")], [str(one)]) == set()
+
+
+def test_files_of_other_lengths_are_not_read(split, monkeypatch):
+    monkeypatch.setattr("utils.evaluation.images.file_hash", pytest.fail)
+    longer = split / "longer.png"
+    longer.write_bytes((split / "images/train/t0.png").read_bytes() + b"\n")
+    assert images_in_both([str(longer)], find_images([str(split / "images/train")])) == set()
 
 
 def test_a_linked_folder_and_linked_images_are_found_and_where_labels_lie(folder):
