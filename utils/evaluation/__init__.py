@@ -1,17 +1,19 @@
 """One evaluation loop for every runner (PyTorch, ONNX Runtime, TensorRT).
 
+config.py       how to evaluate: EvalConfig
 data_yaml.py    data.yaml → DataConfig
 images.py       image files, their sizes and labels, found, read and checked; the images and videos of --source
 letterbox.py    letterboxing, there and back
 batch.py        images with their labels, as the loader gives them; polygons as masks
 dataset.py      all together: batches, read ahead by worker processes, shared by several programs; the dataset's hash
-input_plan.py   what a network wants to be given, and what it gives
+input_plan.py   what a network wants to be given
 detector.py     runner + NMS: batches of images → detections
 masks.py        masks of detections, their overlap with those of labels, and in the pixels of images
 nms.py          raw predictions → detections
+confusion.py    which classes are taken for which others
 metrics.py      detections and labels, image by image → precision, recall, AP
 bootstrap.py    its standard error, by resampling the images
 coco.py         predictions as files: text, COCO JSON; pycocotools
-loop.py         evaluate(runner, data, config) → EvalResult
+loop.py         evaluate(runner, data, config) → EvalResult; Evaluation: update, gather, result
 results.py      what an evaluation found, and how it is printed
 """

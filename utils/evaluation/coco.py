@@ -21,8 +21,8 @@ from utils.evaluation.masks import run_lengths
 
 if TYPE_CHECKING:
     from utils.evaluation.batch import Batch
+    from utils.evaluation.config import EvalConfig
     from utils.evaluation.detector import BatchDetections
-    from utils.evaluation.loop import EvalConfig
 
 logger = logging.getLogger(__name__)
 

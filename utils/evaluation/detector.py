@@ -7,17 +7,17 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from utils.core.errors import InputError
+from utils.core.output_form import DEEPSTREAM, END_TO_END, OutputForm
 from utils.core.tasks import BOX, DISPLAY_CONF, DISPLAY_IOU, Prediction
-from utils.core.text import plural, short_repr
 from utils.evaluation.batch import Batch, RaggedBatch
-from utils.evaluation.input_plan import batch_range, gives_masks, has_nms, image_input, nms_thresholds, nms_words
+from utils.evaluation.data_yaml import check_classes
+from utils.evaluation.input_plan import batch_range, image_input
 from utils.evaluation.letterbox import boxes_to_image
 from utils.evaluation.masks import Masks
 from utils.evaluation.nms import non_max_suppression, packed_detections
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from utils.runners.base import Runner
 
 logger = logging.getLogger(__name__)
-warn_once = cache(logger.warning)  # of what each evaluation of a run would say again
 
 
 @dataclass(frozen=True)
@@ -69,37 +68,25 @@ class Detector:
 
         `InputError` if the network and the dataset have different numbers of classes, or the network is no detector.
         """
-        if runner.metadata.get("form") == "deepstream":
+        form = runner.form
+        if form.name == DEEPSTREAM:
             raise InputError("the network's output has DeepStream's form; give a file of export_qat.py's")
         self.device, self._runner = runner.device, runner
         self._input, self._batch = image_input(runner), batch_range(runner)
-        self._nms_inside = has_nms(runner)
-        self._masks = runner.task.masks if self._nms_inside and gives_masks(runner) else ""
+        self._nms_inside = form.name == END_TO_END
+        self._masks = form.task.masks if self._nms_inside and form.masks else ""
         self._outputs = {} if self._nms_inside else output_names(runner)
         self._conf_thres, self._iou_thres, self._max_det, self._single_cls = conf_thres, iou_thres, max_det, single_cls
         self._nc = None if single_cls or data is None else data.nc
         self._times: dict[str, list[float]] = defaultdict(list)
         self._counts: list[int] = []
         self._bad = torch.zeros((), dtype=torch.int64, device=runner.device)
-        if self._nms_inside and data is not None:
-            settings = ", ".join(f"{name} {value:g}" for name, value in nms_thresholds(runner).items())
-            logger.warning(
-                "%s is inside the network (%s); the loop has conf_thres %g, iou_thres %g, at most %d. With others AP "
-                "does not compare with that of other files",
-                nms_words(runner), settings or "unknown thresholds", conf_thres, iou_thres, max_det,
-            )  # fmt: skip
-            if runner.task.masks and not self._masks:
-                logger.warning("the network gives no %s: its boxes are evaluated", runner.task.masks)
-        if data is not None and not single_cls and (names := runner.names):
-            own, expected = short_repr([*names.values()]), short_repr([*data.names.values()])
-            if len(names) != data.nc:
-                raise InputError(
-                    f"the network has {plural(len(names), 'class')} {own}, and {data.file} has {data.nc} {expected}; "
-                    "give the dataset that it was trained on"
-                )
-            if list(names.values()) != list(data.names.values()):
-                warn_once(f"the network's class names {own} differ from those of {data.file} {expected}: "
-                           "classes are matched by number")  # fmt: skip
+        if data is None:
+            return
+        if form.has_nms:
+            self._warn_of_own_nms(form)
+        if not single_cls and runner.names:
+            check_classes(runner.names, data, "the network")
 
     def __call__(self, batch: Batch) -> BatchDetections:
         """What is in the images, on the runner's device. Prototypes may be overwritten by the next call."""
@@ -121,6 +108,21 @@ class Detector:
         detections = RaggedBatch(torch.cat([boxes, rows.flat[:, 4:5], classes], 1), rows.counts)
         self._lap("nms", clock)
         return BatchDetections(detections, masks)
+
+    def _warn_of_own_nms(self, form: OutputForm) -> None:
+        """Log the settings of NMS inside the network beside those of the loop, and masks that it does not give."""
+        settings = ", ".join(f"{name} {value:g}" for name, value in form.thresholds.items())
+        logger.warning(
+            "%s is inside the network (%s); the loop has conf_thres %g, iou_thres %g, at most %d. With others AP "
+            "does not compare with that of other files",
+            form.nms_name,
+            settings or "unknown thresholds",
+            self._conf_thres,
+            self._iou_thres,
+            self._max_det,
+        )
+        if form.task.masks and not form.masks:
+            logger.warning("the network gives no %s: its boxes are evaluated", form.task.masks)
 
     def raw(self, images: Tensor) -> dict[str, Tensor]:
         """The outputs for uint8 `[B, 3, H, W]` RGB by the task's names, on the runner's device, without NMS of ours.

@@ -1,4 +1,4 @@
-"""What a network wants to be given, and what it gives: sizes, batches, and which of its outputs is what."""
+"""What a network wants to be given: sizes and batches."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 from utils.core.errors import InputError
 from utils.core.input_spec import COLOURS
 from utils.core.options import height_width, size_text
-from utils.core.tasks import DETECTIONS
-from utils.runners.base import literal
 
 if TYPE_CHECKING:
     from utils.runners.base import Runner, TensorSpec
@@ -111,38 +109,3 @@ def image_input(runner: Runner) -> TensorSpec:
         found = ", ".join(map(str, runner.inputs))
         raise InputError(f"the network takes {found}; expected {' or '.join(DTYPES)} [batch, 3 or 1, height, width]")
     return spec
-
-
-def has_nms(runner: Runner) -> bool:
-    """Whether the network gives detections, NMS being inside it, and not raw predictions."""
-    return set(DETECTIONS) <= {spec.name for spec in runner.outputs}
-
-
-def nms_words(runner: Runner) -> str:
-    """What stands in a network that gives detections: 'NMS', or 'top-k without NMS' (`--nms none`)."""
-    return "top-k without NMS" if list(nms_thresholds(runner)) == ["conf_thres"] else "NMS"
-
-
-def nms_thresholds(runner: Runner) -> dict[str, float]:
-    """`conf_thres` and `iou_thres` of NMS inside the network, as far as its file says them and they are used there."""
-    entries = literal(runner.metadata.get("nms", ""))
-    if not isinstance(entries, dict):
-        return {}
-    names = ("conf_thres",) if entries.get("kind") == "none" else ("conf_thres", "iou_thres")
-    return {name: float(entries[name]) for name in names if isinstance(entries.get(name), (int, float))}
-
-
-def gives_masks(runner: Runner) -> bool:
-    """Whether a network with NMS inside gives masks too."""
-    return runner.task.masks in {spec.name for spec in runner.outputs}
-
-
-def mask_frame(runner: Runner) -> int | None:
-    """Rows and columns of the masks that a network gives in its boxes' frames; None if it gives none."""
-    frames = [spec.shape[2] for spec in runner.outputs if spec.name == runner.task.masks and len(spec.shape) == 3]
-    return math.isqrt(frames[0]) if frames and frames[0] else None
-
-
-def compares_masks(runner: Runner) -> bool:
-    """Whether the masks of a network are compared with the labels'; they are not if it has NMS inside and no masks."""
-    return bool(runner.task.prototypes) and (gives_masks(runner) or not has_nms(runner))

@@ -5,79 +5,53 @@ from __future__ import annotations
 import logging
 import time
 from collections import ChainMap
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
 from utils.core import distributed
-from utils.core.tasks import AP_CONFIDENCE, Task
+from utils.core.tasks import DISPLAY_CONF
 from utils.core.text import plural
-from utils.evaluation.batch import RaggedBatch
+from utils.evaluation.batch import Batch, RaggedBatch
 from utils.evaluation.bootstrap import group_images
 from utils.evaluation.coco import CocoEvaluation, TextWriter
+from utils.evaluation.config import EvalConfig
+from utils.evaluation.confusion import ConfusionMatrix
 from utils.evaluation.data_yaml import DataConfig
-from utils.evaluation.dataset import ImageDataset, make_loader
-from utils.evaluation.detector import Detector
+from utils.evaluation.dataset import ImageDataset, Loader, make_loader
+from utils.evaluation.detector import BatchDetections, Detector
 from utils.evaluation.images import unlabelled
-from utils.evaluation.input_plan import InputPlan, compares_masks
+from utils.evaluation.input_plan import InputPlan
 from utils.evaluation.masks import mask_overlaps
-from utils.evaluation.metrics import EvalStatistics
-from utils.evaluation.results import ClassResult, EvalResult, Reference, as_labels, result_table
+from utils.evaluation.metrics import ClassScores, EvalStatistics
+from utils.evaluation.results import ClassResult, EvalResult, Measurement, Reference, as_labels, result_table
 
 if TYPE_CHECKING:
     from utils.runners.base import Runner
 
 logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True)
-class EvalConfig:
-    """How to evaluate.
-
-    Attributes:
-        imgsz: longer side of the input, or (height, width), in pixels; None takes the network's own, or 640.
-        batch_size: images at a time, unless the network has a static batch.
-        conf_thres, iou_thres, max_det: see `nms.non_max_suppression`; without `iou_thres` it is the task's.
-        workers: processes that read images ahead.
-        rect: smallest input that holds an image instead of a square; only for networks of dynamic size.
-        single_cls: all classes count as one.
-        save_txt, save_conf, save_json: write detections, see `coco.py`; save_json also runs pycocotools.
-        verbose: log a row for each class.
-        limit: only so many images, evenly spread.
-        groups: which images are resampled together, see `bootstrap.group_images`; None: each by itself.
-        unlabelled: the labels are the detections of the reference, or of the network itself where there is none.
-    """
-
-    imgsz: int | tuple[int, int] | None = None
-    batch_size: int = 32
-    conf_thres: float = AP_CONFIDENCE
-    iou_thres: float | None = None
-    max_det: int = 300
-    workers: int = 8
-    rect: bool = False
-    single_cls: bool = False
-    split: str = "val"
-    save_txt: bool = False
-    save_conf: bool = False
-    save_json: bool = False
-    verbose: bool = False
-    limit: int | None = None
-    groups: str | None = None
-    unlabelled: bool = False
-
-    def nms_iou(self, task: Task) -> float:
-        """IoU of NMS for a network of this task."""
-        return task.nms_iou if self.iou_thres is None else self.iou_thres
+Thing = TypeVar("Thing")
 
 
 def evaluate(
-    runner: Runner, data: DataConfig, config: EvalConfig, *, out_dir: Path | None = None, progress: bool = True,
-    name: str = "model", reference: Reference | None = None, as_reference: bool = False,
-) -> EvalResult:  # fmt: skip
+    runner: Runner,
+    data: DataConfig,
+    config: EvalConfig,
+    *,
+    out_dir: Path | None = None,
+    progress: bool = True,
+    name: str = "model",
+    reference: Reference | None = None,
+    as_reference: bool = False,
+) -> EvalResult:
     """Evaluate a network on a split of a dataset.
 
     Several processes evaluate their parts of every batch; the main one computes AP of all and writes.
@@ -93,100 +67,266 @@ def evaluate(
     """
     start = time.perf_counter()
     plan = InputPlan.of(runner, config.imgsz, config.batch_size, rect=config.rect)
-    detector = Detector(runner, data, conf_thres=config.conf_thres, iou_thres=config.nms_iou(runner.task),
-                        max_det=config.max_det, single_cls=config.single_cls)  # fmt: skip
-    with_masks = compares_masks(runner) and not config.unlabelled
-    loader = make_loader(data, config.split, imgsz=plan.imgsz, batch_size=plan.loaded, stride=runner.stride,
-                         rect=config.rect, workers=config.workers, single_cls=config.single_cls,
-                         limit=config.limit, masks=with_masks, progress=progress, share=True)  # fmt: skip
-    dataset: ImageDataset = loader.dataset
-    paths = [image.path for image in dataset.images]
-    if not (config.save_json or config.unlabelled or any(image.labelled for image in dataset.images)):
-        raise unlabelled(config.split, paths[0])
-    groups = len(set(group_images(paths, config.groups))) if config.groups else 0
-    folder = out_dir or Path()
-    text = TextWriter(folder / "labels", config.save_conf, paths) if config.save_txt else None
-    json_file = folder / f"{name}_predictions.json"
-    coco = CocoEvaluation(data, config, paths, json_file, with_masks) if config.save_json else None
-
-    statistics, agreement = EvalStatistics(groups=config.groups), EvalStatistics(groups=config.groups)
-    confident: dict[str, Tensor] = {}  # of each image the detections as labels, if this is to be a reference
-    bar = tqdm(total=sum(map(len, loader.batch_sampler)), desc="evaluating", unit="image",
-               disable=not (progress and distributed.is_main()))  # fmt: skip
-    with torch.inference_mode(), bar:
+    detector = Detector(
+        runner,
+        data,
+        conf_thres=config.conf_thres,
+        iou_thres=config.nms_iou(runner.task),
+        max_det=config.max_det,
+        single_cls=config.single_cls,
+    )
+    loader = evaluation_loader(runner, data, config, plan, progress=progress)
+    evaluation = Evaluation(
+        loader, data, config, out_dir=out_dir, name=name, reference=reference, as_reference=as_reference
+    )
+    images = sum(map(len, loader.batch_sampler))
+    silent = not (progress and distributed.is_main())
+    with torch.inference_mode(), tqdm(total=images, desc="evaluating", unit="image", disable=silent) as bar:
         for batch in filter(len, loader):
             if len(loader) == 1:  # whose times are all that there is
                 detector.warm_up(batch)
-            detections = detector(batch)
-            labels = batch.labels.to(detector.device)
-            if reference:
-                expected = RaggedBatch.of([reference.detections[path] for path in batch.paths]).to(detector.device)
-                agreement.add(detections.rows, expected, batch.paths)
-                labels = expected if config.unlabelled else labels
-            elif config.unlabelled:
-                labels = as_labels(detections.rows)
-            overlaps = None
-            if detections.masks and batch.masks is not None:
-                overlaps = mask_overlaps(detections.masks, batch.masks, detections.rows, labels)
-            statistics.add(detections.rows, labels, batch.paths, overlaps)
-            if as_reference:
-                confident.update(zip(batch.paths, as_labels(detections.rows.to("cpu")), strict=True))
-            if coco:
-                coco.add(batch, detections)
-            if text:
-                for path, rows, box in zip(batch.paths, detections.rows, batch.letterboxes, strict=True):
-                    text.add(path, rows.tolist(), box.original)
+            evaluation.update(batch, detector(batch))
             bar.update(len(batch))
-    order = [paths[index] for indices in loader.batch_sampler.batches for index in indices]
-    for of_process in (statistics, agreement):  # those of all processes in the main one, as one process comes to them
-        images = dict(ChainMap(*distributed.gather(of_process.images)))
-        of_process.images.clear()
-        of_process.images.update((path, images[path]) for path in order if path in images)
-    if coco:
-        coco.results = dict(ChainMap(*distributed.gather(coco.results)))
-    processes = distributed.world().size
-    not_finite = sum(distributed.gather(detector.not_finite))
+    evaluation.gather()
+    result = evaluation.result(measurement(runner, detector, plan, config))
+    return replace(result, seconds=time.perf_counter() - start)
 
-    def summary() -> EvalResult:
-        scores = statistics.class_scores()
-        mask_scores = statistics.class_scores(masks=True) if statistics.has_masks else None
-        evaluated = list(statistics.images)
-        lost = [path for path in paths if path not in statistics.images]
-        left_out = [f"{path}: cannot be decoded" for path in lost]
-        dataset.split.undecodable.update(lost)
-        if lost:
-            logger.warning("images left out: %d; the first: %s", len(lost), left_out[0])
-        box_coco, mask_coco = coco.finish(evaluated) if coco else (None, None)
-        per_class = tuple(
-            ClassResult(
-                **vars(scores.mean(row)), id=label, name="object" if config.single_cls else data.names[label],
-                images=len(evaluated), instances=int(scores.labels[row]),
-                masks=mask_scores.mean(row) if mask_scores else None,
-            )
-            for row, label in enumerate(scores.classes.tolist())
-        )  # fmt: skip
-        result = EvalResult(
-            **vars(scores.mean()), per_class=per_class, images=len(evaluated), instances=int(scores.labels.sum()),
-            ms=detector.milliseconds(), coco=box_coco,
-            seconds=time.perf_counter() - start, left_out=(*dataset.split.left_out, *left_out),
-            measured_on=f"{runner.description}, batch {plan.batch_size}, {plan.size(config.rect)}"
-            + (f", {plural(processes, 'process')}" if processes > 1 else ""),
-            not_finite=not_finite, masks=mask_scores.mean() if mask_scores else None, mask_coco=mask_coco,
-            threshold=scores.threshold, f1=tuple(scores.f1.tolist()),
-            agreement=found.mean().ap if reference and len((found := agreement.class_scores()).classes) else None,
-            agreement_resampled=agreement.resampled() if reference else None,
-            groups=groups, limited=dataset.split.name != config.split,
-            at=statistics.at_threshold(reference.threshold if reference else scores.threshold,
-                                       {of_class.id: of_class.name for of_class in per_class}),
-        )  # fmt: skip
-        if result.mark:
-            logger.warning("the network %s gives %s: its AP means nothing", name, result.mark)
-        for line in result_table(result, per_class=config.verbose or 1 < len(result.per_class) < 50):
-            logger.info(line)
+
+def evaluation_loader(
+    runner: Runner, data: DataConfig, config: EvalConfig, plan: InputPlan, *, progress: bool
+) -> Loader:
+    """The images that are evaluated, with their labels; each process loads its part of every batch."""
+    with_masks = bool(runner.form.masks) and not config.unlabelled
+    return make_loader(
+        data,
+        config.split,
+        imgsz=plan.imgsz,
+        batch_size=plan.loaded,
+        stride=runner.stride,
+        rect=config.rect,
+        workers=config.workers,
+        single_cls=config.single_cls,
+        limit=config.limit,
+        masks=with_masks,
+        progress=progress,
+        share=True,
+    )
+
+
+def measurement(runner: Runner, detector: Detector, plan: InputPlan, config: EvalConfig) -> Measurement:
+    """What an evaluation measures beside scores; every process calls this."""
+    processes = distributed.world().size
+    words = [runner.description, f"batch {plan.batch_size}", plan.size(config.rect)]
+    if processes > 1:
+        words.append(plural(processes, "process"))
+    return Measurement(
+        task=runner.task,
+        input_size=plan.size(config.rect),
+        measured_on=", ".join(words),
+        ms=detector.milliseconds(),
+        not_finite=sum(distributed.gather(detector.not_finite)),
+    )
+
+
+class Evaluation:
+    """Detections and labels, taken in batch by batch, and what follows from them: scores and files.
+
+        evaluation = Evaluation(loader, data, config)
+        for batch in loader:
+            evaluation.update(batch, detector(batch))
+        evaluation.gather()
+        result = evaluation.result(measurement(...))
+
+    Another score is taken in by `update`, brought together by `gather`, and added to the result by `_scored`.
+
+    Attributes:
+        statistics: of detections against labels, image by image.
+        agreement: of detections against the reference's; empty without a reference.
+    """
+
+    def __init__(
+        self,
+        loader: Loader,
+        data: DataConfig,
+        config: EvalConfig,
+        *,
+        out_dir: Path | None = None,
+        name: str = "model",
+        reference: Reference | None = None,
+        as_reference: bool = False,
+    ) -> None:
+        """See `evaluate` for the arguments.
+
+        Raises:
+            DataError: no image has a label file, where labels are needed; or COCO's annotations cannot be used.
+            InputError: a file that will be written is one that is read.
+        """
+        self._data, self._config, self._name = data, config, name
+        self._reference, self._as_reference = reference, as_reference
+        self._dataset: ImageDataset = loader.dataset
+        self._paths = [image.path for image in self._dataset.images]
+        self._order = [self._paths[index] for indices in loader.batch_sampler.batches for index in indices]
+        has_labels = any(image.labelled for image in self._dataset.images)
+        if not (has_labels or config.save_json or config.unlabelled):
+            raise unlabelled(config.split, self._paths[0])
+        self._groups = len(set(group_images(self._paths, config.groups))) if config.groups else 0
+        self.statistics = EvalStatistics(groups=config.groups, agreement=config.unlabelled)
+        self.agreement = EvalStatistics(groups=config.groups, agreement=True)
+        self._confusion = ConfusionMatrix(1 if config.single_cls else data.nc) if config.curves else None
+        self._confident: dict[str, Tensor] = {}  # of each image of this process the detections as labels
+        folder = out_dir or Path()
+        self._text: TextWriter | None = None
+        if config.save_txt:
+            self._text = TextWriter(folder / "labels", config.save_conf, self._paths)
+        self._coco: CocoEvaluation | None = None
+        if config.save_json:
+            json_file = folder / f"{name}_predictions.json"
+            self._coco = CocoEvaluation(data, config, self._paths, json_file, self._dataset.masks)
+
+    def update(self, batch: Batch, detections: BatchDetections) -> None:
+        """Take in what is detected in a batch that is not empty."""
+        rows = detections.rows
+        labels = batch.labels.to(rows.flat.device)
+        if self._reference:
+            of_images = RaggedBatch.of([self._reference.detections[path] for path in batch.paths])
+            expected = of_images.to(rows.flat.device)
+            self.agreement.add(rows, expected, batch.paths)
+            if self._config.unlabelled:
+                labels = expected
+        elif self._config.unlabelled:
+            labels = as_labels(rows)
+        overlaps = None
+        if detections.masks and batch.masks is not None:
+            overlaps = mask_overlaps(detections.masks, batch.masks, rows, labels)
+        self.statistics.add(rows, labels, batch.paths, overlaps)
+        if self._confusion:
+            self._confusion.add(rows, labels)
+        if self._as_reference:
+            self._confident.update(zip(batch.paths, as_labels(rows.to("cpu")), strict=True))
+        self._write(batch, detections)
+
+    def gather(self) -> None:
+        """Bring together what all processes have taken in, in the order of one process; every process calls this."""
+        for statistics in (self.statistics, self.agreement):
+            images = of_all_processes(statistics.images)
+            statistics.images.clear()
+            statistics.images.update((path, images[path]) for path in self._order if path in images)
+        if self._coco:
+            self._coco.results = of_all_processes(self._coco.results)
+        if self._confusion:
+            self._confusion.counts = np.sum(distributed.gather(self._confusion.counts), axis=0)
+
+    def result(self, how: Measurement) -> EvalResult:
+        """The scores, in every process; the main one computes and logs them, and alone has `EvalResult.statistics`.
+
+        Raises:
+            DataError: no image could be decoded.
+        """
+        result = distributed.from_main(partial(self._scored, how))
+        return replace(
+            result,
+            statistics=self.statistics if distributed.is_main() else None,
+            reference=Reference(result.threshold, self._confident) if self._as_reference else None,
+        )
+
+    def _write(self, batch: Batch, detections: BatchDetections) -> None:
+        """Take in a batch for the files that were asked for."""
+        if self._coco:
+            self._coco.add(batch, detections)
+        if self._text:
+            for path, rows, box in zip(batch.paths, detections.rows, batch.letterboxes, strict=True):
+                self._text.add(path, rows.tolist(), box.original)
+
+    def _scored(self, how: Measurement) -> EvalResult:
+        """The scores of all images; writes COCO's JSON, and logs the table."""
+        result = self._with_threshold(self._of_boxes(how))
+        if self.statistics.has_masks:
+            result = self._with_masks(result)
+        if self._coco:
+            result = self._with_coco(result, self._coco)
+        if self._reference:
+            result = self._with_agreement(result)
+        if self._confusion:
+            result = self._with_curves(result, self._confusion)
+        self._log(result)
         return result
 
-    result = distributed.from_main(summary)
-    return replace(
-        result, statistics=statistics if distributed.is_main() else None, task=runner.task,
-        input_size=plan.size(config.rect), reference=Reference(result.threshold, confident) if as_reference else None,
-    )  # fmt: skip
+    def _of_boxes(self, how: Measurement) -> EvalResult:
+        """AP, precision and recall of boxes, of all classes and of each; images left out are logged."""
+        scores = self.statistics.class_scores()
+        per_class = [self._class_result(scores, row) for row in range(len(scores.classes))]
+        result = EvalResult(
+            **vars(scores.mean()),
+            **vars(how),
+            per_class=tuple(per_class),
+            images=len(self.statistics.images),
+            instances=int(scores.labels.sum()),
+            left_out=self._left_out(),
+        )
+        limited = self._dataset.split.name != self._config.split
+        f1 = tuple(scores.f1.tolist())
+        return replace(result, groups=self._groups, limited=limited, threshold=scores.threshold, f1=f1)
+
+    def _class_result(self, scores: ClassScores, row: int) -> ClassResult:
+        """The scores of the class in a row of `scores`."""
+        label = int(scores.classes[row])
+        return ClassResult(
+            **vars(scores.mean(row)),
+            id=label,
+            name="object" if self._config.single_cls else self._data.names[label],
+            images=len(self.statistics.images),
+            instances=int(scores.labels[row]),
+        )
+
+    def _left_out(self) -> tuple[str, ...]:
+        """A line for each image that cannot be used; the split counts those that could not be decoded from here on."""
+        undecodable = [path for path in self._paths if path not in self.statistics.images]
+        self._dataset.split.undecodable.update(undecodable)
+        lines = [f"{path}: cannot be decoded" for path in undecodable]
+        if lines:
+            logger.warning("images left out: %d; the first: %s", len(lines), lines[0])
+        return (*self._dataset.split.left_out, *lines)
+
+    def _with_threshold(self, result: EvalResult) -> EvalResult:
+        """Add precision and recall at the reference's threshold, or at the network's own without a reference."""
+        threshold = self._reference.threshold if self._reference else result.threshold
+        names = {row.id: row.name for row in result.per_class}
+        return replace(result, at=self.statistics.at_threshold(threshold, names))
+
+    def _with_masks(self, result: EvalResult) -> EvalResult:
+        """Add AP, precision and recall of masks, of all classes and of each."""
+        scores = self.statistics.class_scores(masks=True)
+        per_class = tuple(replace(row, masks=scores.mean(number)) for number, row in enumerate(result.per_class))
+        return replace(result, masks=scores.mean(), per_class=per_class)
+
+    def _with_coco(self, result: EvalResult, coco: CocoEvaluation) -> EvalResult:
+        """Write the JSON, and add what pycocotools computes of it."""
+        boxes, masks = coco.finish(list(self.statistics.images))
+        return replace(result, coco=boxes, mask_coco=masks)
+
+    def _with_agreement(self, result: EvalResult) -> EvalResult:
+        """Add AP against the reference's detections; None where it detects nothing."""
+        scores = self.agreement.class_scores()
+        ap = scores.mean().ap if len(scores.classes) else None
+        result = replace(result, agreement=ap, agreement_resampled=self.agreement.resampled())
+        return replace(result, disagreements=self.agreement.disagreements(DISPLAY_CONF))
+
+    def _with_curves(self, result: EvalResult, confusion: ConfusionMatrix) -> EvalResult:
+        """Add the curves and the confusion matrix."""
+        names = {row.id: row.name for row in result.per_class}
+        classes = ["object"] if self._config.single_cls else list(self._data.names.values())
+        return replace(result, curves=self.statistics.class_curves(names, classes, confusion.counts))
+
+    def _log(self, result: EvalResult) -> None:
+        """Log the table, and a warning where the network gives no numbers."""
+        if result.mark:
+            logger.warning("the network %s gives %s: its AP means nothing", self._name, result.mark)
+        few_classes = 1 < len(result.per_class) < 50
+        for line in result_table(result, per_class=self._config.verbose or few_classes):
+            logger.info(line)
+
+
+def of_all_processes(of_images: Mapping[str, Thing]) -> dict[str, Thing]:
+    """What each process has of its images, by path, put together in every process."""
+    parts: Sequence[dict[str, Thing]] = distributed.gather(dict(of_images))
+    return dict(ChainMap(*parts))

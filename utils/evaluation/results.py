@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from utils.core.curves import Curves
 from utils.core.score import AtThreshold, Resampled, Score
 from utils.core.tasks import DETECT, DISPLAY_CONF, Task
 from utils.core.text import aligned, plural
@@ -46,6 +47,17 @@ class Reference:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """What an evaluation measures beside scores: the fields of `EvalResult` with these names."""
+
+    task: Task
+    input_size: str
+    measured_on: str
+    ms: dict[str, float]
+    not_finite: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class EvalResult(Averages):
     """What an evaluation found.
 
@@ -66,18 +78,22 @@ class EvalResult(Averages):
         groups: how many groups of images are resampled; 0: each image by itself.
         limited: these are not all images of the split.
         at: what is found and missed at the reference's threshold, or at its own where there is none.
-        agreement: AP with the reference's detections in place of labels; None without a reference.
+        agreement: AP with the reference's detections in place of labels, 1 for the reference itself; None without one.
         reference: this network's detections, if they were asked for.
+        disagreements: of each image, by path, how many confident detections of this network or of the reference have
+            no partner in the other; empty without a reference.
+        curves: of precision, recall and F1, and a confusion matrix, with `EvalConfig.curves`.
+        weights_bytes: of the weights as the network computes with them; None where that is not known.
     """
 
     per_class: tuple[ClassResult, ...]
     images: int
     instances: int
     ms: dict[str, float]
-    coco: dict[str, float] | None
-    seconds: float
     left_out: tuple[str, ...]
     measured_on: str
+    coco: dict[str, float] | None = None
+    seconds: float = 0.0
     not_finite: int = 0
     statistics: EvalStatistics | None = field(default=None, repr=False, compare=False)
     masks: Averages | None = None
@@ -92,6 +108,9 @@ class EvalResult(Averages):
     agreement: float | None = None
     agreement_resampled: Resampled | None = None
     reference: Reference | None = field(default=None, repr=False, compare=False)
+    disagreements: Mapping[str, int] = field(default_factory=dict, repr=False)
+    curves: Curves | None = field(default=None, repr=False)
+    weights_bytes: int | None = None
 
     @property
     def score(self) -> Score:

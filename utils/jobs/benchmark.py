@@ -19,7 +19,6 @@ import torch
 from utils.core.errors import InputError
 from utils.core.files import write_text
 from utils.core.input_spec import COLOURS, KIND_KEY, InputSpec
-from utils.core.tasks import DETECT
 from utils.core.text import markdown_table, plural
 from utils.runners import onnxrt
 from utils.runners.base import imgsz_of
@@ -126,8 +125,15 @@ def open_onnx(file: Path, baseline: bool, batch: int, size: tuple[int, int] | No
     """
     summary = OnnxFile.read(file)
     precision = "INT8 file" if summary.quantized else "FP16 file" if summary.half else "FP32"
-    row = BenchmarkRow(file.stem, batch, baseline, precision, runtime=ONNX_RUNTIME,
-              nms=set(DETECT.detections) <= set(summary.outputs))  # fmt: skip
+    row = BenchmarkRow(
+        file.stem,
+        batch,
+        baseline,
+        precision,
+        nms=summary.form.has_nms,
+        masks=bool(summary.form.masks),
+        runtime=ONNX_RUNTIME,
+    )
     try:
         runner = opened.enter_context(OnnxRuntimeRunner(file))
         spec = runner.inputs[0]
@@ -136,7 +142,7 @@ def open_onnx(file: Path, baseline: bool, batch: int, size: tuple[int, int] | No
         shape = summary.input_spec.own((batch, channels, height, width))
         feeds = {spec.name: random_input(shape, getattr(torch, spec.dtype))}
         runner.infer(feeds)  # refuses a shape that the file does not take
-        return Candidate(replace(row, masks=bool(runner.task.masks)), lambda: runner.infer(feeds))
+        return Candidate(row, lambda: runner.infer(feeds))
     except FAILURES as error:
         return Candidate(replace(row, error=one_line(error)))
 

@@ -17,7 +17,7 @@ from utils.core.errors import InputError, QatError
 from utils.core.tasks import Prediction
 from utils.core.text import plural
 from utils.evaluation.detector import Detector
-from utils.evaluation.input_plan import InputPlan, batch_range, has_nms
+from utils.evaluation.input_plan import InputPlan, batch_range
 from utils.jobs.compare_outputs import check_images
 from utils.jobs.compare_tensors import pixels
 from utils.runners.base import Runner
@@ -43,7 +43,7 @@ def check_engine(engine: Path, onnx: Path, device: torch.device, count: int) -> 
         QatError: it does not run, or its results are not those of the ONNX file.
     """
     with TensorRTRunner(engine, device, graphs=False) as runner:
-        if has_nms(runner):
+        if runner.form.has_nms:
             return "not compared with ONNX Runtime: only raw predictions are, and NMS is in this file"
         try:
             height, width = InputPlan.of(runner, None, batch_range(runner)[0]).imgsz

@@ -33,6 +33,7 @@ import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
 from utils.core.errors import InputError
+from utils.core.output_form import DEEPSTREAM, END_TO_END, NMS_KEY, PLAIN
 from utils.core.tasks import BOX, DETECT, DISPLAY_CONF, DISPLAY_IOU, SEGMENT
 from utils.onnx_graph.view import GraphAppender, metadata_of, pure
 
@@ -77,19 +78,19 @@ class OutputFormat:
 
 def plain() -> OutputFormat:
     """Raw predictions."""
-    return OutputFormat("plain", "", lambda model: model)
+    return OutputFormat(PLAIN, "", lambda model: model)
 
 
 def end2end(settings: NmsSettings, mask_resolution: int = RESOLUTION) -> OutputFormat:
     """Detections, after NMS in the file; `mask_resolution` is that of a segmentation network, 0 for the grid."""
     attach = partial(attach_nms, settings=settings, mask_resolution=mask_resolution)
-    return OutputFormat("end-to-end", "-end2end", attach)
+    return OutputFormat(END_TO_END, "-end2end", attach)
 
 
 def deepstream(settings: NmsSettings | None = None) -> OutputFormat:
     """A detector's rows for each anchor, for DeepStream's own NMS; detections with masks, after NMS in the file."""
     attach = partial(attach_deepstream, settings=settings or NmsSettings())
-    return OutputFormat("deepstream", "-deepstream", attach)
+    return OutputFormat(DEEPSTREAM, "-deepstream", attach)
 
 
 @pure
@@ -146,7 +147,7 @@ def _suppress(
         `[B, K, h, w]`.
     """
     boxes, scores, coefficients = _parts(tail, raw)
-    model.metadata_props.add(key="nms", value=json.dumps(asdict(settings)))
+    model.metadata_props.add(key=NMS_KEY, value=json.dumps(asdict(settings)))
     if settings.kind != "efficient":
         kept = _standard(tail, boxes, scores, raw, settings)
     else:
@@ -220,7 +221,7 @@ def replace_plugin(model: ModelProto, classes: int) -> None:
     for plugin in [node for node in model.graph.node if node.op_type == PLUGIN]:
         model.graph.node.remove(plugin)
         tail, (boxes, scores) = GraphAppender(model, "no_plugin"), plugin.input
-        settings = NmsSettings(**json.loads(metadata_of(model)["nms"]))
+        settings = NmsSettings(**json.loads(metadata_of(model)[NMS_KEY]))
         scores = tail.add("Transpose", scores, perm=[0, 2, 1])
         _standard(tail, boxes, scores, _Raw("batch", classes, 0, "anchors"), settings)
 

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from utils.core.errors import InputError, QatError
 from utils.core.input_spec import InputSpec, with_channels
-from utils.core.tasks import Task, task_of_outputs
+from utils.core.output_form import OutputForm
+from utils.core.tasks import Task
 
 if TYPE_CHECKING:  # a model repository is written without torch
     import torch
@@ -101,9 +102,14 @@ class Runner(ABC):
         return {int(key): str(name) for key, name in value.items()}
 
     @property
+    def form(self) -> OutputForm:
+        """The form of the outputs, with or without NMS and masks."""
+        return OutputForm.of(self.metadata, {spec.name: spec.shape for spec in self.outputs})
+
+    @property
     def task(self) -> Task:
         """What the network is for, by its metadata or else by its outputs."""
-        return task_of_outputs(self.metadata, {spec.name: len(spec.shape) for spec in self.outputs})
+        return self.form.task
 
     @property
     def input_spec(self) -> InputSpec:

@@ -22,7 +22,8 @@ from tritonclient.utils import np_to_triton_dtype
 
 from utils.core.errors import InputError
 from utils.core.input_spec import DEFAULT_BATCH
-from utils.core.tasks import DETECT, DETECTIONS, Task, task_of_outputs
+from utils.core.output_form import END_TO_END, OutputForm
+from utils.core.tasks import DETECT, DETECTIONS
 from utils.runners.base import TensorSpec, literal
 from utils.serving.nms_model import Settings
 from utils.serving.options import ServingOptions
@@ -72,14 +73,9 @@ class ServedFile:
         return self.platform == PLAN and self.path.suffix.lower() == ".onnx"
 
     @property
-    def task(self) -> Task:
-        """What the network is for."""
-        return task_of_outputs(self.metadata, {spec.name: len(spec.shape) for spec in self.outputs})
-
-    @property
-    def has_nms(self) -> bool:
-        """Whether the outputs are detections, not raw predictions."""
-        return set(DETECTIONS) <= {spec.name for spec in self.outputs}
+    def form(self) -> OutputForm:
+        """The form of the outputs, with or without NMS and masks."""
+        return OutputForm.of(self.metadata, {spec.name: spec.shape for spec in self.outputs})
 
     @property
     def batched(self) -> bool:
@@ -90,9 +86,9 @@ class ServedFile:
         """Raise `InputError` if the file cannot be served."""
         if self.unfit:
             raise InputError(f"{self.path}: {self.unfit}")
-        names = {spec.name for spec in self.outputs}
-        if len(self.inputs) != 1 or not (self.has_nms or set(self.task.outputs) <= names):
-            expected = f"{' and '.join(self.task.outputs)}, or {', '.join(DETECTIONS)}, as export_qat.py writes them"
+        form, names = self.form, {spec.name for spec in self.outputs}
+        if len(self.inputs) != 1 or not (form.name == END_TO_END or set(form.task.outputs) <= names):
+            expected = f"{' and '.join(form.task.outputs)}, or {', '.join(DETECTIONS)}, as export_qat.py writes them"
             raise InputError(f"{self.path} gives {', '.join(sorted(names))}; expected one input, and {expected}")
         if self.batched and self.profile and self.profile[0][0] > 1:
             least, most = self.profile[0][0], self.profile[1][0]
@@ -129,9 +125,10 @@ def model_configs(file: ServedFile, options: ServingOptions) -> list[ModelConfig
             raise InputError(f"--max-batch-size is {batch}, and the profile of {file.path} ends at {largest}")
     elif options.max_batch_size not in (None, static):
         raise InputError(f"--max-batch-size is {options.max_batch_size}, and the batch of {file.path} static: {static}")
-    if not options.no_nms and not file.has_nms:
+    has_nms = file.form.has_nms
+    if not options.no_nms and not has_nms:
         return _with_nms(file, options, batch)
-    why = "NMS is inside the file" if file.has_nms else "--no-nms leaves it out"
+    why = "NMS is inside the file" if has_nms else "--no-nms leaves it out"
     options.reject_unused(NMS_OPTIONS, f"here: it is for NMS behind raw predictions, and {why}")
     return [_network(file, options, options.model_name, batch, _client_metadata(file))]
 
@@ -160,7 +157,7 @@ def _network(
 
 def _with_nms(file: ServedFile, options: ServingOptions, batch: int) -> list[ModelConfig]:
     """Three models: a detector, NMS behind it, and the ensemble of both."""
-    if file.task.prototypes:
+    if file.form.masks:
         todo = "export it with --include onnx_end2end, or serve raw predictions with --no-nms"
         raise InputError(f"{file.path} gives raw predictions of masks, and NMS behind them is for detectors; {todo}")
     name, network, nms = options.model_name, f"{options.model_name}_network", f"{options.model_name}_nms"

@@ -19,11 +19,14 @@ from torch import nn
 
 from utils.core.errors import DataError, InputError
 from utils.core.tasks import DETECT, Prediction
+from utils.evaluation.batch import RaggedBatch
 from utils.evaluation.data_yaml import load_data
+from utils.evaluation.dataset import make_loader
+from utils.evaluation.detector import BatchDetections
 from utils.evaluation.input_plan import InputPlan, batch_range
-from utils.evaluation.loop import evaluate
+from utils.evaluation.loop import Evaluation, evaluate
 from utils.evaluation.nms import non_max_suppression
-from utils.evaluation.results import result_table
+from utils.evaluation.results import Measurement, result_table
 from utils.jobs.evaluate import Measurer
 from utils.jobs.open import open_runner
 from utils.reports.schema import Report
@@ -265,6 +268,33 @@ def test_the_first_of_several_batches_does_not_count_in_the_times(square):
     assert 0 < result.ms["inference"] < 15  # of 40 images
 
 
+# the evaluation without a network
+
+
+@pytest.mark.parametrize("wrong_images", [0, 10, 40])
+def test_an_evaluation_takes_in_detections_from_anywhere(square, wrong_images):
+    """The labels serve as detections, and lie far outside the image in the first images."""
+    loader = make_loader(square.data, "val", imgsz=64, batch_size=8, workers=0)
+    evaluation = Evaluation(loader, square.data, CONFIG, as_reference=True)
+    for number, batch in enumerate(loader):
+        images = []
+        for place, labels in enumerate(batch.labels):
+            boxes = labels[:, 1:] + (1000 if 8 * number + place < wrong_images else 0)
+            images.append(torch.cat([boxes, torch.full((len(labels), 1), 0.9), labels[:, :1]], 1))
+        evaluation.update(batch, BatchDetections(RaggedBatch.of(images)))
+    evaluation.gather()
+    how = Measurement(task=DETECT, input_size="64x64", measured_on="paper", ms={"inference": 1.0}, not_finite=2)
+    result = evaluation.result(how)
+    counts = [len(sample.labels) for sample in square.samples]
+    assert (result.images, result.instances) == (40, sum(counts))
+    assert (result.at.found, result.at.objects) == (sum(counts[wrong_images:]), sum(counts))
+    assert (result.ap > 0.99) == (wrong_images == 0)
+    assert (result.ap == 0) == (wrong_images == 40)
+    assert {name: getattr(result, name) for name in vars(how)} == vars(how)
+    assert list(result.reference.detections) == [str(sample.path) for sample in square.samples]
+    assert result.reference.detections[str(square.samples[0].path)].shape == (counts[0], 5)
+
+
 # forms of inputs and outputs
 
 
@@ -291,8 +321,8 @@ def test_a_network_with_nms_inside_scores_the_same(square, caplog, change):
     config = replace(CONFIG, **change)
     result = square.evaluate(config, suppressed(square))
     assert numbers(result) == pytest.approx(numbers(square.evaluate(config)), abs=1e-6)
-    said = f"NMS is inside the network (conf_thres 0.001); the loop has conf_thres {config.conf_thres}"
-    assert said in caplog.text
+    text = f"NMS is inside the network (conf_thres 0.001); the loop has conf_thres {config.conf_thres}"
+    assert any(message.startswith(text) for message in caplog.messages)
 
 
 def test_other_names_and_bytes_as_input(square):
@@ -329,7 +359,7 @@ def test_a_wrong_class_count_names_both(square, tmp_path):
     content = yaml.safe_load((square.folder / "data.yaml").read_text()) | {"names": ["a", "b", "c", "d"]}
     file = tmp_path / "four.yaml"
     file.write_text(yaml.safe_dump(content))
-    with pytest.raises(InputError, match=r"the network has 3 classes .*cat.*, and .*four.yaml has 4 .*d"):
+    with pytest.raises(InputError, match=r"the network detects 3 classes .*cat.*, and .*four.yaml has 4 .*d"):
         evaluate(TorchRunner(square.model, "cpu"), load_data(file), CONFIG, progress=False)
     model = KnowingModel(square.samples, ("cat", "dog", "owl", "bat"), 64)
     runner = TorchRunner(model, "cpu")

@@ -25,7 +25,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def runs(folder, tmp_path_factory):
     """Of one process and of three: images, one of which can only be opened, and two with outlines: one has none."""
-    samples = write_set(folder, IMAGES, MIXED)
+    samples = write_set(folder, IMAGES, MIXED, splits=("train", "val"))
     samples[5].path.write_bytes(samples[5].path.read_bytes()[:200])
     where = tmp_path_factory.mktemp("outlined")
     outlined = where, write_outlined_set(where, 2, MIXED, seed=4)

@@ -3,11 +3,14 @@
 import json
 
 import pytest
+from boxes_graph import write_boxes
 from one_conv import METADATA, write_onnx
 from tensorrt_stand_in import stand_in
 
 from utils.core.errors import InputError
 from utils.jobs import benchmark
+from utils.onnx_graph import output_formats
+from utils.onnx_graph.output_formats import NmsSettings
 from utils.trt.benchmark import Entry
 from utils.trt.engine_file import EngineNote
 
@@ -48,6 +51,36 @@ def test_on_a_cpu_onnx_files_run_in_onnx_runtime(start, tmp_path, monkeypatch):
         assert words in "\n".join(out)
     assert "ONNX Runtime" in (tmp_path / "runs/benchmark_trt/exp/benchmark.md").read_text()
     assert list((tmp_path).glob("*.engine")) == []
+
+
+def test_on_a_cpu_a_file_is_compared_with_the_baseline_of_its_form(start, tmp_path, monkeypatch):
+    """Each form has a quantized file; a float file of the same form is there for all but the last."""
+    monkeypatch.chdir(tmp_path)
+    forms = {
+        "plain": (output_formats.plain(), False),
+        "nms": (output_formats.end2end(NmsSettings("onnx", 10)), False),
+        "masks": (output_formats.plain(), True),
+        "nms-masks": (output_formats.end2end(NmsSettings("onnx", 10), 8), True),
+    }
+    for name, (form, masks) in forms.items():
+        write_boxes(tmp_path / f"{name}-int8.onnx", form, masks=masks, quantized=True)
+        write_boxes(tmp_path / f"{name}.onnx", form, masks=masks)
+    files = [f"{name}-int8.onnx" for name in forms]
+    baselines = ["plain.onnx", "nms.onnx", "masks.onnx"]
+    timing = [*TIMING[:-2], "--device", "cpu", "--batch-size", 2]
+    code, out, err = start(PROGRAM, *files, "--baseline", *baselines, *timing)
+    assert (code, err) == (0, [])
+    rows = {row["model"]: row for row in rows_of(tmp_path)}
+    assert {name: (rows[f"{name}-int8"]["nms"], rows[f"{name}-int8"]["masks"]) for name in forms} == {
+        "plain": (False, False), "nms": (True, False), "masks": (False, True), "nms-masks": (True, True)
+    }  # fmt: skip
+    for name in ("plain", "nms", "masks"):
+        speeds = [rows[model]["figures"]["qps"] for model in (f"{name}-int8", name)]
+        assert rows[f"{name}-int8"]["gain"] == pytest.approx(speeds[0] / speeds[1] - 1)
+    assert rows["nms-masks-int8"]["gain"] is None
+    columns = {line.split()[0]: line for line in out if line.split()[:1] and line.split()[0] in rows}
+    assert "inside" in columns["nms"]
+    assert "without" in columns["plain"]
 
 
 def test_files_of_different_sizes_are_not_compared(tmp_path):

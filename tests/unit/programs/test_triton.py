@@ -111,6 +111,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the files that the page names."""
     monkeypatch.chdir(tmp_path)
     write_boxes(tmp_path / "yolov9-c-int8.onnx")
+    write_boxes(tmp_path / "yolov9-c-int8-strong.onnx")
     write_boxes(tmp_path / "yolov9-c-seg-end2end.onnx", end2end(NMS), masks=True)
     write_boxes(tmp_path / "yolov9-c-end2end.onnx", end2end(NMS))
     write_engine(tmp_path / "yolov9-c-int8.engine", tmp_path / "yolov9-c-int8.onnx")
