@@ -6,11 +6,13 @@ Nothing here is slow to import.
 
 from __future__ import annotations
 
+import enum
 import json
 import math
 import os
 import platform
 import re
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,18 +22,31 @@ from pydantic import BeforeValidator, Field, model_validator
 from utils.core.device import cpu_cores
 from utils.core.errors import InputError
 from utils.core.files import read_json, write_text
-from utils.core.score import AtThreshold, Difference, Fraction, SplitCounts, StoredResampled, Text, difference_error
+from utils.core.score import (
+    AGREEMENT,
+    AtThreshold,
+    Difference,
+    Fraction,
+    Resampled,
+    SplitCounts,
+    StoredResampled,
+    Text,
+)
 from utils.core.strict_model import StrictModel, validate
 from utils.core.tasks import DISPLAY_CONF
 from utils.core.text import short_repr
 
-SCHEMA_VERSION = 3  # 1 has no masks, 2 has versions of libraries in rows, which `measured_on` names
+# 1 has no masks; 2 has versions of libraries in rows, which `measured_on` names. Up to 3 a network agrees with itself
+# by OLD_SELF_AGREEMENT, from 4 on by 1.
+SCHEMA_VERSION = 4
+OLD_SELF_AGREEMENT = 0.995
 BEST_PTQ = "best (PTQ)"  # the stage of a run's result where that is the PTQ state
 UNFINISHED = "this run is not finished"  # how a note of its report begins
 LOW_AP = 0.1  # of a float network: below it nothing can be said of INT8
 SIZES = ("small", "medium", "large")  # of objects, as COCO has them
 AnyAp = Literal["ap", "mask_ap", "agreement"]  # of boxes, of masks, and of boxes with float's detections as labels
 AP: tuple[AnyAp, ...] = ("ap", "mask_ap")
+DEFINITIONS_DIFFER = 0.001  # AP: from there on the two definitions of AP do not see the same difference
 
 
 def hardware() -> dict[str, str]:
@@ -83,16 +98,21 @@ class Row(StrictModel):
     Attributes:
         stage: what was measured: `float`, `PTQ`, `QAT`, `ONNX`, ...
         file: the file that was evaluated, as the user would type it; `size_bytes` is its size.
+        weights_bytes: what the weights take as they are computed with: 1 byte in INT8, 2 in FP16, 4 in FP32.
         ap, ap50, precision, recall: fractions in 0..1 (AP is the mean over IoU 0.50:0.95).
+        ap_coco: AP by pycocotools' definition of the curve, which is lower than upstream's.
+        images: how many were evaluated.
         seconds: wall time of the stage: making the file and evaluating it.
         device: the device in words, e.g. `CPU` or `NVIDIA H200`.
         ms_per_image: inference alone, without pre-processing and NMS.
         measured_on: what the numbers were measured on, e.g. `ONNX Runtime 1.31, CPU, 2 threads, batch 10`.
         ap_with: what makes AP differ from the usual one, e.g. `30 images`; rows compare where this is equal.
+        caveat: why the comparison with the float row is doubtful, although it is made; empty for no reason.
         input_size: of the images that went in, e.g. `640x640`; rows compare where this is equal or not known.
         run: the folder of the run, where a report has rows of several.
         resampled_over: what resamplings draw, `images` or e.g. `12 groups`.
-        agreement: AP with the float network's detections in place of labels; and on resamplings of the images.
+        agreement: AP with the float network's detections in place of labels, 1 for the float network itself; and on
+            resamplings of the images.
         best_threshold: the confidence of best F1, which `precision` and `recall` belong to.
         f1: mean over classes at confidences 0, 0.01, ..., 1.
         at_threshold: what is found and missed at the float network's `best_threshold`.
@@ -131,6 +151,11 @@ class Row(StrictModel):
     best_threshold: Fraction | None = None
     f1: Annotated[tuple[Fraction, ...], Field(strict=False)] = ()
     at_threshold: AtThreshold | None = None
+    images: Annotated[int, Field(ge=0)] | None = None
+    ap_coco: Fraction | None = None
+    mask_ap_coco: Fraction | None = None
+    weights_bytes: Annotated[int, Field(ge=0)] | None = None
+    caveat: Text = ""
 
     @model_validator(mode="before")
     @classmethod
@@ -151,7 +176,24 @@ class Row(StrictModel):
         score, base = getattr(self, ap), getattr(other, ap)
         if score is None or base is None or self.incomparable(other, ap):
             return None
-        return Difference(score - base, difference_error(*(getattr(row, f"{ap}_resampled") for row in (self, other))))
+        return Difference.between(score, base, *(getattr(row, f"{ap}_resampled") for row in (self, other)))
+
+    def definitions_differ(self, other: Row) -> str:
+        """A sentence where upstream's and pycocotools' definitions of AP see the difference to another row differently.
+
+        Upstream's curve is joined to precision 0 at recall 1 by a line, which rewards a network whose low scores are
+        cut off. Empty where the differences have one sign and are within `DEFINITIONS_DIFFER` of each other.
+        """
+        for name in AP:
+            difference, scores = self.difference(other, name), [getattr(row, f"{name}_coco") for row in (self, other)]
+            if difference is None or None in scores:
+                continue
+            coco = round(scores[0] - scores[1], 4)
+            upstream = round(difference.value, 4)
+            if upstream * coco < 0 or abs(upstream - coco) > DEFINITIONS_DIFFER:
+                what = "AP" if name == "ap" else "mask AP"
+                return f"{what} differs by {upstream:+.4f} by upstream's definition and by {coco:+.4f} by COCO's"
+        return ""
 
     def incomparable(self, other: Row, ap: AnyAp = "ap") -> str:
         """Why this row's AP does not compare with that of another row; empty where it does.
@@ -164,6 +206,48 @@ class Row(StrictModel):
             return f"input {self.input_size} here, {other.input_size} there"
         resampled, base = (getattr(row, f"{ap}_resampled") for row in (self, other))
         return "other images or labels" if resampled and base and not resampled.same_images(base) else ""
+
+
+class Level(str, enum.Enum):
+    """How a result stands."""
+
+    OK = "OK"  # the loss is at most the target (95 %)
+    CHECK = "CHECK"  # these images cannot tell, or something has to be looked at first
+    LOSS = "LOSS"  # the loss is larger than the target
+    NONE = ""  # nothing is compared
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A verdict and the next step.
+
+    Attributes:
+        sentence: the verdict, without a full stop; empty where there is nothing to judge.
+        todo: what to do, in words.
+        command: the command that does it; empty where there is none.
+        allowed: AP that INT8 may lose.
+        row: the row that is judged; None where none is.
+    """
+
+    level: Level
+    sentence: str
+    todo: str = ""
+    command: str = ""
+    allowed: float = 0.0
+    row: Row | None = None
+
+    @property
+    def text(self) -> str:
+        """The verdict and what to do, in sentences; empty where there is nothing to judge."""
+        if not self.sentence:
+            return ""
+        todo = f" {self.todo[:1].upper()}{self.todo[1:]}." if self.todo else ""
+        return f"{self.sentence}.{todo}"
+
+    @property
+    def next_line(self) -> str:
+        """The line that follows 'next:' on a terminal: the command, or else what to do."""
+        return self.command or self.todo
 
 
 class Epoch(StrictModel):
@@ -198,8 +282,13 @@ class Report(StrictModel, frozen=False):
         command: the command line that was run.
         rows: results, in the order of the pipeline; they are compared with a row whose stage is `float` (`baseline`).
         ranges: one entry for each scale, as `models.quantize.calibration.tensor_ranges` gives it.
-        samples: detections to draw side by side.
+        samples: detections to draw side by side; `samples_are` says which images these are.
         notes: sentences for the reader: what was skipped and why, what was kept and why.
+        warnings: what the run warned of, as the log has it.
+        problems: why AP means nothing here; with one of them there is no verdict.
+        doubts: what has to be looked at before the next step.
+        target_drop: AP that INT8 may lose, where the user has said it.
+        held_out_images: training images that QAT did not see and that chose its best state; 0 where all were seen.
         charts: heading → a PNG file to show, if it is there.
         created: UTC, ISO 8601.
     """
@@ -209,7 +298,13 @@ class Report(StrictModel, frozen=False):
     history: list[Epoch] = Field(default_factory=list)
     ranges: list[dict[str, str | int | float | None]] = Field(default_factory=list)
     samples: list[Sample] = Field(default_factory=list)
+    samples_are: Text = ""
     notes: list[Text] = Field(default_factory=list)
+    warnings: list[Text] = Field(default_factory=list)
+    problems: list[Text] = Field(default_factory=list)
+    doubts: list[Text] = Field(default_factory=list)
+    target_drop: Fraction | None = None
+    held_out_images: Annotated[int, Field(ge=0)] | None = None
     splits: list[SplitCounts] = Field(default_factory=list)
     charts: dict[Text, Text] = Field(default_factory=dict)
     title: Text = "YOLOv9 quantization report"
@@ -270,4 +365,26 @@ class Report(StrictModel, frozen=False):
             raise InputError(
                 f"{path} has schema {short_repr(version)}; expected a report of schema {SCHEMA_VERSION} or older"
             )
-        return validate(cls, {"created": "", "hardware": {}, **content}, path)
+        report = validate(cls, {"created": "", "hardware": {}, **content}, path)
+        if version < 4:
+            report.rows = [_with_agreement_of_today(row) for row in report.rows]
+        return report
+
+
+def _with_agreement_of_today(row: Row) -> Row:
+    """A row of an earlier schema on today's scale of agreement, on which a network agrees with itself by 1."""
+
+    def scaled(score: float | None) -> float | None:
+        return None if score is None else min(score / OLD_SELF_AGREEMENT, 1.0)
+
+    def scaled_resampled(resampled: Resampled | None) -> Resampled | None:
+        return resampled and resampled.scaled(1 / OLD_SELF_AGREEMENT)
+
+    update: dict[str, Any] = {
+        "agreement": scaled(row.agreement),
+        "agreement_resampled": scaled_resampled(row.agreement_resampled),
+    }
+    if AGREEMENT in row.ap_with:
+        update |= {"ap": scaled(row.ap), "ap50": scaled(row.ap50), "ap_resampled": scaled_resampled(row.ap_resampled)}
+        update["ap_by_class"] = {name: scaled(ap) for name, ap in row.ap_by_class.items()}
+    return row.model_copy(update=update)

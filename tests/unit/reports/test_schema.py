@@ -5,9 +5,10 @@ import math
 from pathlib import Path
 
 import pytest
-from report_examples import example_row
+from report_examples import example_row, resampled
 
 from utils.core.errors import InputError
+from utils.core.score import AGREEMENT
 from utils.reports.schema import AtThreshold, Epoch, Report
 
 OLD = Path(__file__).resolve().parents[2] / "golden/written-by-1.0/runs/qat/finished/report.json"
@@ -60,6 +61,23 @@ def test_reports_of_schema_1_are_read(compared, tmp_path):
     report = Report.load(tmp_path / "r.json")
     assert report.rows[1] == example_row("PTQ", ap=0.7361)  # of which `at_threshold` is None
     assert report.hardware == {}, "the reader's machine is not the run's"
+
+
+@pytest.mark.parametrize("unlabelled", [False, True])
+def test_agreement_of_earlier_schemas_is_scaled_so_that_a_network_agrees_with_itself_by_1(unlabelled, tmp_path):
+    """Schemas up to 3 counted a network's agreement with itself as 0.995: AP interpolated over 101 recalls."""
+    scores = resampled(0.99, 0.98)
+    row = example_row("PTQ", agreement=0.99, agreement_resampled=scores)
+    if unlabelled:
+        row = row.model_copy(update={"ap": 0.99, "ap_resampled": scores, "ap_with": AGREEMENT})
+    for version, factor in ((3, 1 / 0.995), (4, 1)):
+        content = {**Report(command="x", rows=[row]).to_dict(), "schema_version": version}
+        (tmp_path / "r.json").write_text(json.dumps(content))
+        (read,) = Report.load(tmp_path / "r.json").rows
+        assert read.agreement == pytest.approx(0.99 * factor)
+        assert read.agreement_resampled.ap == pytest.approx([0.99 * factor, 0.98 * factor], abs=1e-5)
+        expected = 0.99 * factor if unlabelled else row.ap
+        assert read.ap == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
