@@ -87,9 +87,10 @@ def main(options: ReportOptions) -> None:
     for network in options.compare or ():
         need_for(network)
     check_files(data=options.data)
+    from utils.jobs.advice import advise
     from utils.reports.page import JSON_NAME, PAGE_NAME, PLOTS, merged, write_all
     from utils.reports.schema import UNFINISHED, Report
-    from utils.reports.tables import terminal_table, verdict
+    from utils.reports.tables import terminal_table
 
     first = Path(options.runs[0])
     folder = Path(options.output) if options.output else first if first.is_dir() else first.parent
@@ -109,11 +110,16 @@ def main(options: ReportOptions) -> None:
     report.notes += [note for note in options.note if note not in report.notes]
     if options.compare:
         report.samples = compared_samples(options, options.compare, options.data or "")
+    advice = advise(report)
     with held(folder) if folder.is_dir() else nullcontext():
-        write_all(report, folder, name)
-    sentence, command = verdict(report)
-    lines = [terminal_table(report), "", sentence, f"report: {folder / PAGE_NAME}", command and f"next: {command}"]
-    logger.info("%s", "\n".join(line for at, line in enumerate(lines) if line or at == 1))
+        write_all(report, folder, advice, name)
+    lines = [terminal_table(report), ""]
+    if advice.text:
+        lines.append(advice.text)
+    lines.append(f"report: {folder / PAGE_NAME}")
+    if advice.next_line:
+        lines.append(f"next: {advice.next_line}")
+    logger.info("%s", "\n".join(lines))
 
 
 def environment_text(files: Iterable[str | Path] = ()) -> str:

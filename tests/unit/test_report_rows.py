@@ -1,6 +1,7 @@
 """Rows of reports: what makes AP differ from the usual one is said beside it, whoever evaluated."""
 
 import json
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,21 +11,23 @@ import onnx
 import pytest
 import torch
 from known_images import SQUARE, KnowingModel, export_answers, write_set
-from report_examples import example_row, resampled
 
-from utils.core.errors import InputError
-from utils.core.score import AGREEMENT, Difference
+from utils.core.errors import DataError, InputError
+from utils.core.score import Difference
 from utils.core.tasks import DETECT
+from utils.core.weights import FLOAT_HASH
+from utils.evaluation.config import EvalConfig
 from utils.evaluation.data_yaml import load_data
-from utils.evaluation.loop import EvalConfig, evaluate
+from utils.evaluation.loop import evaluate
 from utils.jobs import evaluate as job
 from utils.jobs import visualize
-from utils.jobs.evaluate import Measurer, evaluate_file, lost_by_qat, make_row
+from utils.jobs.advice import advise
+from utils.jobs.evaluate import Measurer, evaluate_file, make_row
 from utils.jobs.options import ValOptions
 from utils.jobs.visualize import collect_samples
 from utils.reports.page import merged
-from utils.reports.schema import Report
-from utils.reports.tables import terminal_table, verdict
+from utils.reports.schema import Level, Report
+from utils.reports.tables import terminal_table
 from utils.runners.base import TensorSpec
 from utils.runners.pytorch import TorchRunner
 
@@ -39,7 +42,7 @@ CONFIG = EvalConfig(imgsz=64, batch_size=8, workers=0)
 def known(tmp_path_factory):
     """(network, dataset, folder with a.onnx)."""
     folder = tmp_path_factory.mktemp("known")
-    model = KnowingModel(write_set(folder, 12, SQUARE), NAMES, 64)
+    model = KnowingModel(write_set(folder, 12, SQUARE, splits=("train", "val")), NAMES, 64)
     export_answers(model, folder / "a.onnx")
     return model, load_data(folder / "data.yaml"), folder
 
@@ -92,7 +95,7 @@ def test_a_network_and_its_export_have_a_standard_error_between_them(known, tmp_
     file = tmp_path / "exp/report.json"
     both = merged({folder / "report.json": Report(command="eval", rows=[row]), file: Report.load(file)})
     both.rows[1] = both.rows[1].model_copy(update={"stage": "ONNX"})  # as if it had quantizers
-    assert both.difference(both.rows[1]) == Difference(pytest.approx(0, abs=1e-6), pytest.approx(0, abs=1e-6))
+    assert both.difference(both.rows[1]) == Difference(pytest.approx(0, abs=1e-6), pytest.approx(0, abs=1e-6), 12)
     assert "+0.0000 ± 0.0000" in terminal_table(both)
 
 
@@ -156,18 +159,44 @@ def test_samples_of_a_run_are_those_of_the_report_page(known):
     assert Report(command="command", samples=found).samples[0].predictions["float"]
 
 
-def test_it_is_told_when_ptq_has_the_higher_ap():
-    ptq = example_row("PTQ", ap=0.74, ap_resampled=resampled(0.73, 0.74, 0.75))
-    worse = example_row("QAT", ap=0.73, ap_resampled=resampled(0.72, 0.731, 0.739))
-    assert "(QAT -0.0100 ± 0.0010 against it): runs/PTQ.pt" in lost_by_qat([ptq, worse])
-    unlabelled = [row.model_copy(update={"ap_with": AGREEMENT}) for row in (ptq, worse)]
-    alike = [example_row(stage, agreement=one, agreement_resampled=resampled(one, one))
-             for stage, one in (("PTQ", 0.98), ("QAT", 0.97))]  # fmt: skip
-    assert all("PTQ agrees more with the float network" in lost_by_qat(rows) for rows in (unlabelled, alike))
-    noisy = example_row("QAT", ap=0.73, ap_resampled=resampled(0.76, 0.70, 0.73))
-    swapped = [worse.model_copy(update={"stage": "PTQ"}), ptq.model_copy(update={"stage": "QAT"})]
-    others = ([ptq, noisy], [ptq, example_row("QAT", ap=0.73)], [ptq], [worse], swapped)
-    assert {lost_by_qat(rows) for rows in others} == {""}
+def with_hash(file, folder, value):
+    """A copy of an ONNX file that was made from FP32 weights with this hash."""
+    content = onnx.load(file)
+    content.metadata_props.add(key=FLOAT_HASH, value=value)
+    onnx.save(content, folder / f"{value}-{file.name}")
+    return str(folder / f"{value}-{file.name}")
+
+
+def test_a_reference_with_other_weights_is_refused_or_the_row_says_so(known, int8, tmp_path, caplog):
+    folder = int8.parent
+    one, other = (with_hash(folder / "a.onnx", folder, name) for name in ("one", "two"))
+    own = with_hash(int8, folder, "one")
+    row = evaluate_file(options(known, tmp_path, engine_file=own, reference=one)).rows[1]
+    assert row.caveat == ""
+    assert "was not made from" not in caplog.text
+    assert "does not record its FP32 weights" not in caplog.text
+    files = {"engine_file": own, "reference": other}
+    with pytest.raises(InputError, match=rf"{own} was not made from the weights of --reference {other} .*--force"):
+        evaluate_file(options(known, tmp_path, **files))
+    report = evaluate_file(options(known, tmp_path, force=True, **files))
+    assert report.rows[1].caveat == f"it was not made from the weights of {other}"
+    assert Report.load(tmp_path / "exp2/report.json").rows[1].caveat == report.rows[1].caveat
+    assert advise(report).level is not Level.OK
+    evaluate_file(options(known, tmp_path, engine_file=str(int8), reference=one))
+    assert f"{int8} does not record its FP32 weights" in caplog.text
+
+
+def test_a_set_of_which_much_is_left_out_is_not_evaluated(known, tmp_path):
+    folder = tmp_path / "set"
+    shutil.copytree(known[2], folder)
+    next((folder / "images/val").iterdir()).write_bytes(b"no image")
+    content = (folder / "data.yaml").read_text().replace(str(known[2]), str(folder))
+    (folder / "data.yaml").write_text(content)
+    with pytest.raises(DataError, match=r"^1 of 12 images of val are left out .*--force"):
+        evaluate_file(options(known, tmp_path / "runs", data=str(folder / "data.yaml")))
+    assert not (tmp_path / "runs").exists()
+    report = evaluate_file(options(known, tmp_path / "runs", data=str(folder / "data.yaml"), force=True))
+    assert report.rows[0].images == 11
 
 
 def test_a_reference_is_evaluated_first_and_at_the_same_size(known, int8, tmp_path, caplog, monkeypatch):
@@ -181,13 +210,14 @@ def test_a_reference_is_evaluated_first_and_at_the_same_size(known, int8, tmp_pa
     assert row.at_threshold == base.at_threshold
     assert row.at_threshold.threshold == base.best_threshold
     swapped = options(known, tmp_path, reference=files["engine_file"])
-    with pytest.raises(InputError, match=r"--reference .*int8\.onnx is quantized .*; expected the float network"):
+    with pytest.raises(InputError, match=r"--reference .*int8\.onnx is quantized .*; expected the FP32 model"):
         evaluate_file(swapped)
     monkeypatch.setattr(job, "LOW_AP", 0.5)
     report = evaluate_file(options(known, tmp_path, reference=files["reference"]))
     assert (report.rows[1].stage, report.difference(report.rows[1]).value) == ("float (onnx)", 0)
-    assert verdict(report) == ("", "")  # no row of INT8
-    assert "the float model has AP 0.4600, so that nothing can be said" in caplog.text
+    text = advise(report).sentence
+    assert "all 12 images of val are training images" in text, "the set's train and val are one folder"
+    assert "the FP32 model has AP 0.4600, so that INT8 cannot be judged" in caplog.text
     other = onnx.load(folder / "a.onnx")
     next(entry for entry in other.metadata_props if entry.key == "names").value = '{"0": "cat", "1": "dog"}'
     onnx.save(other, tmp_path / "other.onnx")

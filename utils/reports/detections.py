@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 MATCH = 0.5  # IoU from which on two boxes are one object, as in AP50
 FILL = 0.35  # opacity of a mask
+TRUTH = "ground truth"  # the column of the labels
 LONGEST_SIDE = 1400  # pixels of what is drawn: more than a panel has
 
 
@@ -52,7 +53,9 @@ def detection_sheet(samples: Sequence[Sample]) -> Figure:
     The first two stages are compared with each other, all others with the first.
     """
     stages = dict.fromkeys(stage for sample in samples for stage in sample.predictions)
-    columns = [*(["truth"] if any(sample.truth for sample in samples) else []), *stages]
+    columns = list(stages)
+    if any(sample.truth for sample in samples):
+        columns.insert(0, TRUTH)
     figure, grid = new_figure(3.6 * len(columns), 3.6 * len(samples), len(samples), len(columns))
     for stage, axes in zip(columns, grid, strict=False):
         axes.set_title(stage)
@@ -60,7 +63,7 @@ def detection_sheet(samples: Sequence[Sample]) -> Figure:
     for sample in samples:
         image, (first, second, *_) = read_image(sample.image), [*sample.predictions.values(), None, None]
         for stage, axes in zip(columns, panels, strict=False):
-            if stage == "truth":
+            if stage == TRUTH:
                 _draw(axes, image, sample.truth, None)
             else:
                 boxes = sample.predictions.get(stage, [])
@@ -81,6 +84,14 @@ def unmatched(boxes: Sequence[Box], others: Sequence[Box]) -> list[bool]:
             result[index] = False
             del free[overlaps.index(max(overlaps))]
     return result
+
+
+def differences_in(sample: Sample) -> int:
+    """How many boxes of a sample's first two models have no partner in the other."""
+    models = list(sample.predictions.values())
+    if len(models) < 2:
+        return 0
+    return sum(unmatched(models[0], models[1])) + sum(unmatched(models[1], models[0]))
 
 
 def _iou(box: Box, other: Box) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,8 +58,42 @@ def render(figure: Figure, kind: str, dpi: int = 150) -> bytes:
     return buffer.getvalue()
 
 
+def differences(report: Report, allowed: float) -> Figure:
+    """AP of every row that compares with the FP32 row, as a difference to that with its 95 % interval, on one axis.
+
+    The FP32 row is the line at 0; a dashed line is the loss of AP that is allowed. There must be such a row.
+    """
+    named = [(name, row, report.difference(row)) for name, row in zip(labels(report), report.rows, strict=True)]
+    compared = [(name, row, difference) for name, row, difference in named if difference is not None]
+    places = list(range(len(compared)))[::-1]
+    figure, (axes,) = new_figure(6.4, 1.7 + 0.36 * len(compared), 1)  # narrow enough to be read on a telephone
+    title(axes, "AP against the FP32 model (bars: 95 % interval)")
+    for place, (_, _, difference) in zip(places, compared, strict=True):
+        loses = difference.significant and difference.value < 0
+        colour = VERMILLION if loses else BLUE
+        margin = difference.margin or 0.0
+        axes.errorbar(difference.value, place, xerr=margin, fmt="o", color=colour, capsize=4, zorder=3)
+    base = report.baseline(compared[0][1])
+    name = f"FP32: {base.ap:.4f}" if base and base.ap is not None else "FP32"
+    axes.axvline(0, color=GREEN, linewidth=1.6, label=name)
+    axes.axvline(-allowed, color=GREY, linewidth=1.2, linestyle="--", label=f"allowed loss: {allowed:g}")
+    axes.set_yticks(places, [f"{name}  {row.ap or 0:.4f}" for name, row, _ in compared])
+    axes.set_ylim(-0.7, len(compared) - 0.3)
+    axes.set(xlabel="difference of AP (IoU 0.50:0.95)")
+    axes.locator_params(axis="x", nbins=6)
+    figure.legend(frameon=False, fontsize=9, loc="outside lower center", ncols=2)
+    return figure
+
+
+def deciding_loss(report: Report) -> str:
+    """The images whose loss chose the best state of QAT, in words."""
+    if report.held_out_images:
+        return f"Loss on {report.held_out_images} training images held out from QAT"
+    return "Loss on the training images"
+
+
 def per_epoch(report: Report) -> tuple[str, Figure]:
-    """AP of boxes over QAT epochs, and that of float and PTQ; the loss on training images where AP was not measured.
+    """AP of boxes over QAT epochs, and that of FP32 and PTQ; the loss that decides where AP was not measured.
 
     The name says which. The chosen state is marked. There must be an epoch with an AP or a loss.
     """
@@ -66,7 +101,8 @@ def per_epoch(report: Report) -> tuple[str, Figure]:
 
     figure, (axes,) = new_figure(9.0, 3.4, 1)
     name = "held_out" if report.scored_epochs[0].ap is None else "ap"
-    title(axes, f"{'AP on the validation set' if name == 'ap' else 'Loss on training images'} after each epoch")
+    what = "AP on the validation set" if name == "ap" else deciding_loss(report)
+    title(axes, f"{what}, after each epoch")
     epochs = [epoch.epoch for epoch in report.scored_epochs]
     scores = [getattr(epoch, name) for epoch in report.scored_epochs]
     axes.plot(epochs, scores, "-o", color=BLUE, linewidth=1.8, markersize=5, label="QAT", zorder=3)
@@ -74,27 +110,40 @@ def per_epoch(report: Report) -> tuple[str, Figure]:
     if any(errors):
         axes.errorbar(epochs, scores, errors, fmt="none", ecolor=BLUE, elinewidth=1.2, capsize=3)
         axes.set_title("bars: standard error of the difference to PTQ", loc="right", fontsize=8, color=GREY)
-    labels = []
+    texts = []
     for epoch, score in ((epoch.epoch, getattr(epoch, name)) for epoch in report.scored_epochs if epoch.chosen):
         axes.plot(epoch, score, "o", color="white", markeredgecolor=BLUE, markeredgewidth=2, markersize=9, zorder=4)
-        labels.append((score, f"chosen {score:.4f}", BLUE))
-    levels = [("PTQ", report.scored_epochs[0].held_out_ptq)]
-    for stage, level in levels if name == "held_out" else [(row.stage, row.ap) for row in report.rows]:
-        if stage.lower() in STAGE_LINES and level is not None:
-            colour, line = STAGE_LINES[stage.lower()]
-            axes.axhline(level, color=colour, linestyle=line, linewidth=1.6, label=stage)
-            chosen = stage == "PTQ" and any(row.stage == BEST_PTQ for row in report.rows)
-            labels.append((level, f"{'chosen: ' * chosen}{stage} {level:.4f}", colour))
+        texts.append((score, f"chosen {score:.4f}", BLUE))
+    for stage, level in levels_beside(report, name):
+        colour, line = STAGE_LINES[stage.lower()]
+        axes.axhline(level, color=colour, linestyle=line, linewidth=1.6, label=stage)
+        is_chosen = stage == "PTQ" and any(row.stage == BEST_PTQ for row in report.rows)
+        prefix = "chosen: " if is_chosen else ""
+        texts.append((level, f"{prefix}{stage} {level:.4f}", colour))
     axes.set(xlabel="QAT epoch", ylabel="loss" if name == "held_out" else "AP (IoU 0.50:0.95)")
     axes.set_xlim(min(epochs) - 0.4, max(epochs) + 0.4)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.margins(y=0.15)
+    _texts_beside(axes, texts)
+    return "ap_per_epoch" if name == "ap" else "loss_per_epoch", figure
+
+
+def levels_beside(report: Report, name: str) -> list[tuple[str, float]]:
+    """What the epochs are compared with: AP of FP32 and PTQ, or the loss of PTQ."""
+    if name == "held_out":
+        levels = [("PTQ", report.scored_epochs[0].held_out_ptq)]
+    else:
+        levels = [(row.stage, row.ap) for row in report.rows]
+    return [(stage, level) for stage, level in levels if stage.lower() in STAGE_LINES and level is not None]
+
+
+def _texts_beside(axes: Axes, texts: Sequence[tuple[float, str, str]]) -> None:
+    """Texts in their colours, right of the plot at their values, moved apart where they would overlap."""
     low, high = axes.get_ylim()
     gap, position = 0.07 * (high - low), -float("inf")
-    for value, text, colour in sorted(labels):  # right of the plot, moved apart where they would overlap
+    for value, text, colour in sorted(texts):
         position = max(value, position + gap)
         axes.text(1.01, position, text, color=colour, transform=axes.get_yaxis_transform(), va="center", fontsize=9)
-    return "ap_per_epoch" if name == "ap" else "loss_per_epoch", figure
 
 
 def f1_curves(report: Report) -> Figure:

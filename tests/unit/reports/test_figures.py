@@ -7,12 +7,12 @@ import cv2
 import numpy as np
 import pytest
 from PIL import Image
-from report_examples import example_row
+from report_examples import example_row, resampled
 
 from utils.core.errors import InputError
 from utils.reports import detections, figures
 from utils.reports.detections import outline_of, points_of
-from utils.reports.schema import Box, Epoch, Sample
+from utils.reports.schema import Box, Epoch, Report, Sample
 
 
 def box(xyxy, name="a", score=0.9, outline=()):
@@ -21,7 +21,7 @@ def box(xyxy, name="a", score=0.9, outline=()):
 
 def test_a_sheet_has_a_column_per_stage_and_a_line_per_image(report):
     figure = detections.detection_sheet(report.samples * 2)
-    assert [axes.get_title() for axes in figure.axes] == ["truth", "float", "INT8", "", "", ""]
+    assert [axes.get_title() for axes in figure.axes] == ["ground truth", "float", "INT8", "", "", ""]
     image = Image.open(io.BytesIO(figures.render(figure, "png", dpi=50)))
     assert image.size == (3 * 180, 2 * 180)
 
@@ -132,6 +132,32 @@ def test_the_loss_of_each_epoch_is_drawn_where_ap_is_not_known_and_ptq_is_marked
     assert [text.get_text() for text in axes.texts] == ["PTQ 0.3000"]
     report.rows[-1] = example_row("best (PTQ)")
     assert [text.get_text() for text in figures.per_epoch(report)[1].axes[0].texts] == ["chosen: PTQ 0.3000"]
+
+
+def test_the_chart_of_differences_has_a_bar_for_each_row_that_compares(compared):
+    del compared.rows[4]  # without resamplings: a difference without a bar
+    axes = figures.differences(compared, allowed=0.003).axes[0]
+    points = [container.lines[0].get_xydata()[0] for container in axes.containers]
+    ptq, qat = (compared.difference(row) for row in compared.rows[1:3])
+    assert [tuple(point) for point in points] == [(pytest.approx(ptq.value), 1), (pytest.approx(qat.value), 0)]
+    for container, difference in zip(axes.containers, (ptq, qat), strict=True):
+        (bar,) = container.lines[2][0].get_segments()
+        left, right = bar[:, 0]
+        assert right - left == pytest.approx(2 * difference.margin)
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["PTQ  0.7361", "QAT  0.7420"]
+    lines = {line.get_label(): line.get_xdata()[0] for line in axes.lines}
+    assert lines["FP32: 0.7412"] == 0
+    assert lines["allowed loss: 0.003"] == -0.003
+
+
+def test_a_measurable_loss_has_another_colour():
+    scores = [example_row(stage, ap_resampled=resampled(*values)) for stage, values in (
+        ("float", (0.74, 0.75, 0.73)), ("PTQ", (0.70, 0.711, 0.69)), ("QAT", (0.74, 0.751, 0.729)),
+    )]  # fmt: skip
+    scores[1] = scores[1].model_copy(update={"ap": 0.70})
+    axes = figures.differences(Report(command="x", rows=scores), allowed=0.002).axes[0]
+    colours = [container.lines[0].get_color() for container in axes.containers]
+    assert colours == [figures.VERMILLION, figures.BLUE]
 
 
 def test_files_have_the_size_and_svg_keeps_its_text(report, tmp_path):

@@ -1,6 +1,8 @@
 """The page of a report holds every number, and nothing in it is markup, a script or a link; and the files beside it."""
 
 import base64
+import csv
+import hashlib
 import html.parser
 import io
 import re
@@ -16,12 +18,19 @@ from report_examples import NASTY, example_row, resampled
 
 from utils.core.errors import InputError
 from utils.core.score import AGREEMENT, SplitCounts
-from utils.reports.page import merged, page, write_all
+from utils.jobs.advice import advise
+from utils.reports.page import cards, csv_of, merged, write_all
+from utils.reports.page import page as page_of
 from utils.reports.schema import Box, Epoch, Report, Sample
 from utils.reports.tables import headers
 
 NONE = dict.fromkeys(("backgrounds", "without_a_label_file", "bad_label_lines", "clipped_labels",
                       "boxes_among_polygons"), 0)  # fmt: skip
+
+
+def page(report: Report) -> str:
+    """The page with the advice of the report itself."""
+    return page_of(report, advise(report))
 
 
 class _Page(html.parser.HTMLParser):
@@ -34,7 +43,9 @@ class _Page(html.parser.HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
-        self.links += [text for name, text in attrs if name in {"src", "href", "srcset", "action"} or "url(" in text]
+        self.links += [
+            text for name, text in attrs if name in {"src", "href", "srcset", "action"} or "url(" in (text or "")
+        ]
 
     def handle_data(self, data):
         self.words.append(data)
@@ -66,21 +77,25 @@ def test_differences_within_their_error_have_no_colour(compared):
         ("up", "+0.0388 ± 0.0058"), ("down", "-0.0412 ± 0.0058"),
     ]  # fmt: skip
     assert "±: the standard error of the difference" in text
-    cards = re.findall(r"<tr>.*?</tr>", text)
-    reasons = [re.findall("<b>(AP does not compare .*?)</b>", card) for card in cards]
+    lines = re.findall(r"<tr>.*?</tr>", text)
+    reasons = [re.findall("<b>(AP does not compare .*?)</b>", line) for line in lines]
     assert [bool(reason) for reason in reasons] == [False, False, False, False, True, False, True, False, False]
     assert "30 images" in reasons[6][0]
 
 
-def test_the_page_fetches_nothing_and_runs_nothing(report):
+def test_the_page_fetches_nothing_and_runs_nothing_but_the_script_that_copies_the_command(report):
     text = page(report)
     parsed = _Page(text)
-    assert len(parsed.links) == 2, "a chart and an image with its columns"
+    assert len(parsed.links) == 3, "two charts, and an image with its columns"
     assert all(link.startswith("data:image/") for link in parsed.links)
-    assert not {"script", "link", "iframe", "object", "embed"} & set(parsed.tags)
+    assert not {"link", "iframe", "object", "embed"} & set(parsed.tags)
+    (script,) = re.findall("<script>(.*?)</script>", text, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'" in text
     written = re.sub(r"base64,[A-Za-z0-9+/=]+", "", text)
     assert not re.search(r"https?:|//[a-z]|@import|url\(", written)
-    chart, sheet = (base64.b64decode(link.split(";base64,")[1], validate=True) for link in parsed.links)
+    first, sheet, chart = (base64.b64decode(link.split(";base64,")[1], validate=True) for link in parsed.links)
+    assert ElementTree.fromstring(first).tag.endswith("svg")
     assert ElementTree.fromstring(chart).tag.endswith("svg")
     assert Image.open(io.BytesIO(sheet)).size[0] > 300
 
@@ -94,11 +109,12 @@ def test_markup_in_names_is_shown_and_not_run(report):
     report.samples = [Sample(image=report.samples[0].image, predictions={NASTY: [box]})]
     nasty = _Page(page(report))
     assert set(nasty.tags) <= tags
+    assert nasty.tags.count("script") <= 1
     assert NASTY in "".join(nasty.words)
 
 
 @pytest.mark.usefixtures("unrendered")
-def test_a_reader_is_told_what_to_do_in_local_time_and_nothing_of_folders(report, monkeypatch, tmp_path):
+def test_a_reader_is_told_what_to_do_in_local_time_and_only_the_command_names_folders(report, monkeypatch, tmp_path):
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     time.tzset()
     report.created, report.data = "2026-11-25T20:05:00+00:00", "/home/someone/my sets/data.yaml"
@@ -115,18 +131,60 @@ def test_a_reader_is_told_what_to_do_in_local_time_and_nothing_of_folders(report
     time.tzset()
     parsed = _Page(text)
     words = " ".join(parsed.words)
+    command = f"export_qat.py --weights {tmp_path}/runs/q.pt"
+    assert command in words, "it can be copied and run"
     assert "someone" not in text
-    assert str(tmp_path) not in text
+    assert str(tmp_path) not in text.replace(command, "")
     for part in ("2026-11-26 05:05 JST", "data.yaml", "--weights 'f.pt' --data=d.yaml --project out/x",
                  "1.jpg: damaged", "runs/a.pt", "AP50 / AP, 1/2, a//b"):  # fmt: skip
         assert part in words
-    places = [words.index(part) for part in ("within the noise", "export_qat.py --weights runs/q.pt", "vs float")]
+    places = [words.index(part) for part in ("loses at most", command, "vs float")]
     assert places == sorted(places)
-    found = re.findall(r"<td[^>]*>([^<]*)</td>", text.split("<summary>")[1])
+    (by_class,) = re.findall("<summary>AP of each class</summary>.*?</details>", text, re.DOTALL)
+    found = re.findall(r"<td[^>]*>([^<]*)</td>", by_class)
     assert found == ["cat", "0.2500", "-", "dog", "0.5000", "0.6250"]
     report.rows[1] = report.rows[1].model_copy(update={"file": "recipe.yaml"})
-    command = "quantize --weights FOLDER/f.pt --data FOLDER/data.yaml --imgsz 640 --recipe recipe.yaml"
-    assert command in " ".join(_Page(page(report)).words)  # to be filled in
+    words = " ".join(_Page(page(report)).words)
+    assert "quantize --weights /home/someone/f.pt --data '/home/someone/my sets/data.yaml' --imgsz 640" in words
+
+
+@pytest.mark.usefixtures("unrendered")
+@pytest.mark.parametrize(
+    ("ap", "resampled_ap", "level"),
+    [(0.7412, (0.74, 0.75, 0.73), "OK"), (0.7412, (0.71, 0.77, 0.74), "CHECK"), (0.70, (0.70, 0.71, 0.69), "LOSS")],
+)
+def test_the_first_screen_has_verdict_warnings_cards_and_the_next_command(report, ap, resampled_ap, level):
+    report.warnings, report.data = ["some images are damaged"], "d.yaml"
+    report.rows = [example_row(ap_resampled=resampled(0.74, 0.75, 0.73), best_threshold=0.312)]
+    report.rows.append(example_row("PTQ", ap=ap, ap_resampled=resampled(*resampled_ap), best_threshold=0.281))
+    text = page(report)
+    first_screen = text.partition("Detections side by side")[0]
+    assert f'<span class="chip {level}">{level}</span>' in first_screen
+    words = " ".join(_Page(first_screen).words)
+    for part in ("some images are damaged", f"0.7412 → {ap:.4f}", "0.312 → 0.281", "not measured", "python "):
+        assert part in words
+    assert "All numbers" not in words
+
+
+def test_the_cards_have_the_times_of_engines(report):
+    report.rows = [example_row(), example_row("TensorRT FP16", ms_per_image=1.3), example_row("TensorRT INT8")]
+    report.rows[2] = report.rows[2].model_copy(update={"ms_per_image": 0.9})
+    assert [card.text for card in cards(report, advise(report))][1] == "1.30 → 0.90"
+    del report.rows[1]
+    assert [card.text for card in cards(report, advise(report))][1] == "0.90"
+    report.rows[1] = report.rows[1].model_copy(update={"stage": "QAT"})
+    assert [card.text for card in cards(report, advise(report))][1] == "not measured", "a simulation has no speed"
+
+
+def test_a_table_of_values_has_the_epochs_in_front_of_the_last_row(report):
+    rows = list(csv.DictReader(io.StringIO(csv_of(report))))
+    assert [(row["stage"], row["epoch"]) for row in rows] == [
+        ("float", ""), ("QAT epoch", "1"), ("QAT epoch", "2"), ("PTQ", ""),
+    ]  # fmt: skip
+    assert (rows[0]["ap"], rows[0]["vs_fp32"]) == ("0.7412", "")
+    assert (rows[2]["loss"], rows[2]["lr"], rows[2]["chosen"]) == ("0.25", "1e-05", "True")
+    assert float(rows[3]["vs_fp32"]) == pytest.approx(-0.0051)
+    assert csv_of(Report(command="nothing")).count("\n") == 1
 
 
 def test_runs_with_rows_of_one_file_keep_the_row_that_knows_more():
@@ -153,10 +211,11 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_all_files_of_a_report_are_written(report, tmp_path):
-    written = write_all(report, tmp_path / "run")
+    written = write_all(report, tmp_path / "run", advise(report))
     assert [path.name for path in written] == ["report.json", "ap_per_epoch.png", "detections.png", "report.html"]
     assert sorted(written) == sorted((tmp_path / "run").iterdir())
-    written = write_all(Report(command="nothing"), tmp_path / "empty")
+    nothing = Report(command="nothing")
+    written = write_all(nothing, tmp_path / "empty", advise(nothing))
     assert [path.name for path in written] == ["report.json", "report.html"]
 
 
