@@ -23,9 +23,11 @@ from models.quantize.recipe import Recipe
 from utils import upstream
 from utils.core.files import write_text
 from utils.core.input_spec import channels_of
+from utils.core.logging import warnings_until_now
 from utils.core.options import height_width
 from utils.core.score import AGREEMENT, Difference
 from utils.core.text import plural
+from utils.jobs.advice import advise, allowed_drop
 from utils.jobs.calibrate import find_ranges
 from utils.jobs.evaluate import without_tables
 from utils.jobs.inputs import Inputs
@@ -36,7 +38,7 @@ from utils.jobs.sensitivity.units import Switches, Units, cost_shares
 from utils.reports import figures
 from utils.reports.page import PAGE_NAME, write_all
 from utils.reports.schema import Report, Row, hardware
-from utils.reports.tables import WRONG, verdict
+from utils.reports.tables import warning_block
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -74,11 +76,12 @@ def run(options: SensitiveOptions) -> dict[str, Any]:
         summary = summarize_search(state, search, chosen, recipe.float, row)
         measured = to_report(summary, rows, inputs, folder)
         figures.save_figure(chart(summary), folder / CHART_FILE)
-        write_all(measured, folder)
-        # last: where it lies, all is written
+        advice = advise(measured)
+        write_all(measured, folder, advice)
+        # written last: its presence marks a complete run
         write_text(folder / SUMMARY_FILE, json.dumps(summary, indent=2, allow_nan=False) + "\n")
-    text, (sentence, command) = "\n".join(measured.notes), verdict(measured)
-    logger.info("\n%s\n\n%s\nreport: %s\nnext: %s", text, sentence, folder / PAGE_NAME, command or WRONG)
+        text = [*warning_block(measured), *measured.notes, "", advice.text, f"report: {folder / PAGE_NAME}"]
+        logger.info("\n%s\nnext: %s", "\n".join(text), advice.next_line)
     return summary
 
 
@@ -119,7 +122,8 @@ def place_anew(
         found = f"{', '.join(chosen.names)} in float ({chosen.cost:.1%} of the cost), calibrated anew,"
         search.notes.append(f"{found} gain {gained} AP over INT8, which these images cannot show")
         return Selection((), ap_of(search.int8_row), 0.0, "what was found gains no measurable AP"), inputs.recipe, None
-    if lost > inputs.options.target_drop >= ap_of(search.float_row) - chosen.ap:
+    allowed = allowed_drop(inputs.options.target_drop, inputs.options.unlabelled)
+    if lost > allowed >= ap_of(search.float_row) - chosen.ap:
         search.notes.append(f"calibrated anew, the recipe loses {lost:.4f}, more than with the ranges before")
     return chosen, recipe, row.model_copy(update={"stage": "recipe"})
 
@@ -158,10 +162,12 @@ def summarize_search(
 
 def to_report(content: Mapping[str, Any], rows: Sequence[Row], inputs: Inputs[Any], folder: Path) -> Report:
     """The run as a report: the `rows` of float, INT8 and perhaps the recipe, whose file the last one names."""
-    of_recipe = rows[-1].model_copy(update={"file": str(folder / RECIPE_FILE), "size_bytes": None})
+    changes = {"file": str(folder / RECIPE_FILE), "size_bytes": None, "weights_bytes": None}
+    of_recipe = rows[-1].model_copy(update=changes)
     return Report(
         command=content["command"], title="Sensitivity of layers", data=inputs.options.data,
         rows=[*rows[:-1], of_recipe], notes=lines(content, rows), splits=inputs.data.counts(),
+        target_drop=inputs.options.target_drop, warnings=warnings_until_now(), doubts=inputs.doubts,
         charts={f"Sensitivity ({folder.name})": str(folder / CHART_FILE)},
     )  # fmt: skip
 
@@ -197,7 +203,7 @@ def chart(content: Mapping[str, Any]) -> Figure:
     figure, (left, right) = figures.new_figure(10.0, 1.6 + 0.24 * len(rows), 1, 2)
     left.barh(places, [row["score"] for row in rows], color=colours)
     left.set_yticks(places, names, fontsize=8)
-    left.set(xlabel="distance to the float network that the unit in float removes")
+    left.set(xlabel="how much nearer to the float network")
     figures.title(left, "Screening: score")
     right.barh(places, gains, xerr=errors, color=colours, ecolor=figures.GREY, capsize=2)
     loss = content["ap"]["float"] - content["ap"]["INT8"]

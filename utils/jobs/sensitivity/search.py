@@ -25,12 +25,13 @@ from utils.core.tasks import AP_CONFIDENCE, Prediction
 from utils.core.text import plural
 from utils.evaluation.dataset import make_loader
 from utils.evaluation.masks import between
-from utils.jobs.evaluate import Measurer
+from utils.jobs.advice import allowed_drop, judge, measured_on
+from utils.jobs.evaluate import Measurer, check_float_ap
 from utils.jobs.inputs import Inputs
 from utils.jobs.options import SensitiveOptions
 from utils.jobs.run_state import AnalysisState
 from utils.jobs.sensitivity.units import State, Switches, Unit, Units, cost_of
-from utils.reports.schema import Row
+from utils.reports.schema import Level, Row
 
 logger = logging.getLogger(__name__)
 
@@ -138,20 +139,23 @@ class Search:
     def __init__(self, options: SensitiveOptions, units: Units, passes: Passes, shares: Mapping[str, float]) -> None:
         """`shares` are what parts of the network cost, see `units.cost_shares`."""
         self._options, self._groups, self._passes, self._shares = options, units, passes, shares
+        self._allowed = allowed_drop(options.target_drop, options.unlabelled)
         self.units: dict[str, Unit] = {}
         self.notes: list[str] = []
 
     def run(self) -> Selection:
         """Screen, confirm, choose."""
         self.float_row = self._passes.measure(FLOAT, State())
+        check_float_ap(ap_of(self.float_row), self._options.force)
         self.int8_row = self._passes.measure(INT8, self._groups.everything)
         gains = self._look_at(self._groups.all)
         start, lost = ap_of(self.int8_row), gain(self.float_row, self.int8_row)
-        if not lost.significant:
+        judgement = judge(gain(self.int8_row, self.float_row), self._allowed, images=measured_on(self.int8_row))
+        if judgement.level is not Level.LOSS:
             recipe = " with --recipe" if self._options.recipe else ""
-            return Selection((), start, 0.0, f"INT8{recipe} loses no AP that these images can show")
+            return Selection((), start, 0.0, f"INT8{recipe} {judgement.words}")
         chosen, sets = self._choose(gains), self._groups.shared()
-        missed = chosen.ap < ap_of(self.float_row) - self._options.target_drop
+        missed = chosen.ap < ap_of(self.float_row) - self._allowed
         if sets and missed and chosen.ap - start < EXPLAINED * lost.value:
             logger.info("single units do not suffice; screening %d sets of all that reads one scale", len(sets))
             self.notes.append("single units did not regain the AP; sets of all that reads one scale were tried as well")
@@ -185,7 +189,7 @@ class Search:
         return choose_units(
             {name: gain for name, gain in gains.items() if self._state_with((name,)).weights}, evaluate, self.cost,
             reference=ap_of(self.float_row), start=ap_of(self.int8_row),
-            target_drop=self._options.target_drop, budget=self._options.float_budget,
+            target_drop=self._allowed, budget=self._options.float_budget,
         )  # fmt: skip
 
     def _state_with(self, names: tuple[str, ...]) -> State:
