@@ -66,8 +66,9 @@ class ExportOptions(NmsOptions, InputOptions):
     )  # fmt: skip
     half: bool = option(False, "float weights in FP16, as --typing strong; inputs and outputs stay FP32")
     int8_weights: bool = option(
-        False, "store quantized weights as INT8: a quarter of the size, for ONNX Runtime and TensorRT 10 and later"
-    )
+        False, "store quantized weights as INT8, for ONNX Runtime and TensorRT 10 and later: a third of a weakly typed "
+        "file's size, half of a strongly typed one's",
+    )  # fmt: skip
     no_int8_rewrites: bool = option(
         False, "without what is there for the speed of INT8 kernels on GPUs: parts of Concats and Splits in whole "
         "blocks of 32 channels, the halves of an ELAN block's first convolution one by one, average pools as "

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Quantize a YOLOv9 detector to INT8 and evaluate checkpoints.
+"""Quantize a YOLOv9 network, for detection or instance segmentation, to INT8, and evaluate checkpoints.
 
     python qat.py quantize --weights yolov9-c-converted.pt --data data/coco.yaml
     python qat.py sensitive --weights yolov9-c-converted.pt --data data/coco.yaml
@@ -32,8 +32,9 @@ def run_command(job: str, options: QatOptions) -> None:
     """Check the options of a command, and run its job, a module of `utils.jobs`."""
     unused = ["hyp"]  # which yolov9-qat's commands have, too
     if isinstance(options, QuantizeOptions):
-        unused = [*(TRAINING if options.qat == "never" else ()), "supervision_stride"]
-        unused += ["target_drop"] * (options.qat != "auto")
+        unused = ["supervision_stride"]
+        if options.qat == "never":
+            unused += [*TRAINING, "keep_epochs"]
     if flags := options.given(*unused):
         logger.warning("these options do nothing here: %s", ", ".join(flags))
     if getattr(options, "resume", None) is None:

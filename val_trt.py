@@ -19,7 +19,7 @@ from utils.jobs.options import ValOptions
 
 # Options that mean nothing for --source, which ends where evaluation begins.
 OF_EVALUATION = ("task", "limit", "rect", "single_cls", "verbose", "batch_size", "workers", "groups", "reference",
-                 "unlabelled", "save_json")  # fmt: skip
+                 "unlabelled", "save_json", "target_drop", "force", "plots")  # fmt: skip
 
 
 def evaluate_or_draw(options: ValOptions) -> None:
@@ -33,7 +33,7 @@ def evaluate_or_draw(options: ValOptions) -> None:
         options.reject_unused(OF_EVALUATION, "with --source, which draws detections and evaluates nothing")
         sources = find_sources(options.source)
         need_for(options.network)
-        with new_run(options.project, options.name, options.exist_ok) as folder:
+        with new_run(options.project, options.name, options.exist_ok, log=False) as folder:
             from utils.jobs import visualize
 
             visualize.run(options, sources, folder)

@@ -3,7 +3,7 @@
 
     python scripts/build_engine.py yolov9-c-int8.onnx --imgsz 640 --batch-size 1 8 16
     python scripts/build_engine.py yolov9-c-int8.onnx --tune 20          # the fastest of what 20 minutes can build
-    python scripts/build_engine.py yolov9-c-int8.onnx --target SM89      # TensorRT-RTX, on a machine without a GPU
+    python scripts/build_engine.py yolov9-c-int8-strong.onnx --target SM89    # TensorRT-RTX, on a machine without a GPU
 
 Writes the engine (default: beside the ONNX file) and ENGINE.json, which says what it was built from and for what.
 """

@@ -4,7 +4,8 @@
     python scripts/to_yolo.py Annotations/ --images JPEGImages/ --output cards        # VOC's XML files
     python scripts/to_yolo.py instances_train2017.json --images train2017/ --output coco --val 0
 
-Writes OUTPUT/data.yaml, images/ (copies) and labels/. Boxes are clipped to the image; what is left out is counted.
+Writes OUTPUT/data.yaml, images/ (copies) and labels/, with boxes alone. Boxes are clipped to the image; what is left
+out is counted, also the outlines of COCO's objects.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class ConvertOptions(Options):
     val: Fraction = option(0.2, "share of the images for validation (default: 0.2)", metavar="F")
 
 
-def read_voc(folder: Path, names: list[str]) -> Iterator[Annotation]:
-    """What each XML file of a folder says of its image; difficult objects do not count."""
+def read_voc(folder: Path, names: list[str], counts: Counter[str]) -> Iterator[Annotation]:
+    """The annotation of each XML file of a folder; difficult objects do not count."""
     for path in sorted(path for path in folder.rglob("*") if path.suffix.lower() == ".xml"):
         try:
             root, objects = ElementTree.parse(path).getroot(), []
@@ -52,15 +53,23 @@ def read_voc(folder: Path, names: list[str]) -> Iterator[Annotation]:
         yield [path.stem, PureWindowsPath(root.findtext("filename", "")).stem], size, objects
 
 
-def read_coco(path: Path, names: list[str]) -> Iterator[Annotation]:
-    """What a COCO file says of each image; crowds do not count. `names` gets the classes in the order of their ids."""
+def read_coco(path: Path, names: list[str], counts: Counter[str]) -> Iterator[Annotation]:
+    """The annotation of each image of a COCO file; crowds do not count.
+
+    `names` gets the classes in the order of their ids, `counts` what is left out.
+    """
     content, objects = read_json(path, "expected a COCO file, or a folder of XML files", DataError), defaultdict(list)
     try:
         classes = {category["id"]: str(category["name"]) for category in content["categories"]}
         names += dict.fromkeys(classes[key] for key in sorted(classes))  # several of one name are one
         for item in content["annotations"]:
+            if item["category_id"] not in classes:
+                number, category = item.get("id", "without an id"), item["category_id"]
+                raise DataError(f"{path}: annotation {number} is of category {category!r}, which 'categories' lacks")
             name, (x, y, w, h) = classes[item["category_id"]], map(float, item["bbox"])
             objects[item["image_id"]].append((name, [x, y, x + w, y + h], not item.get("iscrowd")))
+            if item.get("segmentation"):
+                counts["outlines left out (labels are boxes)"] += 1
         for image in content["images"]:
             size = float(image.get("width") or 0), float(image.get("height") or 0)
             yield [PureWindowsPath(image["file_name"]).stem], size, objects[image["id"]]
@@ -82,7 +91,8 @@ def convert_annotations(options: ConvertOptions) -> None:
     images, annotated = {path.stem: path for path in paths}, dict[Path, Annotation]()
     if len(images) < len(paths):
         raise DataError(f"{options.images} has several images of one name; convert its folders one by one (--images)")
-    for stems, size, objects in (read_voc if source.is_dir() else read_coco)(source, names):
+    read = read_voc if source.is_dir() else read_coco
+    for stems, size, objects in read(source, names, counts):
         image = next((images[stem] for stem in stems if stem in images), None)
         if image in annotated:
             raise DataError(f"{source} annotates {image} twice; leave one of the annotations out")

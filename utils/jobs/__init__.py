@@ -9,5 +9,5 @@ evaluate.py           AP of a network, a row of reports   visualize.py        de
 export.py             checkpoint → checked ONNX files     compare_outputs.py  ONNX Runtime beside PyTorch
 compare_tensors.py    the same between quantizers         check_engine.py     TensorRT beside ONNX Runtime
 benchmark.py          engines and ONNX files, timed       model_repository.py Triton's: written, checked
-sensitivity/          which parts hurt in INT8
+advice.py             what a result means, what is next   sensitivity/        which parts hurt in INT8
 """

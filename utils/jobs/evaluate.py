@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, fields, replace
@@ -18,33 +17,37 @@ import torch
 from torch import nn
 
 from models.quantize import checkpoint
-from models.quantize.modules import rounded_weights
+from models.quantize.modules import rounded_weights, weight_bytes
 from utils.cli import command_line
 from utils.core.device import device_name, select_device
-from utils.core.errors import InputError
+from utils.core.errors import DataError, InputError
 from utils.core.files import file_hash, read_onnx
-from utils.core.logging import log_level
-from utils.core.options import size_text
+from utils.core.logging import log_level, warn_once, warnings_until_now
 from utils.core.run_folder import new_run
 from utils.core.score import AGREEMENT
 from utils.core.tasks import AP_CONFIDENCE
 from utils.core.text import plural, short_repr
-from utils.evaluation.data_yaml import DataConfig, load_data
-from utils.evaluation.input_plan import InputPlan, has_nms, mask_frame, nms_words
-from utils.evaluation.loop import EvalConfig, evaluate
+from utils.core.weights import FLOAT_HASH, onnx_weight_bytes
+from utils.evaluation.config import EvalConfig
+from utils.evaluation.data_yaml import DataConfig, check_classes, load_data
+from utils.evaluation.input_plan import InputPlan
+from utils.evaluation.loop import evaluate
 from utils.evaluation.results import EvalResult, Reference
-from utils.jobs.inputs import Inputs, from_training
+from utils.jobs.advice import advise
+from utils.jobs.inputs import OTHER_NAMES, Inputs, check_left_out, from_training, missing_labels
 from utils.jobs.open import dataset_of, load_network, open_runner, torch_runner
 from utils.jobs.options import EvalOptions, ValOptions
 from utils.jobs.visualize import collect_samples
-from utils.reports.schema import LOW_AP, SIZES, AnyAp, Report, Row, Sample
-from utils.reports.tables import WRONG, export_command, terminal_table
+from utils.reports.curve_figures import curve_figures
+from utils.reports.figures import save_figure
+from utils.reports.schema import LOW_AP, SIZES, Report, Row, Sample
+from utils.reports.tables import terminal_table
 from utils.runners.base import Runner
 from utils.runners.pytorch import TorchRunner
-from utils.trt.engine_file import ENGINE_SUFFIXES, EngineNote
+from utils.trt.engine_file import EngineNote
 
 logger = logging.getLogger(__name__)
-FLOAT_MODEL = "the float model"
+FLOAT_MODEL = "the FP32 model"
 
 
 @dataclass
@@ -68,26 +71,29 @@ class Measurer:
                             groups=getattr(options, "groups", None), unlabelled=options.unlabelled)  # fmt: skip
         return cls(inputs.data, inputs.device, config)
 
-    def measure(self, model: nn.Module, name: str, *, as_reference: bool = False) -> EvalResult:
-        """Evaluate `model` as it is; `name` is for the log."""
+    def measure(self, model: nn.Module, name: str, *, as_reference: bool = False, curves: bool = False) -> EvalResult:
+        """Evaluate `model` as it is; `name` is for the log. See `evaluate` and `EvalConfig.curves`."""
         limit = "" if self.config.limit is None else f" on up to {plural(self.config.limit, 'image')}"
         logger.info("evaluating %s%s", name, limit)
+        size = weight_bytes(model)
         with TorchRunner(model, self.device) as runner, rounded_weights(model):
             reference = None if as_reference else self.reference
-            result = evaluate(runner, self.data, self.config, name=name, reference=reference, as_reference=as_reference)
-        self.reference = result.reference if as_reference else self.reference
-        return result
+            config = replace(self.config, curves=curves)
+            result = evaluate(runner, self.data, config, name=name, reference=reference, as_reference=as_reference)
+        if as_reference:
+            self.reference = result.reference
+        return replace(result, weights_bytes=size)
 
     def row(self, stage: str, file: str | Path, result: EvalResult | None, seconds: float) -> Row:
         """A report row; without a result its scores are unknown."""
         return make_row(stage, file, result, self.config, self.device, seconds)
 
-    def samples(self, models: Mapping[str, nn.Module]) -> list[Sample]:
-        """What each of `models` (by stage) detects on a few images, see `collect_samples`."""
+    def samples(self, models: Mapping[str, nn.Module], images: Sequence[str] = ()) -> list[Sample]:
+        """Sample detections of each of `models` (by stage), on these images or a few others: see `collect_samples`."""
         with ExitStack() as stack:
             runners = {stage: stack.enter_context(TorchRunner(model, self.device)) for stage, model in models.items()}
             imgsz = InputPlan.of(next(iter(runners.values())), self.config.imgsz, 1).imgsz
-            return collect_samples(runners, self.data, imgsz=imgsz, split=self.config.split)
+            return collect_samples(runners, self.data, imgsz=imgsz, split=self.config.split, images=images)
 
 
 def without_tables() -> AbstractContextManager[None]:
@@ -119,58 +125,122 @@ def float_weights(weights: str, extra: Mapping[str, Any]) -> str:
 
 
 def evaluate_file(options: ValOptions, runner: Runner | None = None) -> Report:
-    """Evaluate a file, before it the float network to compare with, and write a report: `val_trt.py`.
+    """Evaluate a file, before it the FP32 model to compare with, and write a report: `val_trt.py`.
 
-    `runner` is the file's, where it is open already. `InputError`, or one of its kinds, if the file or the dataset
-    cannot be used, or they do not fit each other. The run's folder is made when both are open.
+    `runner` is the file's, where it is open already. The run's folder is made when both are open.
+
+    Raises:
+        InputError: the file or the dataset cannot be used, they do not fit each other, or the FP32 model is another one
+            than the file was made from.
     """
     file, float_file = Path(options.network), Path(options.reference) if options.reference else None
     with ExitStack() as stack:
         runner = stack.enter_context(runner or open_runner(file, select_device(options.device)))
+        sizes = {file: weights_of(file, runner)}
         if isinstance(runner, TorchRunner):
             stack.enter_context(rounded_weights(runner.model))
-        known, float_runner = {file: runner.metadata.get("data")}, None
+        known, float_runner, caveat = {file: runner.metadata.get("data")}, None, ""
         if float_file:
             float_runner = stack.enter_context(open_reference(float_file, file, runner))
+            caveat = check_same_weights(float_file, float_runner, file, runner, options.force)
+            sizes[float_file] = weights_of(float_file, float_runner)
             known[float_file] = float_runner.metadata.get("data")
         options = options.model_copy(update={"data": dataset_of(options.data, known)})
         data = load_data(options.data or "")
         config = make_config(options, data)
+        if runner.names and not options.single_cls:
+            check_classes(runner.names, data, str(file))  # before images are read: their labels would be blamed
+        data.read(config.split, config.limit, progress=True)
+        check_left_out(data, options.force)
         report = Report(command=command_line(), title="Evaluation", data=str(options.data))
+        report.target_drop = options.target_drop
         reference, own = None, stage(file)
         folder = stack.enter_context(new_run(options.project, options.name, options.exist_ok, options.WRITTEN))
         if float_file and float_runner:
             plan = InputPlan.of(runner, config.imgsz, config.batch_size, rect=config.rect)
-            float_config = replace(config, imgsz=plan.imgsz, save_json=False, save_txt=False)
+            float_config = replace(config, imgsz=plan.imgsz, save_json=False, save_txt=False, curves=False)
             result = evaluate(float_runner, data, float_config, name=float_file.stem, as_reference=True)
-            report.rows.append(
-                make_row("float", float_file, result, float_config, runner.device, result.seconds, float_runner)
-            )
+            result = replace(result, weights_bytes=sizes[float_file])
+            row = make_row("float", float_file, result, float_config, runner.device, result.seconds, float_runner)
+            report.rows.append(row)
             reference = result.reference
-            own = f"float ({file.suffix[1:]})" if own == "float" else own  # a row that compares with the float row
+            if own == "float":  # a row that compares with the float row
+                own = f"float ({file.suffix[1:]})"
         result = evaluate(runner, data, config, out_dir=folder, name=file.stem, reference=reference)
-        report.rows.append(make_row(own, options.network, result, config, runner.device, result.seconds, runner))
+        result = replace(result, weights_bytes=sizes[file])
+        row = make_row(own, options.network, result, config, runner.device, result.seconds, runner)
+        report.rows.append(row.model_copy(update={"caveat": caveat}))
+        if result.curves:
+            for name, figure in curve_figures(result.curves, own).items():
+                save_figure(figure, folder / name)
         report.splits = data.counts()
+        report.doubts = doubts_of(runner, data, options)
         for what, coco in (("", result.coco), (" on masks", result.mask_coco)):
             if coco:
                 report.notes.append(f"pycocotools{what}: AP {coco['ap']:.4f}, AP50 {coco['ap50']:.4f}")
+        report.warnings = warnings_until_now()
         report.save(folder / "report.json")
-    logger.info("\n%s\nresults: %s", terminal_table(report), folder)
-    same_classes = not runner.names or [*runner.names.values()] == [*data.names.values()]
-    logger.info("next: %s", next_command(options, report, same_classes))
+        advice = advise(report)
+        lines = [terminal_table(report), *([advice.text] if advice.text else []), f"results: {folder}"]
+        logger.info("\n%s\nnext: %s", "\n".join(lines), advice.next_line)
     return report
 
 
 def open_reference(file: Path, network: Path, runner: Runner) -> Runner:
-    """The float network that `network` is compared with; `InputError` if it is quantized, or has other classes."""
+    """The FP32 model that `network` is compared with; `InputError` if it is quantized, or has other classes."""
     if (kind := stage(file)) != "float" and not kind.endswith(("FP16", "FP32")):
-        todo = "expected the float network; export_qat.py --check compares a file with its own checkpoint"
+        todo = "expected the FP32 model; export_qat.py --check compares a file with its own checkpoint"
         raise InputError(f"--reference {file} is quantized ({kind}); {todo}")
     float_runner = open_runner(file, runner.device)
     if runner.names and float_runner.names and runner.names != float_runner.names:
         first, second = (short_repr([*(one.names or {}).values()]) for one in (float_runner, runner))
-        raise InputError(f"--reference {file} detects {first} and {network} {second}; give the float network of it")
+        raise InputError(f"--reference {file} detects {first} and {network} {second}; give the FP32 model of it")
     return float_runner
+
+
+def check_same_weights(float_file: Path, float_runner: Runner, file: Path, runner: Runner, force: bool) -> str:
+    """Compare the hash of the FP32 weights that a file was made from with that of `--reference`.
+
+    Returns:
+        A caveat for the row where they differ and `force` is given; '' elsewhere, also where a hash is not recorded.
+
+    Raises:
+        InputError: they differ, and `force` is not given.
+    """
+    own, other = runner.metadata.get(FLOAT_HASH), float_runner.metadata.get(FLOAT_HASH)
+    if not own or not other:
+        unknown = float_file if own else file
+        logger.warning(
+            "%s does not record its FP32 weights: whether --reference %s is the model that %s was made from is not "
+            "known", unknown, float_file, file,
+        )  # fmt: skip
+        return ""
+    if own == other:
+        return ""
+    if not force:
+        raise InputError(
+            f"{file} was not made from the weights of --reference {float_file} (another training, or one that "
+            "reparameterization.py has not converted); give its own FP32 weights, or compare all the same with --force"
+        )
+    logger.warning("%s was not made from the weights of %s: they are compared because of --force", file, float_file)
+    return f"it was not made from the weights of {float_file}"
+
+
+def weights_of(file: Path, runner: Runner) -> int | None:
+    """Bytes that a file's weights take as they are computed with; None for an engine whose note does not say it."""
+    if isinstance(runner, TorchRunner):
+        return weight_bytes(runner.model)
+    if file.suffix.lower() == ".onnx":
+        return onnx_weight_bytes(read_onnx(file))
+    return EngineNote.load(file).weights_bytes
+
+
+def doubts_of(runner: Runner, data: DataConfig, options: ValOptions) -> list[str]:
+    """What a user has to look at before the next step."""
+    doubts: list[str] = []
+    if runner.names and not options.single_cls and [*runner.names.values()] != [*data.names.values()]:
+        doubts.append(OTHER_NAMES)
+    return doubts if options.unlabelled else [*doubts, *missing_labels(data)]
 
 
 def make_config(options: ValOptions, data: DataConfig) -> EvalConfig:
@@ -183,23 +253,8 @@ def make_config(options: ValOptions, data: DataConfig) -> EvalConfig:
     same = {field.name for field in fields(EvalConfig)} & set(type(options).model_fields)
     values = {name: getattr(options, name) for name in same}
     values |= {"conf_thres": conf_thres, "split": options.task, "save_json": options.save_json or coco}
+    values["curves"] = options.plots
     return EvalConfig(**values)
-
-
-def next_command(options: ValOptions, report: Report, same_classes: bool) -> str:
-    """What comes after the evaluation of a file, or that something has to be corrected first."""
-    file, suffix = options.network, Path(options.network).suffix.lower()
-    if suffix == ".pt" and not report.rows[-1].stage.startswith("float"):
-        return shlex.join(export_command(file))
-    lacks_labels = not options.unlabelled and any(counts.lacks_labels for counts in report.splits)
-    if report.rows[-1].finds_nothing or lacks_labels or not same_classes:
-        return WRONG
-    if suffix == ".onnx":
-        return shlex.join(["scripts/generate_trt_engine.sh", file])
-    if suffix in ENGINE_SUFFIXES:
-        return shlex.join(["python", "scripts/benchmark_trt.py", file])
-    size = ["--imgsz", size_text(options.imgsz)] if options.imgsz else []
-    return shlex.join(["python", "qat.py", "quantize", "--weights", file, "--data", str(options.data), *size])
 
 
 def stage(file: Path) -> str:
@@ -226,8 +281,8 @@ def make_row(
                "size_bytes": Path(file).stat().st_size, "measured_on": "not evaluated"}  # fmt: skip
     if result is None:
         return Row(**values)
-    if stage == "float":
-        warn_of_low_ap(result.ap)
+    if stage == "float" and (text := low_ap(result.ap)):
+        warn_once(logger, text)
     marks, statistics = ap_with(config, result, runner), result.statistics
     values |= {name: getattr(result, name) for name in ("ap", "ap50", "precision", "recall", "input_size")} | {
         "at_threshold": result.at,
@@ -235,10 +290,14 @@ def make_row(
         "measured_on": "; ".join(filter(None, (result.measured_on, marks))),
         "ap_with": marks,
         "ap_by_class": {one.name: one.ap for one in result.per_class},
+        "ap_coco": result.ap_coco,
+        "images": result.images,
+        "weights_bytes": result.weights_bytes,
         "resampled_over": f"{result.groups} groups" if result.groups else "images",
     }
     if result.masks:
-        values |= {f"mask_{name}": getattr(result.masks, name) for name in ("ap", "ap50", "precision", "recall")}
+        names = ("ap", "ap50", "precision", "recall", "ap_coco")
+        values |= {f"mask_{name}": getattr(result.masks, name) for name in names}
     if statistics:
         values |= {"ap_resampled": statistics.resampled(), "mask_ap_resampled": statistics.resampled(masks=True)}
     if result.agreement is not None:
@@ -253,7 +312,8 @@ def make_row(
 def ap_with(config: EvalConfig, result: EvalResult, runner: Runner | None = None) -> str:
     """What makes this AP differ from the usual one, such as '30 images, NMS in the file'; empty for nothing."""
     usual = EvalConfig()
-    side = mask_frame(runner) if runner is not None and result.masks is not None else None
+    form = runner.form if runner is not None else None
+    side = form.mask_side if form is not None and result.masks is not None else None
     marks = {
         plural(result.images, "image"): result.limited,
         AGREEMENT: config.unlabelled,
@@ -261,7 +321,7 @@ def ap_with(config: EvalConfig, result: EvalResult, runner: Runner | None = None
         f"confidence {config.conf_thres:g}": config.conf_thres != AP_CONFIDENCE,
         f"NMS IoU {config.nms_iou(result.task):g}": config.nms_iou(result.task) != result.task.nms_iou,
         f"at most {plural(config.max_det, 'detection')}": config.max_det != usual.max_det,
-        f"{nms_words(runner)} in the file" if runner and has_nms(runner) else "": True,
+        f"{form.nms_name} in the file" if form is not None and form.has_nms else "": True,
         f"masks {side}×{side}": bool(side),
         "one class": config.single_cls,
         result.mark: True,
@@ -269,30 +329,22 @@ def ap_with(config: EvalConfig, result: EvalResult, runner: Runner | None = None
     return ", ".join(text for text, holds in marks.items() if text and holds)
 
 
-def warn_of_low_ap(ap: float) -> None:
-    """Say so when the AP of a float model is near 0, with the usual reasons: its INT8 network can only be as bad."""
-    if ap < LOW_AP:
-        logger.warning(
-            "the float model has AP %.4f, so that nothing can be said of INT8; usual reasons: --imgsz or --data is not "
-            "that of its training, classes are in another order, labels are missing, images are rotated, or the "
-            "weights are not trained", ap,
-        )  # fmt: skip
-
-
-def lost_by_qat(rows: Sequence[Row]) -> str:
-    """A sentence where QAT's AP or agreement is below PTQ's by two standard errors of the difference; empty elsewhere.
-
-    The best state is chosen by the loss on training images, so that AP on validation images stays a fair score.
-    """
-    stages = {row.stage: row for row in rows}
-    ptq, qat = stages.get("PTQ"), stages.get("QAT")
-    if ptq is None or qat is None:
+def low_ap(ap: float) -> str:
+    """A sentence where the AP of an FP32 model is near 0, with the usual reasons; empty elsewhere."""
+    if ap >= LOW_AP:
         return ""
-    scores: tuple[AnyAp, ...] = ("ap", "agreement")
-    for score in scores:
-        less = qat.difference(ptq, score)
-        if less and less.significant and less.value < 0:
-            by_agreement = score == "agreement" or AGREEMENT in ptq.ap_with
-            words = "agrees more with the float network" if by_agreement else "has the higher AP"
-            return f"PTQ {words} on these validation images (QAT {less} against it): {ptq.file}"
-    return ""
+    return (
+        f"the FP32 model has AP {ap:.4f}, so that INT8 cannot be judged; usual reasons: --imgsz or --data is not that "
+        "of its training, classes are in another order, labels are missing, images are rotated, or the weights are "
+        "not trained"
+    )
+
+
+def check_float_ap(ap: float, force: bool) -> None:
+    """Stop before calibrating where the FP32 model finds nothing: its INT8 network can only be as bad.
+
+    Raises:
+        DataError: AP is near 0, and `force` is not given.
+    """
+    if (text := low_ap(ap)) and not force:
+        raise DataError(f"{text}; correct it, or go on with --force")

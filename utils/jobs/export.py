@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +17,10 @@ from utils.core.errors import InputError, QatError
 from utils.core.files import refuse_overwrite
 from utils.core.input_spec import channels_of
 from utils.core.options import height_width, size_text
-from utils.evaluation.data_yaml import load_data
+from utils.evaluation.data_yaml import check_classes, load_data
 from utils.evaluation.input_plan import fitting_size
+from utils.jobs.advice import AfterExport
 from utils.jobs.compare_outputs import check_images, check_onnx
-from utils.jobs.inputs import check_classes
 from utils.jobs.open import Network, load_network
 from utils.onnx_graph.export import ExportConfig, ExportResult, export_forms
 from utils.onnx_graph.output_formats import OutputFormat
@@ -32,19 +31,17 @@ logger = logging.getLogger(__name__)
 
 
 def engine_commands(network: Network, _config: ExportConfig, results: Sequence[ExportResult]) -> Iterator[str]:
-    """What comes next: without a GPU first what can be done here."""
-    for path in (str(result.path) for result in results):
-        build = shlex.join(["scripts/generate_trt_engine.sh", path])
-        if torch.cuda.is_available():
-            yield f"next: {build}"
-        elif "efficient" in metadata_of(onnx.load(path)).get("nms", ""):  # a plugin, for engines only
-            yield f"next, on the machine with the GPU: {build}"
-        else:
-            data, labels_of = network.source.data, getattr(network.source, "extra", {}).get("labels_of")
-            data = data if data and os.path.isfile(data) else "DATA.yaml"  # trained elsewhere
-            labels = ["--unlabelled", "--reference", labels_of] if labels_of else []
-            yield f"next: {shlex.join(['python', 'val_trt.py', path, '--data', data, *labels])}"
-            yield f"then, on the machine with the GPU: {build}"
+    """Give the lines with the next commands: see `advice.after_export`."""
+    extra, data = getattr(network.source, "extra", {}), network.source.data or ""
+    known = AfterExport(
+        has_gpu=torch.cuda.is_available(),
+        data=data if os.path.isfile(data) else "",  # it may have been trained elsewhere
+        reference=str(extra.get("float_weights", "")),
+        unlabelled="labels_of" in extra,
+    )
+    for result in results:
+        nms = metadata_of(onnx.load(result.path)).get("nms", "")
+        yield from known.lines(str(result.path), engine_only="efficient" in nms)
 
 
 def output_files(
@@ -93,7 +90,7 @@ def export_checkpoint(
     network = load_network(weights, select_device(options.device))
     source = network.source
     if dataset is not None:
-        check_classes(weights, source.names, dataset)
+        check_classes(source.names, dataset, weights)
     size = source.imgsz if options.imgsz is None and source.imgsz else config.imgsz
     if source.imgsz and height_width(size) != height_width(source.imgsz):
         texts = size_text(size), size_text(source.imgsz)

@@ -6,7 +6,7 @@ import copy
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +27,7 @@ from utils.core.strict_model import StrictModel, validate
 from utils.core.tasks import task_of_head
 from utils.core.text import plural
 from utils.evaluation.bootstrap import group_images
-from utils.evaluation.data_yaml import load_data
+from utils.evaluation.data_yaml import check_classes, load_data
 from utils.evaluation.dataset import Loader, dataset_hash, make_loader, whole_batch
 from utils.evaluation.images import find_images, unlabelled
 from utils.evaluation.input_plan import fitting_size
@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-HELD_OUT = {True: "held out from QAT", False: "too few to hold some of them out from QAT"}
+OTHER_NAMES = "the class names of the model differ from those of the dataset"
+MOST_LEFT_OUT = 0.05  # share of a split's images; of more, AP and ranges are those of another set
 FEW_IMAGES = 100  # of calibration; docs/recipe.md says what fewer cost
 AnyOptions = TypeVar("AnyOptions", bound=QatOptions)
 Profile = Sequence[tuple[str, float]]  # layers of an engine and their milliseconds
@@ -68,9 +69,11 @@ class Inputs(Generic[Kind]):
         data: the dataset, with the same number of classes.
         device: where networks run.
         imgsz: side of the input, or (height, width), in pixels, multiples of the network's stride.
-        held_out: real paths of the training images that QAT is not trained on, and that choose its best state.
+        held_out: real paths of the training images that neither calibrate nor train, and that choose the calibration
+            method and the best state of QAT.
         hyp: the augmentation's parameters; None for images as validation sees them.
         profile: the engine's layers that say what a part of the network costs, if there are any.
+        same_names: whether the network's classes have the names that the dataset gives them.
     """
 
     options: Kind
@@ -83,6 +86,7 @@ class Inputs(Generic[Kind]):
     held_out: frozenset[str] = frozenset()
     hyp: dict[str, Any] | None = None
     profile: Profile | None = None
+    same_names: bool = True
 
     @classmethod
     def load(cls, options: Kind, recipe: Recipe) -> Inputs[Kind]:
@@ -92,34 +96,16 @@ class Inputs(Generic[Kind]):
         source = upstream.load_float(options.weights)
         options = from_training(options, source)
         data = load_data(options.data or "")
-        check_classes(options.weights, source.names, data)
-        data.read("train", progress=True)
-        asked: Any = options
-        quantizes = isinstance(options, QuantizeOptions)
-        if options.unlabelled:
-            if not quantizes or asked.qat == "auto":
-                data.paths("val")
-        elif not (quantizes and asked.qat == "never" and asked.no_eval_origin and asked.no_eval_ptq):
-            images = data.read("val", progress=True).images
-            if not any(image.labelled for image in images):
-                raise unlabelled("val", images[0].path)
-            if groups := getattr(options, "groups", None):
-                group_images([image.path for image in images], groups)
-        hyp = read_hyp(options.hyp) if options.hyp else None
-        if hyp and not isinstance(options.imgsz, int):
-            raise InputError(
-                f"--hyp augments squares, as upstream does, and --imgsz is {size_text(options.imgsz or 640)}; leave "
-                "--hyp out, or give one side"
-            )
+        same_names = check_classes(source.names, data, options.weights)
+        _read_splits(data, options)
+        check_left_out(data, options.force)
+        hyp = _read_augmentation(options)
         plan = placement.plan(upstream.fuse(source.model), recipe)
         placement.check(plan, recipe)
         imgsz = one_size(fitting_size(options.imgsz, source.stride))
         held_out = choose_held_out(data, recipe.finetune.held_out)
-        there, wanted = len(data.read("train").images), recipe.calibration.images
-        if min(there, wanted) < max(wanted, FEW_IMAGES):
-            few = f"with fewer than {FEW_IMAGES} AP varies more (docs/recipe.md of the overlay)"
-            logger.info("calibration has %s of the %d wanted; %s", plural(min(there, wanted), "image"), wanted, few)
-        return cls(options, recipe, source, plan, data, device, imgsz, held_out, hyp, profile)
+        _say_how_many_calibrate(len(data.read("train").images) - len(held_out), recipe.calibration.images)
+        return cls(options, recipe, source, plan, data, device, imgsz, held_out, hyp, profile, same_names)
 
     def network(self) -> nn.Module:
         """A copy of the fused float network, on the device."""
@@ -141,7 +127,7 @@ class Inputs(Generic[Kind]):
         from tqdm import tqdm
 
         seed_everything(self.options.seed)
-        loader = self.training_loader(augment=False, keep=None, first=self.recipe.calibration.images)
+        loader = self.training_loader(augment=False, first=self.recipe.calibration.images)
         quiet, channels = not logger.isEnabledFor(logging.INFO), channels_of(self.source.model)
         batches = tqdm(image_batches(loader), "calibration", len(loader), unit="batch", disable=quiet)
         return (as_input(batch, self.device, channels) for batch in batches)
@@ -157,15 +143,40 @@ class Inputs(Generic[Kind]):
 
     @cached_property
     def held_out_images(self) -> list[Tensor]:
-        """The held-out training images in batches, letterboxed as for validation; all where none are held out."""
+        """The images whose loss decides, in batches, letterboxed as for validation.
+
+        They are the held-out ones; where none are held out, all training images.
+        """
         keep = None if not self.held_out else lambda file: os.path.realpath(file) in self.held_out
         batches = 4 if self.device.type == "cuda" else 1  # a GPU waits for Python in small ones; training keeps more
         return list(image_batches(self.training_loader(augment=False, shuffle=False, keep=keep, batches=batches)))
 
     @property
+    def deciding_images(self) -> str:
+        """The images whose loss decides, in words."""
+        if self.held_out:
+            return f"{plural(len(self.held_out), 'training image')} that are held out"
+        return "the training images, which are too few to hold some of them out"
+
+    @property
+    def doubts(self) -> list[str]:
+        """What a user has to look at before the next step."""
+        doubts = [] if self.same_names else [OTHER_NAMES]
+        return doubts if self.options.unlabelled else [*doubts, *missing_labels(self.data)]
+
+    @property
     def has_masks(self) -> bool:
         """Whether the network is one for segmentation."""
         return bool(task_of_head(last_layer(self.source.model)).prototypes)
+
+
+def missing_labels(data: DataConfig) -> list[str]:
+    """A sentence for each split that is evaluated and of which many images have no label file."""
+    return [
+        f"{counts.without_a_label_file} of {plural(counts.images, 'image')} of {counts.name} have no label file"
+        for counts in data.counts()
+        if counts.lacks_labels and not counts.name.startswith("train")
+    ]
 
 
 def from_training(options: AnyOptions, source: upstream.FloatCheckpoint | QuantizedCheckpoint) -> AnyOptions:
@@ -221,13 +232,61 @@ def image_batches(loader: Any) -> Iterator[Tensor]:
         raise DataError(f"none of the {what} can be decoded, although their headers can be read{first}")
 
 
-def check_classes(weights: str | Path, names: Mapping[int, str], data: DataConfig) -> None:
-    """Raises `DataError` when a checkpoint and a dataset have different numbers of classes."""
-    if len(names) != data.nc:
-        raise DataError(
-            f"{weights} detects {plural(len(names), 'class')} and {data.file} has {data.nc}; "
-            "give the dataset that the weights were trained on"
+def _read_splits(data: DataConfig, options: QatOptions) -> None:
+    """Read the training split, and the validation split where the command uses it; `DataError` where it cannot."""
+    data.read("train", progress=True)
+    if options.unlabelled:
+        if not isinstance(options, QuantizeOptions) or options.qat == "auto":
+            data.paths("val")
+        return
+    if isinstance(options, QuantizeOptions) and options.evaluates_nothing:
+        return
+    images = data.read("val", progress=True).images
+    if not any(image.labelled for image in images):
+        raise unlabelled("val", images[0].path)
+    if groups := getattr(options, "groups", None):
+        group_images([image.path for image in images], groups)
+
+
+def check_left_out(data: DataConfig, force: bool) -> None:
+    """Stop where a split of which much is left out would be measured, or calibrated on.
+
+    Raises:
+        DataError: more than `MOST_LEFT_OUT` of a split's images are left out, and `force` is not given.
+    """
+    for counts in data.counts():
+        if counts.left_out_share > MOST_LEFT_OUT and not force:
+            total = counts.images + counts.left_out
+            raise DataError(
+                f"{counts.left_out} of {plural(total, 'image')} of {counts.name} are left out (first: "
+                f"{counts.first['left_out']}); correct them, or go on without them with --force"
+            )
+
+
+def _read_augmentation(options: QatOptions) -> dict[str, Any] | None:
+    """The parameters that `--hyp` names, if it is given; `InputError` for an input that is not a square."""
+    file = getattr(options, "hyp", None)
+    if not file:
+        return None
+    hyp = read_hyp(file)
+    if not isinstance(options.imgsz, int):
+        raise InputError(
+            f"--hyp augments squares, as upstream does, and --imgsz is {size_text(options.imgsz or 640)}; leave "
+            "--hyp out, or give one side"
         )
+    return hyp
+
+
+def _say_how_many_calibrate(available: int, wanted: int) -> None:
+    """Warn where so few images calibrate that AP varies more from draw to draw."""
+    used = min(available, wanted)
+    if used < min(wanted, FEW_IMAGES):
+        logger.warning(
+            "calibration has %s; with fewer than %d AP varies more (docs/recipe.md of the overlay)",
+            plural(used, "image"), FEW_IMAGES,
+        )  # fmt: skip
+    elif used < wanted:
+        logger.info("calibration has %s of the %d wanted", plural(used, "image"), wanted)
 
 
 def read_hyp(path: str | Path) -> dict[str, Any]:

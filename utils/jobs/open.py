@@ -18,6 +18,7 @@ from models.quantize import __version__
 from utils.core.errors import ENVIRONMENT, DependencyError, InputError
 from utils.core.files import check_file
 from utils.core.tasks import Task, task_of_head
+from utils.core.weights import FLOAT_HASH
 from utils.trt.engine_file import ENGINE_SUFFIXES
 
 if TYPE_CHECKING:
@@ -34,7 +35,9 @@ logger = logging.getLogger(__name__)
 A_NETWORK = "expected an ONNX file, an engine or a .pt"
 INSTALL = {
     "torch": ENVIRONMENT,
-    **dict.fromkeys(("tritonclient", "grpc"), 'pip install "tritonclient[grpc]"'),
+    **dict.fromkeys(
+        ("tritonclient", "grpc"), 'pip install "tritonclient[grpc]" (which also defines the form of config.pbtxt)'
+    ),
     "onnxslim": "pip install onnxslim, or leave --simplify out",
 }
 
@@ -92,8 +95,13 @@ class Network:
         source, model = cast(Any, self.source), cast(Any, self.model)
         entries = {"stride": str(source.stride), "names": json.dumps(source.names), "task": self.task.name,
                    "kind": self.kind, "version": __version__}  # fmt: skip
-        entries |= {"nm": str(model.model[-1].nm)} if self.task.prototypes else {}
-        return entries | ({"recipe": json.dumps(source.recipe.to_dict())} if hasattr(source, "recipe") else {})
+        if source.weights_hash:
+            entries[FLOAT_HASH] = source.weights_hash
+        if self.task.prototypes:
+            entries["nm"] = str(model.model[-1].nm)
+        if hasattr(source, "recipe"):
+            entries["recipe"] = json.dumps(source.recipe.to_dict())
+        return entries
 
 
 def load_network(weights: str | Path, device: torch.device | str = "cpu", *, auxiliary: bool = True) -> Network:
@@ -153,7 +161,8 @@ def torch_runner(network: Network, device: torch.device | str) -> Runner:
     """A runner for a checkpoint that is loaded."""
     from utils.runners.pytorch import TorchRunner
 
-    return TorchRunner(network.model, device, imgsz=network.source.imgsz, data=network.source.data)
+    source = network.source
+    return TorchRunner(network.model, device, imgsz=source.imgsz, data=source.data, float_hash=source.weights_hash)
 
 
 def open_engine(path: Path, device: torch.device | str) -> Runner:

@@ -25,6 +25,7 @@ from utils.core.options import (
     option,
     project_option,
     size_option,
+    target_drop_option,
 )
 from utils.core.tasks import AP_CONFIDENCE, AP_NMS_IOU, DISPLAY_CONF, DISPLAY_IOU, MASK_AP_NMS_IOU
 
@@ -32,7 +33,9 @@ Kind = TypeVar("Kind", bound="CalibratingOptions")
 Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]  # NumPy takes 32 bits, and each epoch adds to it
 RECIPE = "the recipe (the command line wins over --recipe's file)"
 RECIPE_FILE = "recipe.yaml"  # that calibrate and sensitive write into their run folders
-CHANGEABLE = frozenset({"device", "workers"})  # on resume: they change where and how fast, not what is computed
+# On resume: they change where and how fast, or what is allowed and drawn, and not what is computed.
+CHANGEABLE = frozenset({"device", "workers", "force", "plots", "keep_epochs"})
+PLOT_FILES = ("PR_curve.png", "F1_curve.png", "confusion_matrix.png")
 FREE_ON_RESUME = CHANGEABLE | {"project", "name", "exist_ok", "resume"}  # a resumed run stays in its folder
 
 
@@ -44,8 +47,10 @@ class QatOptions(RunFolderOptions, DeviceOptions):
     batch_size: BatchSize = option(10, "images a batch, of all processes together", metavar="N")
     imgsz: InputSize | None = size_option("that of the weights' training or calibration, else 640")
     workers: Workers = option(8, "processes that read images, at most, for each GPU", metavar="N")
-    unlabelled: bool = option(
-        False, "the images have no labels: AP is that with the float network's detections as labels"
+    unlabelled: bool = option(False, "the images have no labels: AP is that with the FP32 model's detections as labels")
+    target_drop: Fraction | None = target_drop_option()
+    force: bool = option(
+        False, "go on where AP would mislead: more than 5 % of the images left out, or an FP32 model with an AP near 0"
     )
 
 
@@ -125,23 +130,24 @@ class QuantizeOptions(MethodOptions):
     """
 
     WRITTEN = (
-        "weights/last.pt", "weights/ptq_*.pt", "weights/qat_*.pt", "report.*", "placement.txt", "*_per_epoch.png",
-        "ranges.png",
+        "weights/last.pt", "weights/ptq_*.pt", "weights/qat_*.pt", "report.*", "results.csv", "placement.txt",
+        "*_per_epoch.png", "detections.png", *PLOT_FILES,
     )  # fmt: skip
     project: str = project_option("runs/qat")
     groups: str | None = groups_option()
     no_eval_origin: bool = option(False, "do not evaluate the float model", group="the run")
     no_eval_ptq: bool = option(False, "do not evaluate the calibrated model before QAT", group="the run")
     qat: Literal["always", "auto", "never"] = option(
-        "always", "auto: train where PTQ misses --target-drop by its standard error; never: stop after PTQ",
+        "always", "auto: run QAT unless PTQ is shown to lose at most --target-drop; never: stop after PTQ",
         group="the run",
     )  # fmt: skip
     ptq_only: bool = option(False, "as --qat never", group="the run")
     supervision_stride: Count | None = option(
         None, "of yolov9-qat; does nothing, since QAT compares detections and not layers", group="the run", metavar="N"
     )
-    target_drop: Fraction = option(0.002, "AP that may be lost, for --qat auto", group="the run", metavar="AP")
     eval_epochs: bool = option(False, "measure AP after every epoch of QAT, too", group="the run")
+    keep_epochs: bool = option(False, "keep the checkpoint of every epoch of QAT when the run ends", group="the run")
+    plots: bool = option(True, f"draw {', '.join(PLOT_FILES)}", group="the run")
     epochs: Epochs | None = option(
         None, "epochs of QAT (default: 10)", group=RECIPE, metavar="N", recipe="finetune.epochs"
     )
@@ -149,9 +155,8 @@ class QuantizeOptions(MethodOptions):
         None, "iterations an epoch, at most (default: 45)", group=RECIPE, metavar="N", recipe="finetune.iters"
     )
     lr: Rate | Literal["auto"] | None = option(
-        None, "highest learning rate, of weights, or auto; those of biases and ranges keep their ratio (default: 3e-5; "
-        "more for 30 to 450 steps, twice as much for 100)", group=RECIPE, metavar="LR", recipe="finetune.lr",
-        type=rate,
+        None, "highest learning rate, of weights, or auto, which is 3e-5; those of biases and ranges keep their ratio "
+        "(default: 3e-5)", group=RECIPE, metavar="LR", recipe="finetune.lr", type=rate,
     )  # fmt: skip
     train: Train | None = option(
         None, "what QAT trains; all: weights, biases, ranges (default: all)", group=RECIPE, recipe="finetune.train"
@@ -166,6 +171,11 @@ class QuantizeOptions(MethodOptions):
         if values.get("qat", "never") != "never":
             raise InputError(f"--ptq-only is --qat never, and --qat {values['qat']} was given; leave one of them out")
         return {**values, "ptq_only": False, "qat": "never"}
+
+    @property
+    def evaluates_nothing(self) -> bool:
+        """Whether no network is evaluated, so that the validation images are not needed."""
+        return self.qat == "never" and self.no_eval_origin and self.no_eval_ptq
 
     @model_validator(mode="after")
     def auto_needs_both(self) -> QuantizeOptions:
@@ -202,7 +212,6 @@ class SensitiveOptions(MethodOptions):
     num_image: Count = option(200, "validation images, evenly spread over the split", group="the run", metavar="N")
     granularity: Literal["layer", "module"] = option("layer", "of the units", group="the run")
     metric: Literal["proxy", "ap"] = option("proxy", "ap: measure AP with every unit in float", group="the run")
-    target_drop: Fraction = option(0.002, "AP that may be lost", group=RECIPE, metavar="AP")
     float_budget: Fraction = option(
         0.5, "share of the network's cost that may be in float, 0..1", group=RECIPE, metavar="F"
     )
@@ -214,7 +223,7 @@ class SensitiveOptions(MethodOptions):
 class EvalOptions(QatOptions):
     """AP of a float or quantized checkpoint on the val split."""
 
-    WRITTEN = ("report.json", "*_predictions.json")
+    WRITTEN = ("report.json", "*_predictions.json", *PLOT_FILES)
     project: str = project_option("runs/qat_eval")
     conf_thres: Fraction = option(AP_CONFIDENCE, "lowest score", metavar="F")
     iou_thres: Fraction | None = option(
@@ -222,12 +231,13 @@ class EvalOptions(QatOptions):
     )
     groups: str | None = groups_option()
     save_json: bool = option(False, "write detections as COCO JSON, and score them with pycocotools")
+    plots: bool = option(False, f"draw {', '.join(PLOT_FILES)}")
 
 
 class ValOptions(RunFolderOptions, DeviceOptions):
     """Evaluate a TensorRT engine or an ONNX file on a dataset, or draw what it finds."""
 
-    WRITTEN = ("report.json", "*_predictions.json", "labels/*.txt")
+    WRITTEN = ("report.json", "*_predictions.json", "labels/*.txt", *PLOT_FILES)
     file: str | None = option(
         None, "an .onnx, .engine or .plan file, or a .pt (at the size that it knows, or 640, unless --imgsz)",
         positional=True, nargs="?", metavar="FILE",
@@ -259,9 +269,14 @@ class ValOptions(RunFolderOptions, DeviceOptions):
     limit: Count | None = option(None, "only N images, evenly spread over the split", metavar="N")
     groups: str | None = groups_option()
     reference: str | None = option(
-        None, "the float network (.pt, .onnx or engine), which is evaluated first: differences, agreement with its "
-        "detections, and what is missed at its threshold", metavar="FILE",
+        None, "the FP32 model that FILE was made from (.pt, .onnx or engine), which is evaluated first: differences, "
+        "agreement with its detections, and what is missed at its threshold", metavar="FILE",
     )  # fmt: skip
+    target_drop: Fraction | None = target_drop_option()
+    force: bool = option(
+        False, "go on with a --reference of other weights, or where more than 5 % of the images are left out"
+    )
+    plots: bool = option(False, f"draw {', '.join(PLOT_FILES)}")
     unlabelled: bool = option(
         False, "the images have no labels: AP is that with the detections of --reference as labels"
     )

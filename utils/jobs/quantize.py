@@ -1,9 +1,9 @@
-"""The quantize job: float evaluation → PTQ → its evaluation → QAT → evaluation of the best, resumable at every step.
+"""The quantize job: FP32 evaluation → PTQ → its evaluation → QAT → evaluation of the best, resumable at every step.
 
-The best state is the one with the smallest loss on training images that are held out from QAT, and PTQ unless that is
-lower by two standard errors. AP on the validation images chooses nothing: the best of several draws of it would be too
-good. Each step ends with the state being saved (`run_state.py`), and is skipped where the state says that it is done.
-Several processes all take every step, and come to the same numbers.
+The best state is the one with the smallest loss on training images that are held out from calibration and QAT, and PTQ
+unless that is lower by two standard errors. AP on the validation images chooses nothing: the best of several draws of
+it would be too good. Each step ends with the state being saved (`run_state.py`), and is skipped where the state says
+that it is done. Several processes all take every step, and come to the same numbers.
 """
 
 from __future__ import annotations
@@ -25,30 +25,38 @@ from models.quantize.finetune import (
     Finetuner,
     HeldOutLoss,
     held_out_loss,
-    highest_rate,
     learning_rate,
     seed_everything,
 )
 from models.quantize.recipe import Finetune
 from utils import upstream
+from utils.core.curves import Curves
 from utils.core.files import write_bytes, write_text
-from utils.core.score import Score
+from utils.core.logging import warnings_until_now
+from utils.core.score import Difference, Score
 from utils.core.text import plural
+from utils.core.weights import FLOAT_HASH
+from utils.evaluation.results import EvalResult
+from utils.jobs.advice import advise, allowed_drop, export_command, judge, measured_on, worse_after_qat
 from utils.jobs.calibrate import find_ranges
-from utils.jobs.evaluate import FLOAT_MODEL, Measurer, lost_by_qat, without_tables
-from utils.jobs.inputs import HELD_OUT, Inputs, image_batches
+from utils.jobs.evaluate import FLOAT_MODEL, Measurer, check_float_ap, without_tables
+from utils.jobs.inputs import FEWEST_HELD_OUT, Inputs, check_left_out, image_batches
 from utils.jobs.options import QuantizeOptions
-from utils.jobs.run_state import STOPPED, RunState, checkpoint_name, open_run
+from utils.jobs.run_state import STOPPED, RunState, checkpoint_name, open_run, stem_of
 from utils.reports import figures, tables
-from utils.reports.schema import AP, BEST_PTQ, UNFINISHED, Epoch, Report, Row
+from utils.reports.curve_figures import curve_figures
+from utils.reports.detections import differences_in
+from utils.reports.page import PAGE_NAME, csv_of, write_page
+from utils.reports.schema import AP, BEST_PTQ, UNFINISHED, Epoch, Level, Report, Row
 
 if TYPE_CHECKING:
     from torch import nn
 
 logger = logging.getLogger(__name__)
 
-FEWEST_IMAGES = 50  # training images; fewer are not trained on unless `--epochs` says so
-SIGNIFICANT = 2  # standard errors by which QAT has to be better
+FEWEST_IMAGES = 2 * FEWEST_HELD_OUT  # training images; of fewer, none can be held out to choose between PTQ and QAT
+SAMPLES, CANDIDATES = 4, 16  # images on the page, and those that they are chosen from
+CSV_NAME = "results.csv"
 
 
 def run(options: QuantizeOptions) -> Report:
@@ -64,16 +72,9 @@ def run(options: QuantizeOptions) -> Report:
             if not why_no_qat:
                 session.train(student)
             session.finish(why_no_qat)
+        session.remove_epochs()
         report = session.report()
-    export = shlex.join(tables.export_command(str(session.final)))
-    command = tables.verdict(report)[1] or export
-    wrong = any(row.stage == "float" and row.finds_nothing for row in report.rows)
-    wrong |= [*inputs.source.names.values()] != [*inputs.data.names.values()]
-    if wrong or (not options.unlabelled and any(one.lacks_labels for one in report.splits if one.name != "train")):
-        command = tables.WRONG
-    elif "export_qat.py" not in command:
-        command += f"\nor export it as it is: {export}"
-    logger.info("\n%s\n%s\nnext: %s", tables.terminal_table(report), session.verdict(report), command)
+        logger.info("\n%s", "\n".join(session.last_lines(report)))
     return report
 
 
@@ -83,25 +84,34 @@ class Session:
     def __init__(self, folder: Path, state: RunState, inputs: Inputs[QuantizeOptions]) -> None:
         self.folder, self.state, self.inputs, self.options = folder, state, inputs, inputs.options
         self.recipe = inputs.recipe  # with the calibration method that `auto` has chosen
-        self.weights, self.stem = folder / "weights", Path(self.options.weights).stem  # which names files
+        self.weights, self.stem = folder / "weights", stem_of(self.options.weights, folder)
         self.float_model = upstream.call_fused(inputs.network())
         self.measurer = Measurer.of(inputs)
-        # without labels, AP is that with the float network's detections, which have to be known
-        self.measures = not self.options.unlabelled or ("val" in inputs.data.splits and not self.options.no_eval_origin)
+        # without labels, AP is that with the FP32 model's detections, which have to be known
+        has_val = "val" in inputs.data.splits
+        self.measures = not self.options.unlabelled or (has_val and not self.options.no_eval_origin)
         logger.info("recipe:\n%s", yaml.safe_dump(state.recipe, sort_keys=False).rstrip())
         logger.info("%s → %s", self.options.weights, folder)
 
     @property
     def final(self) -> Path:
         """The file to export."""
-        never = self.options.qat == "never"
-        return self.weights / (self.state.best_file if never else checkpoint_name("qat_best", self.stem))
+        if self.options.qat == "never":
+            return self.weights / self.state.best_file
+        return self.weights / checkpoint_name("qat_best", self.stem)
 
     def evaluate_float(self) -> None:
-        """Evaluate the float network, in a resumed run, too: the others are compared with its detections."""
-        if self.measures and not self.options.no_eval_origin:
-            result = self.measurer.measure(self.float_model, FLOAT_MODEL, as_reference=True)
-            self.save(self.measurer.row("float", self.options.weights, result, result.seconds))
+        """Evaluate the FP32 model, in a resumed run, too: the others are compared with its detections.
+
+        Raises:
+            DataError: it finds nothing, or many images turn out to be damaged, and `--force` was not given.
+        """
+        if not self.measures or self.options.no_eval_origin:
+            return
+        result = self.measurer.measure(self.float_model, FLOAT_MODEL, as_reference=True)
+        check_float_ap(result.ap, self.options.force)
+        check_left_out(self.inputs.data, self.options.force)
+        self.save(self.measurer.row("float", self.options.weights, result, result.seconds))
 
     def calibrated(self) -> nn.Module:
         """The network as the last checkpoint has it; before the first, a calibrated copy, which is evaluated."""
@@ -115,34 +125,52 @@ class Session:
         if why:
             self.state.recipe = self.recipe.to_dict()
             self.note(why)
-        measures = self.measures and not self.options.no_eval_ptq
-        result = self.measurer.measure(student, "PTQ") if measures else None
+        result = None
+        if self.measures and not self.options.no_eval_ptq:
+            result = self.measure(student, "PTQ")
         name = self.write_checkpoint("ptq", student, result.score if result else None, stage="PTQ")
         self.save(self.measurer.row("PTQ", self.weights / name, result, time.perf_counter() - began))
         return student
 
+    def measure(self, model: nn.Module, stage: str, name: str = "") -> EvalResult:
+        """Evaluate a network, and keep what the run's page and plots show of the last one of a stage."""
+        result = self.measurer.measure(model, name or stage, curves=self.options.plots)
+        self.state.disagreements[stage] = dict(result.disagreements)
+        if result.curves:
+            self.state.curves[stage] = result.curves.to_dict()
+        return result
+
     def why_no_qat(self) -> str:
         """Why QAT is left out, as a clause; empty where it trains.
 
-        `--qat auto` trains where AP, of boxes or of masks, lies below float's by more than `--target-drop` and its
-        standard error, or cannot be compared.
+        `--qat auto` trains unless AP, of boxes and of masks, is shown to lose at most what is allowed.
         """
-        options, images, rows = self.options, len(self.inputs.data.read("train").images), self.state.rows
+        options, images = self.options, len(self.inputs.data.read("train").images)
         if options.qat == "never":
             return "--qat never"
-        if options.epochs is None and images < FEWEST_IMAGES:
-            return f"there are {images} training images and not {FEWEST_IMAGES} (--epochs 10 trains anyway)"
+        if options.epochs is None and not self.inputs.held_out:
+            return (
+                f"{plural(images, 'training image')} are too few to hold some of them out and choose between PTQ and "
+                f"QAT ({FEWEST_IMAGES} are enough; --epochs 10 trains all the same, and the images that train choose)"
+            )
         if options.qat == "always":
             return ""
-        ptq, base, target = Row(**rows["PTQ"]), Row(**rows["float"]), options.target_drop
-        differences = [one for ap in AP if (one := ptq.difference(base, ap))]
-        misses = not differences or any(-one.value - (one.error or 0.0) > target for one in differences)
-        decided = (
-            f"PTQ has {' and '.join(map(str, differences)) or 'no comparable'} AP against float, which "
-            f"{'misses' if misses else 'does not miss'} --target-drop {target:g} by its standard error"
-        )
-        self.note(f"--qat auto: {decided}: QAT {'trains' if misses else 'is left out'}")
-        return "" if misses else decided
+        why = self._why_ptq_is_enough()
+        if why:
+            self.note(f"--qat auto: {why}: QAT is left out")
+        else:
+            self.note("--qat auto: PTQ is not shown to lose at most what is allowed: QAT trains")
+        return why
+
+    def _why_ptq_is_enough(self) -> str:
+        """For `--qat auto`: how PTQ is judged, where it is shown to lose at most what is allowed; empty elsewhere."""
+        ptq, base = Row(**self.state.rows["PTQ"]), Row(**self.state.rows["float"])
+        allowed = allowed_drop(self.options.target_drop, self.options.unlabelled)
+        differences = [difference for ap in AP if (difference := ptq.difference(base, ap))]
+        judgements = [judge(difference, allowed, images=measured_on(ptq)) for difference in differences]
+        if not judgements or any(judgement.level is not Level.OK for judgement in judgements):
+            return ""
+        return f"PTQ {' and '.join(judgement.words for judgement in judgements)}"
 
     def train(self, student: nn.Module) -> None:
         """Train the epochs that are left, until the network diverges."""
@@ -163,87 +191,153 @@ class Session:
         except DivergedError as error:
             state.stopped = f"epoch {epoch}: {error}"
             return
-        measures = self.options.eval_epochs and self.measures
-        result = self.measurer.measure(student, f"QAT epoch {epoch}") if measures else None
+        result = None
+        if self.options.eval_epochs and self.measures:
+            result = self.measure(student, "QAT epoch", f"QAT epoch {epoch}")
         seconds = time.perf_counter() - began
-        measured = {"ap": result.ap, "ap50": result.ap50} if result else {}
-        masks = {"mask_ap": result.masks.ap, "mask_ap50": result.masks.ap50} if result and result.masks else {}
-        state.history.append({"epoch": epoch, **measured, **masks, **trained, "seconds": seconds})
+        state.history.append({"epoch": epoch, **_scores_of_epoch(result), **trained, "seconds": seconds})
         score = result.score if result else None
         name = self.write_checkpoint(f"qat_ep_{epoch}", student, score, stage="QAT", epoch=epoch)
         state.trainer = training.state_dict()
         row = self.measurer.row("QAT", self.weights / name, result, seconds) if result else None
         if row:
-            differences = {ap: row.difference(Row(**state.rows["PTQ"]), ap) for ap in AP}
-            state.history[-1] |= {f"{ap}_error": one.error if one else None for ap, one in differences.items()}
-        best = training.ptq.value - SIGNIFICANT * trained["held_out_error"]
-        if state.best_epoch is not None:
-            best = min(best, state.history[state.best_epoch]["held_out"])
-        if better := trained["held_out"] < best:
+            for ap in AP:
+                difference = row.difference(Row(**state.rows["PTQ"]), ap)
+                state.history[-1][f"{ap}_error"] = difference.error if difference else None
+        is_best = self._is_best(training.ptq, trained)
+        if is_best:
             state.best_epoch = epoch
-        self.save(row if better else None)
-        losses = f"{f'{score}, ' if score else ''}loss {trained['loss']:.4g}, held out {trained['held_out']:.4g}"
-        logger.info("epoch %d: %s%s", epoch, losses, ", the best so far" if better else "")
+            if result:
+                state.keep_as("QAT", "QAT epoch")
+        self.save(row if is_best else None)
+        losses = f"loss {trained['loss']:.4g}, on {self.inputs.deciding_images} {trained['held_out']:.4g}"
+        scores = f"{score}, " if score else ""
+        logger.info("epoch %d: %s%s%s", epoch, scores, losses, ", the best so far" if is_best else "")
+
+    def _is_best(self, ptq: HeldOutLoss, trained: Mapping[str, float]) -> bool:
+        """Whether an epoch's loss is lower than PTQ's by two standard errors, and lower than that of the best epoch."""
+        difference = Difference(trained["held_out"] - ptq.value, trained["held_out_error"], len(ptq.terms))
+        if not difference.significant or difference.value > 0:
+            return False
+        best = self.state.best_epoch
+        return best is None or trained["held_out"] < self.state.history[best]["held_out"]
 
     def finish(self, why_no_qat: str) -> None:
-        """Give the best state its final name, evaluate it, note why it is the best, and write the report."""
-        state, best, final, never = self.state, self.state.best_epoch, self.final, self.options.qat == "never"
+        """Give the best state its final name, evaluate it, note why it is the best, and write all files of the run."""
+        state = self.state
         if state.stopped:
             self.note(f"{STOPPED} {state.stopped}; the best state is restored")
             state.save(self.folder)
         model = checkpoint.load_quantized(self.weights / state.best_file).model.to(self.inputs.device)
-        if not never:
-            write_bytes(final, (self.weights / state.best_file).read_bytes())
+        if self.options.qat != "never":
+            write_bytes(self.final, (self.weights / state.best_file).read_bytes())
             self.note(self.why_best(why_no_qat))
-            if best is None:
-                row = {**state.rows["PTQ"], "stage": BEST_PTQ}
-            elif not (row := state.rows.get("QAT", {})):  # --eval-epochs has measured it
-                result = self.measurer.measure(model, f"QAT epoch {best}") if self.measures else None
-                row = self.measurer.row("QAT", final, result, 0.0).model_dump()
-            seconds = sum(entry["seconds"] for entry in state.history)
-            state.rows["QAT"] = {**row, "file": str(final), "seconds": seconds}
+            self._measure_best(model)
         report = self.report()
         report.ranges = calibration.tensor_ranges(model)
         if "val" in self.inputs.data.splits:
-            report.samples = self.measurer.samples({"float": self.float_model, report.rows[-1].stage: model})
+            self._add_samples(report, model)
         state.save(self.folder)
+        self._write_files(report)
+        state.finished = True  # after all else is written: what is not finished is done again
+        state.save(self.folder)
+
+    def _measure_best(self, model: nn.Module) -> None:
+        """Add the row of the best state, under the name of the final file."""
+        state, best = self.state, self.state.best_epoch
+        if best is None:
+            row = {**state.rows["PTQ"], "stage": BEST_PTQ}
+            state.keep_as("QAT", "PTQ")
+        elif not (row := state.rows.get("QAT", {})):  # --eval-epochs has measured it
+            result = self.measure(model, "QAT", f"QAT epoch {best}") if self.measures else None
+            row = self.measurer.row("QAT", self.final, result, 0.0).model_dump()
+        seconds = sum(entry["seconds"] for entry in state.history)
+        state.rows["QAT"] = {**row, "file": str(self.final), "seconds": seconds}
+
+    def _add_samples(self, report: Report, model: nn.Module) -> None:
+        """Add the images on which the best state and the FP32 model differ most; others where that is not known.
+
+        The evaluation, which has an NMS threshold of its own, says which images come into question; what is drawn
+        decides.
+        """
+        counts = self.state.disagreements.get("QAT" if self.options.qat != "never" else "PTQ", {})
+        ranked = sorted(counts, key=lambda path: (-counts[path], path))
+        differing = [path for path in ranked if counts[path]]
+        if differing:
+            agreeing = len(counts) - len(differing)
+            report.samples_are = (
+                f"The images of {len(counts)} on which FP32 and INT8 differ most; on {agreeing} they detect the same"
+            )
+        models = {"FP32": self.float_model, f"INT8 ({report.rows[-1].stage})": model}
+        samples = self.measurer.samples(models, differing[:CANDIDATES])
+        report.samples = sorted(samples, key=differences_in, reverse=True)[:SAMPLES]
+
+    def _write_files(self, report: Report) -> None:
+        """Write the report, its page, the table as CSV, and the plots."""
         report.save(self.folder / "report.json")
+        write_text(self.folder / CSV_NAME, csv_of(report))
+        write_page(report, self.folder, advise(report))
         if report.scored_epochs:
             name, figure = figures.per_epoch(report)
             figures.save_figure(figure, self.folder / f"{name}.png")
-        state.finished = True  # after all else is written: what is not finished is done again
-        state.save(self.folder)
+        stage = "PTQ" if self.options.qat == "never" else "QAT"
+        if self.options.plots and stage in self.state.curves:
+            curves = Curves.from_dict(self.state.curves[stage])
+            for file, figure in curve_figures(curves, report.rows[-1].stage).items():
+                figures.save_figure(figure, self.folder / file)
+
+    def remove_epochs(self) -> None:
+        """Remove the checkpoints of single epochs of a finished run, unless `--keep-epochs` was given."""
+        if self.options.keep_epochs or self.options.qat == "never":
+            return
+        for name in self.state.files[1:]:
+            (self.weights / name).unlink(missing_ok=True)
 
     def why_best(self, why_no_qat: str) -> str:
         """Why the best state is QAT's or PTQ's, as a sentence."""
         state, best = self.state, self.state.best_epoch
         if not (state.history and state.trainer):
             why = f", because {why_no_qat}" if why_no_qat else ""
-            return f"no epoch of QAT was trained{why}: {self.final.name} is the PTQ state"
-        entry = min(state.history, key=lambda one: (one["epoch"] != best, one["held_out"]))
+            return f"QAT trained no epoch{why}: {self.final.name} is the PTQ state"
+        entry = min(state.history, key=lambda epoch: (epoch["epoch"] != best, epoch["held_out"]))
         difference = f"{entry['held_out'] - entry['held_out_ptq']:+.2g} ± {entry['held_out_error']:.2g}"
         return (
-            f"{'PTQ' if best is None else 'QAT'} is kept by the loss on {len(state.trainer['ptq'])} training images "
-            f"({HELD_OUT[bool(self.inputs.held_out)]}): {entry['held_out']:.4g} after epoch {entry['epoch']}, PTQ "
-            f"{entry['held_out_ptq']:.4g}, difference {difference}; QAT has to be lower by two standard errors"
+            f"{'PTQ' if best is None else 'QAT'} is kept by the loss on {self.inputs.deciding_images}: "
+            f"{entry['held_out']:.4g} after epoch {entry['epoch']}, PTQ {entry['held_out_ptq']:.4g}, difference "
+            f"{difference}; QAT has to be lower by two standard errors"
         )
 
-    def verdict(self, report: Report) -> str:
-        """The last lines of the program: which file to use."""
+    def last_lines(self, report: Report) -> list[str]:
+        """The last lines of the program: the table, which file to use, the verdict, and what comes next."""
+        advice, export = advise(report), shlex.join(export_command(str(self.final)))
+        lines = [tables.terminal_table(report), self.result_line()]
+        lines += [line for line in (worse_after_qat(report.rows), advice.text) if line]
+        lines.append(f"report: {self.folder / PAGE_NAME}")
+        nothing_measured = all(row.ap is None for row in report.rows)
+        lines.append(f"next: {export if nothing_measured else advice.next_line}")
+        if not nothing_measured and advice.command and "export_qat.py" not in advice.command:
+            lines.append(f"or export it as it is: {export}")
+        return lines
+
+    def result_line(self) -> str:
+        """A line with the file to use."""
         if self.options.qat == "never":
             return f"quantized: {self.final}"
         best, score = self.state.best_epoch, Score.from_dict(self.state.rows["QAT"])
         words = "the PTQ state" if best is None else f"epoch {best}"
         if score:
-            words += ", " + (str(score).replace("AP", "agreement") if self.options.unlabelled else str(score))
-        return "\n".join(filter(None, [f"best: {self.final} ({words})", lost_by_qat(report.rows)]))
+            text = str(score)
+            words += ", " + (text.replace("AP", "agreement") if self.options.unlabelled else text)
+        return f"best: {self.final} ({words})"
 
     def write_checkpoint(self, step: str, student: nn.Module, score: Score | None, **extra: Any) -> str:
         """Write the student, with `extra` beside what every checkpoint of the run says; returns the file's name."""
         source, weights, name = self.inputs.source, self.options.weights, checkpoint_name(step, self.stem, score)
         extra |= {"ap": None, **(score.to_dict() if score else {}), "imgsz": self.inputs.imgsz}
         extra |= {"data": self.options.data, "float_weights": weights, "float_sha256": self.state.weights_hash}
-        extra |= {"labels_of": weights} if self.options.unlabelled else {}
+        extra[FLOAT_HASH] = source.weights_hash
+        if self.options.unlabelled:
+            extra["labels_of"] = weights
         checkpoint.save(self.weights / name, checkpoint.QuantizedCheckpoint(
             student, self.recipe, source.names, source.nc, source.stride, source.yaml, extra
         ))  # fmt: skip
@@ -264,18 +358,36 @@ class Session:
         """What was measured until now."""
         state = self.state
         rows = [Row(**state.rows[stage]) for stage in ("float", "PTQ", "QAT") if stage in state.rows]
+        state.warnings = list(dict.fromkeys([*state.warnings, *warnings_until_now()]))
         return Report(
-            command=state.command, rows=rows,
+            command=state.command,
+            rows=rows,
             history=[Epoch(**entry, chosen=entry["epoch"] == state.best_epoch) for entry in state.history],
-            notes=list(state.notes), data=str(self.options.data), created=state.created,
+            notes=list(state.notes),
+            warnings=list(state.warnings),
+            doubts=self.inputs.doubts,
+            target_drop=self.options.target_drop,
+            held_out_images=len(self.inputs.held_out),
+            data=str(self.options.data),
+            created=state.created,
             splits=self.inputs.data.counts(),
-        )  # fmt: skip
+        )
 
     def note(self, text: str) -> None:
         """Say something in the log, and once in the report."""
         logger.info("%s", text)
         if text not in self.state.notes:
             self.state.notes.append(text)
+
+
+def _scores_of_epoch(result: EvalResult | None) -> dict[str, float]:
+    """AP of an epoch as the history has it; empty where it was not measured."""
+    if result is None:
+        return {}
+    scores = {"ap": result.ap, "ap50": result.ap50}
+    if result.masks:
+        scores |= {"mask_ap": result.masks.ap, "mask_ap50": result.masks.ap50}
+    return scores
 
 
 class Training:
@@ -294,7 +406,7 @@ class Training:
         self._images = inputs.training_loader()
         self._held_out = inputs.held_out_images  # 200 at most, for the end of each epoch
         self._steps = steps = min(settings.iters, len(self._images))
-        self._highest = highest_rate(settings.lr, settings.epochs * steps)
+        self._highest = settings.highest_rate
         logger.info(
             "QAT: %s x %d steps = %d steps of %d images, learning rate up to %.2g",
             plural(settings.epochs, "epoch"), steps, settings.epochs * steps,
@@ -305,9 +417,8 @@ class Training:
             self.ptq = HeldOutLoss(state["ptq"])
         else:
             self.ptq = self._measure()
-            seen = HELD_OUT[bool(inputs.held_out)]
-            what = "PTQ: loss %.4g on %d training images, %s; in the first epochs the loss often rises"
-            logger.info(what, self.ptq.value, len(self.ptq.terms), seen)
+            what = "PTQ: loss %.4g on %s; in the first epochs the loss often rises"
+            logger.info(what, self.ptq.value, inputs.deciding_images)
 
     def epoch(self, number: int) -> dict[str, float]:
         """Train an epoch on images whose order and augmentation depend on nothing but the seed and the epoch.
@@ -331,7 +442,8 @@ class Training:
             )
         held_out = self._measure()
         losses = {"loss": trained.loss, "held_out": held_out.value, "held_out_ptq": self.ptq.value}
-        return {**losses, "held_out_error": held_out.difference(self.ptq)[1], "lr": sum(rates) / self._steps}
+        error = held_out.difference(self.ptq).error or 0.0
+        return {**losses, "held_out_error": error, "lr": sum(rates) / self._steps}
 
     def state_dict(self) -> dict[str, Any]:
         """What a killed run needs to train the next epoch, beside the network."""

@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 State = TypeVar("State", bound="SavedState")
 Options = TypeVar("Options", QuantizeOptions, SensitiveOptions)
 
-STATE_VERSION = 5
+STATE_VERSION = 6
 START_AGAIN = "start a new run"
 STOPPED = "QAT stopped."  # how the note about it begins
 
@@ -108,7 +108,9 @@ class RunState(SavedState):
         trainer: the optimizer's state after the last epoch; None before the first.
         stopped: why training ended before its last epoch, if it did.
         finished: nothing is left to do; the last thing that a run writes.
-        created, notes: the report's, of which a killed process may not have written any.
+        created, notes, warnings: the report's, of which a killed process may not have written any.
+        disagreements: stage → image's path → detections of FP32 and INT8 without a partner in the other.
+        curves: stage → the last `core.curves.Curves` that were measured, in plain form.
     """
 
     FILE: ClassVar[str] = "weights/last.pt"
@@ -121,19 +123,35 @@ class RunState(SavedState):
     finished: bool = False
     created: str = field(default_factory=lambda: Report(command="").created)
     notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    disagreements: dict[str, dict[str, int]] = field(default_factory=dict)
+    curves: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @classmethod
     def load(cls, folder: Path) -> RunState:  # noqa: D102 - as its base
         state = super().load(folder)
-        for name in {state.best_file, *state.files[-1:]} if state.files else ():
+        for name in state.needed_files:
             if not (folder / "weights" / name).is_file():
-                raise CheckpointError(f"{folder}/weights/{name} is gone, and the run continues from it; {START_AGAIN}")
+                raise CheckpointError(f"{folder}/weights/{name} is gone, and the run needs it; {START_AGAIN}")
         return state
+
+    @property
+    def needed_files(self) -> list[str]:
+        """Names of checkpoints that have to be there: those that a run continues from; PTQ's of a finished one."""
+        if not self.files:
+            return []
+        return self.files[:1] if self.finished else sorted({self.best_file, self.files[-1]})
 
     @property
     def best_file(self) -> str:
         """Name of the best state's checkpoint, once the network is calibrated."""
         return self.files[0 if self.best_epoch is None else self.best_epoch + 1]
+
+    def keep_as(self, stage: str, measured: str) -> None:
+        """Take for a stage what was measured under another name."""
+        for kept in (self.disagreements, self.curves):
+            if measured in kept:
+                kept[stage] = kept[measured]
 
     def summary(self) -> str:
         """What is done, in words."""
@@ -179,7 +197,7 @@ def open_run(options: Options, kind: type[State]) -> Iterator[tuple[Path, State,
         else:
             named = Path(options.project, options.name) if options.given("name") else ""
             folder = find_run(options.resume or named, options.project, kind.FILE)
-            state = stack.enter_context(held(folder, kind.load))
+            state = stack.enter_context(held(folder, kind.load, log=True))
             resumed = options.resumed(state.options)
             state.options = resumed.model_dump()
             inputs = Inputs.load(resumed, Recipe.from_stored(state.recipe))
@@ -194,13 +212,19 @@ def open_run(options: Options, kind: type[State]) -> Iterator[tuple[Path, State,
             raise
 
 
-def checkpoint_name(step: str, stem: str, score: Score | None = None) -> str:
-    """File name of a checkpoint; `step` is `ptq`, `qat_ep_0`, ... or `qat_best`; the score is there if AP is known.
+def stem_of(weights: str | Path, folder: Path) -> str:
+    """The part of file names that says which model it is: that of the weights.
 
-    Of upstream's best.pt the best state is qat_best.pt, not qat_best_best.pt.
+    Upstream calls every model best.pt or last.pt (and `reparameterization.py` best-converted.pt): these take the name
+    of the run.
     """
-    if step == "qat_best" and re.match(r"best(?![a-z0-9])", stem, re.IGNORECASE):
-        return f"{step}{stem[4:]}.pt"
+    stem = Path(weights).stem
+    is_nameless = re.match(r"(best|last)(?![a-z0-9])", stem, re.IGNORECASE)
+    return folder.name if is_nameless else stem
+
+
+def checkpoint_name(step: str, stem: str, score: Score | None = None) -> str:
+    """File name of a checkpoint; `step` is `ptq`, `qat_ep_0`, ... or `qat_best`; the score is there if AP is known."""
     return f"{step}_{stem}.pt" if score is None else f"{step}_{score.in_name}_{stem}.pt"
 
 

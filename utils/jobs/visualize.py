@@ -18,6 +18,7 @@ from tqdm import tqdm
 from utils.core.device import select_device
 from utils.core.errors import DataError, QatError
 from utils.core.files import atomic_path, refuse_overwrite, write_bytes
+from utils.core.logging import log_level
 from utils.core.tasks import DISPLAY_CONF, DISPLAY_IOU
 from utils.core.text import plural
 from utils.evaluation.batch import Batch, filled
@@ -26,7 +27,7 @@ from utils.evaluation.data_yaml import DataConfig, load_data
 from utils.evaluation.dataset import make_loader
 from utils.evaluation.detector import BatchDetections, Detector
 from utils.evaluation.images import decode, frames, is_stream, is_video, open_video, shown, target_names
-from utils.evaluation.input_plan import InputPlan, compares_masks, has_nms, nms_thresholds, nms_words
+from utils.evaluation.input_plan import InputPlan
 from utils.evaluation.letterbox import Letterbox, letterboxed_planes
 from utils.evaluation.masks import Patch, patches
 from utils.evaluation.nms import best_class
@@ -73,8 +74,10 @@ class Artist:
         Raises:
             InputError: the network is no detector, or does not take that size.
         """
-        if has_nms(runner) and (own := nms_thresholds(runner)) != {"conf_thres": conf_thres, "iou_thres": iou_thres}:
-            logger.warning("%s is inside the network, at its own thresholds: %s", nms_words(runner), own or "unknown")
+        form = runner.form
+        if form.has_nms and form.thresholds != {"conf_thres": conf_thres, "iou_thres": iou_thres}:
+            own = form.thresholds or "unknown"
+            logger.warning("%s is inside the network, at its own thresholds: %s", form.nms_name, own)
         self._plan = InputPlan.of(runner, imgsz, 1)
         self.detector = Detector(runner, None, conf_thres=conf_thres, iou_thres=iou_thres, max_det=max_det)
         self.names = names or runner.names or {}
@@ -242,16 +245,24 @@ def draw_video(
 
 def collect_samples(
     runners: Mapping[str, Runner], data: DataConfig, *, imgsz: int | tuple[int, int], count: int = 4,
-    confidence: float = DISPLAY_CONF, split: str = "val",
+    confidence: float = DISPLAY_CONF, split: str = "val", images: Sequence[str] = (),
 ) -> list[Sample]:  # fmt: skip
-    """Detections of several networks, by name, on the same images, evenly spread over a split: nobody chose them.
+    """Detections of several networks, by name, on the same images of a split.
+
+    Args:
+        images: paths of these images; without any, `count` images are evenly spread over the split: nobody chose them.
 
     Raises:
         DataError: the split has no readable image, or boxes as labels where a network has masks.
         InputError: a network does not take the images, or its classes are not the dataset's.
     """
-    with_masks = any(map(compares_masks, runners.values()))
-    loader = make_loader(data, split, imgsz=imgsz, batch_size=1, workers=0, limit=count, masks=with_masks)
+    with_masks = any(runner.form.masks for runner in runners.values())
+    keep = frozenset(images).__contains__ if images else None
+    limit = None if images else count
+    with log_level("utils.evaluation.data_yaml", logging.WARNING):  # the counts of so few images help nobody
+        loader = make_loader(
+            data, split, imgsz=imgsz, batch_size=1, workers=0, limit=limit, masks=with_masks, keep=keep
+        )
     files = {file.path: file for file in loader.dataset.images}
     detectors = {
         name: Detector(runner, data, conf_thres=confidence, iou_thres=DISPLAY_IOU) for name, runner in runners.items()
@@ -271,7 +282,8 @@ def collect_samples(
             truth = report_boxes(labels[:, [1, 2, 3, 4, 0]], data.names, outlines)
             found = {name: predictions(detector, batch) for name, detector in detectors.items()}
             samples.append(Sample(image=batch.paths[0], predictions=found, truth=truth, confidence=confidence))
-    return samples
+    places = {path: place for place, path in enumerate(images)}
+    return sorted(samples, key=lambda sample: places.get(sample.image, 0))
 
 
 def report_boxes(rows: Tensor, names: Mapping[int, str], outlines: Sequence[tuple[str, ...]]) -> list[Box]:

@@ -17,11 +17,11 @@ from models.quantize import calibration, placement
 from models.quantize.finetune import held_out_loss, learning_rate
 from models.quantize.recipe import Calibration, Finetune, Recipe
 from utils import upstream
-from utils.core.errors import InputError
+from utils.core.errors import DataError, InputError
 from utils.evaluation.data_yaml import DataConfig, load_data
 from utils.jobs import quantize
-from utils.jobs.evaluate import warn_of_low_ap
-from utils.jobs.inputs import AUGMENTATION, Inputs, choose_held_out, from_training, read_hyp
+from utils.jobs.evaluate import check_float_ap, low_ap
+from utils.jobs.inputs import AUGMENTATION, Inputs, check_left_out, choose_held_out, from_training, read_hyp
 from utils.jobs.options import EvalOptions, QuantizeOptions
 from utils.jobs.quantize import Training
 
@@ -72,13 +72,13 @@ def made(tmp_path: Path, count: int) -> Inputs:
 
 
 @pytest.mark.parametrize(("count", "held_out"), [(40, [5, 15, 25, 35]), (7, [])])
-def test_training_never_sees_what_is_held_out_and_calibration_sees_all(tmp_path, count, held_out):
+def test_neither_training_nor_calibration_sees_what_is_held_out(tmp_path, count, held_out):
     found = made(tmp_path, count)
-    loaders = found.training_loader(), found.training_loader(augment=False, keep=None)
-    training, calibration = ([one for batch in loader for one in batch.paths] for loader in loaders)
+    training = [path for batch in found.training_loader() for path in batch.paths]
     assert numbers(training) == [number for number in range(count) if number not in held_out]
-    assert numbers(calibration) == list(range(count))
     assert training != sorted(training), "the order is that of the seed"
+    calibration = [round(float(image.max() * 255)) for batch in found.calibration_images() for image in batch]
+    assert sorted(calibration) == [number for number in range(count) if number not in held_out]
     measured = [int(image.max()) for batch in found.held_out_images for image in batch]
     assert measured == (held_out or list(range(count)))
 
@@ -92,7 +92,22 @@ def test_calibration_sees_the_same_images_in_the_same_order_whatever_the_batch_s
         one = replace(found, options=options, recipe=Recipe().replace(calibration_images=number))
         seen.append([round(float(image.max() * 255)) for batch in one.calibration_images() for image in batch])
     assert seen[0] == seen[1] == seen[2]
-    assert (len(set(seen[0])), seen[0] != sorted(seen[0])) == (min(number, 9), True)
+    assert (len(set(seen[0])), seen[0] != sorted(seen[0])) == (min(number, 5), True), "four of nine are held out"
+
+
+def test_a_split_of_which_much_is_left_out_stops_a_run_unless_it_is_forced(tmp_path):
+    data = data_of(tmp_path, 40)
+    for number, stop in ((2, False), (3, True)):
+        for path in sorted((tmp_path / "images/train").iterdir())[:number]:
+            path.write_bytes(b"no image")
+        data = load_data(tmp_path / "data.yaml")
+        data.read("train")
+        check_left_out(data, force=True)
+        if not stop:
+            check_left_out(data, force=False)
+            continue
+        with pytest.raises(DataError, match=r"^3 of 40 images of train are left out \(first: images/train/0000.png"):
+            check_left_out(data, force=False)
 
 
 # what the weights know
@@ -126,10 +141,16 @@ def test_the_dataset_is_that_of_the_training_if_it_is_there(tmp_path, caplog):
 
 
 @pytest.mark.parametrize(("ap", "warned"), [(0.0, True), (0.099, True), (0.1, False), (0.5, False)])
-def test_a_float_model_that_finds_nothing_is_warned_of_with_the_usual_reasons(ap, warned, caplog):
-    warn_of_low_ap(ap)
-    reasons = [all(word in one.message for word in ("--imgsz", "--data", "classes")) for one in caplog.records]
-    assert reasons == [True] * warned
+def test_an_fp32_model_that_finds_nothing_stops_a_run_with_the_usual_reasons_unless_it_is_forced(ap, warned):
+    text = low_ap(ap)
+    assert bool(text) == warned
+    check_float_ap(ap, force=True)
+    if not warned:
+        check_float_ap(ap, force=False)
+        return
+    with pytest.raises(DataError) as caught:
+        check_float_ap(ap, force=False)
+    assert all(word in str(caught.value) for word in ("--imgsz", "--data", "classes", "--force"))
 
 
 @pytest.mark.parametrize("value", ["'half'", "[1]", "true", "null", ".nan", ".inf", "-1", "1000", "2020-01-01"])
@@ -166,7 +187,7 @@ def test_an_epoch_tells_its_loss_its_mean_rate_and_the_loss_on_held_out_images(s
     assert done["lr"] == pytest.approx(sum(learning_rate(step, 15, 1e-4) for step in range(5)) / 5)
     assert done["loss"] > 0
     after = held_out_loss(*trains._networks, inputs.held_out_images, inputs.device)
-    assert (done["held_out"], done["held_out_error"]) == (after.value, after.difference(trains.ptq)[1])
+    assert (done["held_out"], done["held_out_error"]) == (after.value, after.difference(trains.ptq).error)
     assert done["held_out"] != trains.ptq.value
 
 

@@ -1,6 +1,7 @@
 """The state of a run: written whole, read back equal, found again."""
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ import torch
 from utils.core.errors import CheckpointError, InputError
 from utils.core.score import Score
 from utils.jobs.options import QuantizeOptions
-from utils.jobs.run_state import AnalysisState, RunState, checkpoint_name, find_run
+from utils.jobs.run_state import AnalysisState, RunState, checkpoint_name, find_run, stem_of
 from utils.reports.schema import UNFINISHED, Report
 
 
@@ -57,8 +58,12 @@ def test_file_names_carry_the_score():
     assert checkpoint_name("ptq", "yolov9-c", Score(0.52968)) == "ptq_ap_0.5297_yolov9-c.pt"
     assert checkpoint_name("ptq", "c-dseg", Score(0.5201, 0.42131)) == "ptq_ap_0.5201_mask_0.4213_c-dseg.pt"
     assert checkpoint_name("ptq", "yolov9-c", None) == "ptq_yolov9-c.pt"
-    names = [checkpoint_name("qat_best", stem) for stem in ("yolov9-c", "best", "best-converted", "BEST_2", "bestie")]
-    assert names == [f"qat_best{end}.pt" for end in ("_yolov9-c", "", "-converted", "_2", "_bestie")]
+
+
+def test_weights_that_upstream_calls_best_or_last_take_the_name_of_the_run():
+    folder = Path("runs/qat/cars")
+    names = ["yolov9-c.pt", "a/best.pt", "last.pt", "best-converted.pt", "BEST_2.pt", "bestie.pt", "lasting.pt"]
+    assert [stem_of(name, folder) for name in names] == ["yolov9-c", *["cars"] * 4, "bestie", "lasting"]
 
 
 def test_runs_are_found_by_folder_file_or_time(tmp_path):

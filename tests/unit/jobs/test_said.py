@@ -1,4 +1,4 @@
-"""What runs of sensitive and calibrate say, from known results: summaries, lines on the terminal, chart, report."""
+"""What runs of sensitive say, from known results: summaries, lines on the terminal, chart, report."""
 
 import shlex
 from types import SimpleNamespace
@@ -6,12 +6,11 @@ from types import SimpleNamespace
 import pytest
 from report_examples import example_row, resampled
 
-from utils.jobs.calibrate import no_measurable_loss, sweep_lines
+from utils.jobs.advice import advise
 from utils.jobs.run_state import AnalysisState
 from utils.jobs.sensitivity import run as report
 from utils.jobs.sensitivity.search import Selection
 from utils.reports.schema import Report
-from utils.reports.tables import verdict
 
 # AP of each network; three AP on resampled images, the spread of whose differences is plain to see
 ROWS = {
@@ -52,7 +51,8 @@ def test_rows_best_first_and_numbers_as_they_follow():
 
 def test_a_report_has_the_rows_all_layers_of_the_recipe_and_a_command_that_runs_as_printed(tmp_path):
     layers = [f"model.{i}" for i in range(12)]  # more than the top ten
-    inputs = SimpleNamespace(options=SimpleNamespace(data="d.yaml"), data=SimpleNamespace(counts=list))
+    options = SimpleNamespace(data="d.yaml", target_drop=None)
+    inputs = SimpleNamespace(options=options, data=SimpleNamespace(counts=list), doubts=[])
     rows = [ROWS[name] for name in ("float", "INT8", "recipe")]
     found = report.to_report(summarized(patterns=layers), rows, inputs, tmp_path / "a run")
     found.save(tmp_path / "report.json")
@@ -62,7 +62,7 @@ def test_a_report_has_the_rows_all_layers_of_the_recipe_and_a_command_that_runs_
     assert [row.file for row in found.rows] == ["my weights.pt", "my weights.pt", recipe]
     (sentence,) = [note for note in found.notes if note.startswith("The recipe keeps")]
     assert ", ".join(layers) in sentence
-    words = shlex.split(verdict(found)[1])
+    words = shlex.split(advise(found).command)
     assert words[:3] == ["python", "qat.py", "quantize"]
     given = dict(zip(words[3::2], words[4::2], strict=True))
     assert given == {"--weights": "my weights.pt", "--data": "d.yaml", "--imgsz": "320", "--recipe": recipe}
@@ -77,38 +77,3 @@ def test_the_chart_shows_what_was_measured():
     assert right.collections  # bars of error
     labels = [label.get_text() for label in left.get_yticklabels()][::-1]
     assert labels[:2] == ["model.1 (in the recipe)", "model.0"]
-
-
-# a calibration sweep: the best method first, differences with standard errors, and no gain that is none
-
-METHODS = {"max": 0.700, "mse": 0.712, "percentile 99.9": 0.7115}
-
-
-def lines(**changes) -> list[str]:
-    return sweep_lines({"images": 200, "methods": METHODS, "name": "mse", "measure": "AP", "errors": {},
-                        "agreement": {}, **changes})  # fmt: skip
-
-
-def test_differences_to_the_best_method_and_what_decided():
-    errors = {"max": 0.002, "percentile 99.9": 0.001}
-    first, second = lines(errors=errors, equal=("mse", "percentile 99.9"), agreement={"mse": 0.98})
-    assert first.endswith("mse 0.7120, percentile 99.9 0.7115 (-0.0005 ± 0.0010), max 0.7000 (-0.0120 ± 0.0020)")
-    assert second.startswith("chosen: mse, AP 0.7120, with the highest agreement (0.9800)")
-    assert second.endswith(": mse, percentile 99.9")
-    assert lines(errors=errors, equal=("mse",), measure="X")[1] == "chosen: mse, X 0.7120"
-
-
-@pytest.mark.parametrize(
-    ("of_float", "equal"),
-    [
-        (0.8, ["mse", "percentile 99.9"]),  # against mse: -0.0005 ± 0.0007, and -0.0120 ± 0
-        (0.69, ["mse", "percentile 99.9", "max"]),  # all above float, so none has lost anything
-        (0.7114, ["mse", "percentile 99.9"]),  # max is 0.0114 ± 0 below float
-    ],
-)
-def test_a_loss_counts_against_the_best_method_and_a_gain_over_float_does_not(of_float, equal):
-    ap = {**METHODS, "float": of_float}
-    spread = {name: resampled(value, value - 0.01) for name, value in ap.items()}
-    spread["percentile 99.9"] = resampled(0.7115, 0.7025)
-    assert no_measurable_loss(ap, spread) == equal
-    assert no_measurable_loss(ap, {}) == ["mse", "percentile 99.9", "max"]  # no error is known

@@ -284,6 +284,13 @@ def test_boxes_are_in_pixels_of_the_image_and_images_spread_over_the_split(known
         np.testing.assert_allclose(drawn[:, :5], np.reshape(boxes, (-1, 5)), atol=0.01)
 
 
+def test_images_that_are_named_are_taken_in_their_order(known):
+    written, model = known
+    named = [str(written[place].path) for place in (5, 0, 7)]
+    samples = collect_samples({"float": TorchRunner(model, "cpu")}, data_of(written), imgsz=64, images=named)
+    assert [sample.image for sample in samples] == named
+
+
 def test_of_two_classes_in_one_place_the_better_is_shown():
     rows = torch.tensor([[0.0, 0, 9, 9, 0.5, 0], [0, 0, 9, 9, 0.6, 1], [20, 20, 30, 30, 0.4, 0]])
     assert rows[best_class(rows)][:, 5].tolist() == [1, 0]

@@ -91,6 +91,19 @@ def test_coco(convert, folder):
     np.testing.assert_allclose(labels["empty"], [[0, 0.25, 0.25, 0.5, 0.5]])
     assert "crowds left out: 1" in said
     assert "images without an annotation left out: 1" in said
+    assert "outlines" not in said
+
+
+def test_outlines_of_coco_are_counted_and_an_unknown_category_is_named(convert, folder):
+    outlined = json.loads(json.dumps(JSON))
+    outlined["annotations"][0]["segmentation"] = [[1, 1, 5, 1, 5, 5]]
+    (folder / "outlined.json").write_text(json.dumps(outlined))
+    assert "outlines left out (labels are boxes): 1" in converted(convert, folder, "outlined.json", "0")[2]
+    outlined["annotations"][0].update(id=17, category_id=99)
+    (folder / "unknown.json").write_text(json.dumps(outlined))
+    done = convert(folder / "unknown.json", "--images", folder / "images", "--output", folder / "other")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "annotation 17 is of category 99, which 'categories' lacks" in done.stderr
 
 
 @pytest.mark.parametrize(
