@@ -5,6 +5,8 @@ Every number of a network is known on any CPU: weights are fractions with a deno
 a change there is a change of what users' engines compute.
 """
 
+import copy
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,9 @@ import onnx
 import pytest
 import torch
 import yaml
-from golden import golden
+from golden import golden, read_golden
 from graph_signature import signature
+from planted_faults import activation_scales, change_constant, change_nms_iou, share_scale
 from torch import nn
 
 from models.quantize import placement
@@ -61,22 +64,37 @@ def _fractions(rng: Any, shape: tuple[int, ...], denominator: int) -> torch.Tens
     return torch.from_numpy(rng.integers(-64, 65, tuple(shape)).astype(np.float32)) / denominator
 
 
-def signatures(model: nn.Module, typing: Any, folder: Path) -> dict[str, Any]:
-    """What is exported of a network in every form, from one trace; graphs are looked at where they are saved."""
+def exported(
+    model: nn.Module, typing: Any, folder: Path, look: Callable[[onnx.ModelProto], Any] = signature
+) -> dict[str, Any]:
+    """Export a network in every form, from one trace; gives what `look` makes of each graph where it is saved."""
     config = ExportConfig(imgsz=(64, 96), typing=typing, dynamic="batch")
-    traced, found = export.trace(model, config.resolved(True)), []
+    traced, results = export.trace(model, config.resolved(True)), []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(export, "trace", lambda *_: traced)
-        patch.setattr(onnx, "save", lambda graph, _: found.append(signature(graph)))
+        patch.setattr(onnx, "save", lambda graph, _: results.append(look(graph)))
         export_forms(model, config, {folder / form: made for form, made in FORMS.items()}, {})
         as_bytes = replace(config, input=InputSpec("uint8", "nhwc"))
         export_forms(model, as_bytes, {folder / "uint8": FORMS["plain"]}, {})
-    return dict(zip([*FORMS, "uint8"], found, strict=True))
+    return dict(zip([*FORMS, "uint8"], results, strict=True))
 
 
 @pytest.mark.parametrize("name", [*reversed(DETECTORS), *DEMO])
 def test_graphs_are_those_of_1_0(name, tmp_path):
     model = quantized(name)
     for typing in ("weak", "strong"):
-        found = signatures(model, typing, tmp_path)
-        assert found == golden(f"graphs-{typing}.json", name, found), typing
+        signatures = exported(model, typing, tmp_path)
+        assert signatures == golden(f"graphs-{typing}.json", name, signatures), typing
+
+
+def test_a_fault_in_a_graph_is_seen(tmp_path):
+    """Any activation's range times 1.02, a scale that is shared wrongly, another threshold of NMS."""
+    graph = exported(quantized("demo"), "weak", tmp_path, look=copy.deepcopy)["nms"]
+    pinned = read_golden("graphs-weak.json", "demo")["nms"]
+    assert signature(graph) == pinned
+    scales = activation_scales(graph)
+    assert len(scales) > 50
+    for name in scales:
+        assert signature(change_constant(graph, name, lambda scale: 1.02 * scale)) != pinned, name
+    assert signature(share_scale(graph)) != pinned
+    assert signature(change_nms_iou(graph, 0.69)) != pinned

@@ -10,9 +10,11 @@ import yaml
 from PIL import Image
 
 from utils import upstream
+from utils.evaluation.config import EvalConfig
+from utils.evaluation.confusion import ConfusionMatrix
 from utils.evaluation.data_yaml import DataConfig, load_data
 from utils.evaluation.images import find_images, label_file
-from utils.evaluation.loop import EvalConfig, evaluate
+from utils.evaluation.loop import evaluate
 from utils.runners.pytorch import TorchRunner
 from utils.upstream.checkout import import_upstream
 
@@ -116,3 +118,35 @@ def test_masks(checkout, start, tmp_path):
     ours = [value for part in (found, found.masks) for value in (part.precision, part.recall, part.ap50, part.ap)]
     assert expected[7] > 0.4
     assert ours == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_confusion_matrix_of_separate_objects():
+    """Objects that do not overlap, found once, twice, as another class, at a distance, faintly, or not at all.
+
+    Upstream counts no false positive of an image without a pair, so that every image has a certain one.
+    """
+    import_upstream()
+    from utils.metrics import ConfusionMatrix as OfUpstream
+
+    generator, classes = torch.Generator().manual_seed(0), 4
+    ours, theirs = ConfusionMatrix(classes), OfUpstream(classes)
+    for _ in range(50):
+        places = torch.arange(12)
+        corners = torch.stack([places % 4 * 100, places // 4 * 100], 1).float()
+        labels = torch.randint(classes, (12, 1), generator=generator)
+        truth = torch.cat([labels, corners, corners + 60], 1)
+        found = torch.randint(3, (12,), generator=generator)  # how often
+        found[0] = 1
+        owners = places.repeat_interleave(found)
+        shift = torch.rand(len(owners), 2, generator=generator) * 40
+        shift[0] = 0
+        wrong = torch.rand(len(owners), 1, generator=generator) < 0.3
+        predicted = torch.where(wrong, (labels[owners] + 1) % classes, labels[owners])
+        scores = torch.rand(len(owners), 1, generator=generator)
+        scores[0] = 0.9
+        boxes = torch.cat([corners[owners] + shift, corners[owners] + shift + 60], 1)
+        detections = torch.cat([boxes, scores, predicted], 1)
+        ours.add([detections], [truth])
+        theirs.process_batch(detections, truth)
+    assert ours.counts.tolist() == theirs.matrix.tolist()
+    assert (ours.counts > 0).sum() == classes * 4  # right, the next class, missed, nothing

@@ -8,7 +8,8 @@ import torch
 
 from utils.core.errors import InputError
 from utils.core.input_spec import FLOATS, InputSpec
-from utils.evaluation.loop import EvalConfig, evaluate
+from utils.evaluation.config import EvalConfig
+from utils.evaluation.loop import evaluate
 from utils.jobs import check_engine
 from utils.jobs.open import open_runner
 from utils.onnx_graph.passes.take_bytes import take_bytes

@@ -28,7 +28,7 @@ def named(*patterns: str) -> list[str]:
 
 PYTHON_PROGRAMS = [
     name
-    for name in named("*.py", "scripts/*.py", "benchmarks/*.py", "data/demo/*.py")
+    for name in named("*.py", "scripts/*.py", "benchmarks/*.py", "docs/*.py", "data/demo/*.py")
     if {"run_program", "run_benchmark"} & (words := {*re.findall(r"\w+", (ROOT / name).read_text(encoding="utf-8"))})
     and "__main__" in words
 ]
@@ -37,6 +37,7 @@ OTHERS = {".", "cd", "git", "pip"}
 OTHERS_FLAGS = {"--fp16", "--int8", "--stronglyTyped", "--infStreams", "--onnx", "--saveEngine", "--helpBuildRoute",
                 "--tuneBuildRoutes", "--tuningSearch", "--tuningTimeOut", "--accuracyThreshold", "--nproc-per-node",
                 "--nnodes", "--rdzv-endpoint", "--fast", "--no-overlap"}  # fmt: skip  # of trtexec, torchrun, upstream
+OTHERS_FLAGS |= {"--shrink"}  # of tests/house.py
 TORCHRUN = ["torchrun", "--nproc-per-node", "2"]  # in front of a program
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`\n]+)`")

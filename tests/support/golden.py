@@ -8,14 +8,19 @@ from typing import Any
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 
 
-def golden(file: str, name: str, found: Any) -> Any:
-    """What tests/golden/FILE, a mapping as JSON, holds under a name."""
+def golden(file: str, name: str, value: Any) -> Any:
+    """Give what tests/golden/FILE holds under a name; UPDATE_GOLDEN=1 writes `value` there first."""
     path = GOLDEN / file
-    known = json.loads(path.read_text()) if path.is_file() else {}
     if os.environ.get("UPDATE_GOLDEN"):
-        known[name] = found
-        path.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
-    return known[name]
+        content = json.loads(path.read_text()) if path.is_file() else {}
+        content[name] = value
+        path.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
+    return read_golden(file, name)
+
+
+def read_golden(file: str, name: str) -> Any:
+    """Give what tests/golden/FILE holds under a name."""
+    return json.loads((GOLDEN / file).read_text())[name]
 
 
 def check_golden(name: str, text: str) -> None:

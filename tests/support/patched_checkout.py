@@ -118,7 +118,7 @@ def run(start: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[...,
 @pytest.fixture
 def blank_plots(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plots of a report are empty files: where a test looks at other things, a run need not take a second for them."""
-    monkeypatch.setattr("utils.reports.figures.render", lambda *_: b"")
+    monkeypatch.setattr("utils.reports.figures.render", lambda *_, **_kw: b"")
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ import qat
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.images import find_images
 
-SMALL_RUN = (
-    *("--imgsz", "96", "--batch-size", "2", "--workers", "0", "--device", "cpu"),
+SMALL_RUN = (  # --force, since networks of these tests need not find anything
+    *("--imgsz", "96", "--batch-size", "2", "--workers", "0", "--device", "cpu", "--force"),
     *("--calib-images", "4", "--iters", "2"),
 )
 # Half of the demo network's layers, which a recipe has in float where a run need not look at all of them.

@@ -16,9 +16,10 @@ from models.quantize.finetune import Finetuner, held_out_loss
 from models.quantize.recipe import Calibration, Finetune, Recipe
 from utils.core import distributed
 from utils.core.errors import InputError
+from utils.evaluation.config import EvalConfig
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.dataset import make_loader
-from utils.evaluation.loop import EvalConfig, evaluate
+from utils.evaluation.loop import evaluate
 from utils.jobs.inputs import image_batches
 from utils.runners.pytorch import TorchRunner
 
