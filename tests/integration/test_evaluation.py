@@ -11,11 +11,12 @@ from torchvision.ops import box_convert
 
 from utils import upstream
 from utils.core.tasks import Prediction
+from utils.evaluation.config import EvalConfig
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.dataset import make_loader
 from utils.evaluation.detector import Detector
 from utils.evaluation.letterbox import boxes_to_image
-from utils.evaluation.loop import EvalConfig, evaluate
+from utils.evaluation.loop import evaluate
 from utils.evaluation.masks import image_pixels
 from utils.evaluation.metrics import ap_per_class, match
 from utils.evaluation.nms import non_max_suppression

@@ -235,7 +235,7 @@ def test_program_exports(kind, weights, tmp_path, capsys):
     opset, typing = {"float": ("17", "weak"), "quantized": ("19", "strong")}[kind]
     size = path.stat().st_size / 1e6
     if kind == "quantized":
-        assert out.pop(0) == f"--imgsz 64x96 was given, and {weights[kind]} is for 96"
+        assert out.pop(0) == f"warning: --imgsz 64x96 was given, and {weights[kind]} is for 96"
     assert out[0] == f"{path}: {name}, opset {opset}, images [2, 3, 64, 96] -> output0 [2, 14, 126], {size:.1f} MB"
     assert onnx.load(path).ir_version == {"17": 8, "19": 9}[opset]  # so ONNX Runtime 1.16 reads them
     assert out[-1] == "matches PyTorch (rounding only)"
@@ -261,7 +261,7 @@ def test_a_quantized_network_has_the_size_of_its_calibration_and_sizes_are_round
     assert "images [1, 3, 96, 96]" in program(capsys, "--weights", weights["quantized"], *words)[1][0]
     code, out, err = program(capsys, "--weights", weights["float"], *words, "--img-size", 50, "--half", "--simplify")
     assert (code, err) == (0, [])
-    assert out[0] == "image size 50 is no multiple of the stride 32; using 64"
+    assert out[0] == "warning: image size 50 is no multiple of the stride 32; using 64"
     assert "not quantized, DDetect, FP16, opset 17, images [1, 3, 64, 64]" in out[2]
 
 

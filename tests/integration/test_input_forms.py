@@ -18,8 +18,9 @@ from models.quantize.calibration import calibrate
 from models.quantize.recipe import Calibration, Recipe
 from utils import upstream
 from utils.core.input_spec import InputSpec
+from utils.evaluation.config import EvalConfig
 from utils.evaluation.data_yaml import load_data
-from utils.evaluation.loop import EvalConfig, evaluate
+from utils.evaluation.loop import evaluate
 from utils.jobs import export
 from utils.onnx_graph.passes.take_bytes import take_bytes
 from utils.onnx_graph.view import metadata_of, set_metadata

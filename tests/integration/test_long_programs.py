@@ -42,9 +42,9 @@ def benchmark(checkout, fork_server, tmp_path):
     return call
 
 
-def test_a_network_goes_to_its_table(benchmark, demo_data, small_weights, tmp_path):
+def test_a_network_goes_to_its_table(benchmark, demo_data, demo_weights, tmp_path):
     (tmp_path / "settings.yaml").write_text("PTQ: --ptq-only --calib-images 20\n")
-    words = ["--data", write_small_set(tmp_path, demo_data), "--weights", small_weights, "--imgsz", 96, "--device",
+    words = ["--data", write_small_set(tmp_path, demo_data), "--weights", demo_weights, "--imgsz", 160, "--device",
              "cpu", "--workers", 0, "--settings", tmp_path / "settings.yaml", "--deploy", "PTQ",
              "--output", tmp_path / "out", *QUICK]  # fmt: skip
     folder = tmp_path / "out/gelan-digits"
@@ -132,7 +132,7 @@ def test_a_small_set_comes_to_a_report(demo_data, checkout, demo_weights, fork_s
     assert [next(iter(drawn)) for drawn in predictions] == ["gelan-digits.pt"] * 4
     assert all(boxes for drawn in predictions for boxes in drawn.values())
     page = (run / "report.html").read_text()
-    assert (page.count("data:image/jpeg"), page.count("data:image/svg+xml")) == (4, 2)
+    assert (page.count("data:image/jpeg"), page.count("data:image/svg+xml")) == (4, 3)
     assert not re.search(r"https?:", re.sub(r"base64,[A-Za-z0-9+/=]+", "", page)), "it stands alone"
     hidden = {path.name for path in run.rglob("*") if path.name.startswith(".") or "tmp" in path.name}
     assert hidden == {".quickstart", ".lock"}  # the former tells it its own folders

@@ -11,8 +11,9 @@ import yaml
 from qat_runs import write_small_set
 
 from utils import upstream
+from utils.evaluation.config import EvalConfig
 from utils.evaluation.data_yaml import load_data
-from utils.evaluation.loop import EvalConfig, evaluate
+from utils.evaluation.loop import evaluate
 from utils.evaluation.results import EvalResult
 from utils.runners.pytorch import TorchRunner
 
@@ -95,4 +96,4 @@ def test_how_far_the_image_size_walks_to_the_training_step(checkout, demo_weight
     done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-2000:]
     stops = [line for line in done.stdout.splitlines() if ".py: " in line]
-    assert 10 < len(stops) <= 40, stops
+    assert 10 < len(stops) <= 45, stops  # a method of `Inputs` or of `Session` counts, whatever it is for

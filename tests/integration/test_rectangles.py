@@ -11,9 +11,10 @@ from patched_checkout import ROOT
 
 from models.quantize import checkpoint
 from utils import upstream
+from utils.evaluation.config import EvalConfig
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.images import find_images, label_file
-from utils.evaluation.loop import EvalConfig, evaluate
+from utils.evaluation.loop import evaluate
 from utils.runners.pytorch import TorchRunner
 
 SIZE = (96, 160)

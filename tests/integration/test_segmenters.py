@@ -58,7 +58,7 @@ def files(tmp_path_factory):
 @pytest.mark.slow
 def test_upstreams_own_training_ends_and_its_checkpoint_loads(start, tmp_path):
     """`segment/train.py` opens its own file again to strip the optimizer: the head in it names `builtins.getattr`."""
-    write_outlined_set(tmp_path / "set", 4, SQUARE, ("a", "b"))
+    write_outlined_set(tmp_path / "set", 4, SQUARE, ("a", "b"), splits=("train", "val"))
     (tmp_path / "model.yaml").write_text(json.dumps({**tiny_with("DSegment"), "nc": 2}))
     words = ["scripts/run_upstream.py", "segment/train.py", "--data", tmp_path / "set/data.yaml"]
     words += ["--cfg", tmp_path / "model.yaml", "--weights", "", "--epochs", "1", "--imgsz", "64", "--batch-size", "2"]

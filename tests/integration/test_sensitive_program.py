@@ -61,13 +61,13 @@ def test_a_run_that_measures_ap_with_every_layer_in_float(demo_data, demo_weight
     assert len(rows) == 16  # of 22 layers, those that compute something
     assert spearmanr([row["score"] for row in rows], [row["ap"] for row in rows])[0] >= 0.8
     scored = sorted(rows, key=lambda row: row["score"], reverse=True)
-    assert {row["unit"] for row in rows[:3]} <= {row["unit"] for row in scored[: search.CONFIRMED[0]]}
+    assert {row["unit"] for row in rows[:2]} <= {row["unit"] for row in scored[: search.CONFIRMED[0]]}
     assert summary["ap"]["float"] - summary["ap"]["INT8"] > 0.1
     assert [row["ap"] for row in rows] == sorted((row["ap"] for row in rows), reverse=True)
     costs = {row["unit"]: row["cost"] for row in rows}
     assert sum(costs.values()) == pytest.approx(1)
     assert costs["model.21"] == pytest.approx(148.4 / 406, rel=0.01)
-    names = {SUMMARY, "sensitivity.png", "recipe.yaml", "report.json", "report.html", "state.pt"}
+    names = {SUMMARY, "sensitivity.png", "recipe.yaml", "report.json", "report.html", "run.log", "state.pt"}
     assert {path.name for path in run.iterdir()} - {".lock"} == names
     assert (run / "sensitivity.png").stat().st_size > 10_000
     recipe = Recipe.from_file(run / "recipe.yaml")
@@ -192,12 +192,14 @@ class TestCalibrate:
             assert quantize(demo_weights, few, tmp_path, *words) == 0
             assert report_of(tmp_path / name)["rows"][0]["ap"] == pytest.approx(found["methods"][name], abs=1e-9)
         recipe = Recipe.from_file(swept / "recipe.yaml")
-        assert found["chosen_ap"] == max(found["chosen_ap"], *found["methods"].values())
+        assert found["chosen_ap"] == found["methods"][found["name"]]
+        assert found["name"] == found["auto"], "six images show no other method to agree measurably more"
         assert recipe.calibration.method == found["chosen"]["method"]
         assert recipe.float == Recipe.from_file(half[1]).float, "of the recipe that was given, all else is kept"
         page, (first, *rows) = (swept / "report.html").read_text(), report_of(swept)["rows"]
-        assert (first["stage"], {row["stage"] for row in rows}) == ("float", set(calibrate.METHODS))
-        assert [row["ap"] for row in rows] == sorted(row["ap"] for row in rows), "the best last"
+        assert first["stage"] == "float"
+        assert {row["stage"].removeprefix("chosen: ") for row in rows} == set(calibrate.METHODS)
+        assert rows[-1]["stage"] == f"chosen: {found['name']}"
         assert all(f"{row['ap']:.4f}" in page for row in rows)
 
     def test_its_recipe_is_kept_in_that_of_sensitive(self, swept, few, demo_weights, tmp_path):
@@ -206,10 +208,11 @@ class TestCalibrate:
         assert sensitive(demo_weights, few, tmp_path, *words) == 0
         assert Recipe.from_file(tmp_path / "exp/recipe.yaml") == Recipe.from_file(recipe)
         (sentence,) = (note for note in report_of(tmp_path / "exp")["notes"] if note.startswith("The recipe keeps "))
-        assert ": INT8 with --recipe loses no AP" in sentence
+        assert ": INT8 with --recipe loses at most " in sentence
 
-    def test_the_default_auto_takes_the_smallest_loss_on_training_images(self, few, demo_weights, tmp_path):
+    def test_the_default_auto_compares_losses_on_training_images(self, demo_data, demo_weights, tmp_path):
         """The losses are those that QAT begins with where each method is named."""
+        few = write_small_set(tmp_path / "set", demo_data, train=200, val=6)
         words = ("--no-eval-origin", "--no-eval-ptq", "--epochs", "1", "--name")
         losses = {}
         for name in calibrate.CANDIDATES:
@@ -223,9 +226,9 @@ class TestCalibrate:
         (note,) = (note for note in report_of(tmp_path / "exp")["notes"] if "calibration auto" in note)
         assert [f"{name} {loss:.4g}" in note for name, loss in losses.items()] == [True] * 3
         assert note.count(" ± ") == 2
-        best = min(losses, key=losses.__getitem__)
+        best = note.partition("calibration auto: ")[2].partition(",")[0]
+        assert best == "percentile 99.999" or losses[best] == min(losses.values())
         stored = checkpoint.load_quantized(next((tmp_path / "exp/weights").glob("ptq_*"))).recipe.calibration
-        assert f"chose {best}," in note
         assert stored == Recipe().replace(**calibrate.METHODS[best], calibration_images=4).calibration
         words = (*TINY, "--num-image", "2", "--target-drop", "1")
         assert sensitive(demo_weights, few, tmp_path, *words, "--name", "sensitive") == 0
