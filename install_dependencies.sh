@@ -35,7 +35,7 @@ main() {
     install_set tensorrt "$onnx_only"
   fi
   [ "$trex" = no ] || install_graphviz
-  say "ready: $("$python" -m pip list 2>/dev/null | grep -E '^(torch|torchvision|onnx|onnxruntime|numpy|tensorrt) ' | tr -s '\n ' ', ')"
+  say "ready: $(installed_versions)"
   for part in ${skipped[@]+"${skipped[@]}"}; do say "not installed: $part"; done
   [ "$system" = yes ] || say "to use it: source $venv/bin/activate"
 }
@@ -89,6 +89,12 @@ use_environment() {
 }
 
 environment() { "$python" "$OVERLAY_ROOT/scripts/environment.py" "$@"; }
+
+# Such as: numpy 2.4.6, onnx 1.23.2
+installed_versions() {
+  "$python" -m pip list 2>/dev/null | sed -nE 's/^(torch|torchvision|onnx|onnxruntime|numpy|tensorrt) +/\1 /p' |
+    paste -sd , - | sed 's/,/, /g'
+}
 
 install_set() { # SET [WHAT_WORKS_WITHOUT_IT]: with the latter the set is optional, and its failure is only told
   if environment check "$1" 2>/dev/null; then

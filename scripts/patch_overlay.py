@@ -54,7 +54,11 @@ def patch(checkout: Path, root: Path, *, force: bool, revert: bool, dry_run: boo
     carry_out(checkout, plan, files, {"version": version, "files": {path: {"sha256": new[path]} for path in new}})
     tidy(checkout, {*old} - {*new})
     if revert:
-        done = f"is as it was before overlay {old_version}" if old else "is not patched: nothing to revert"
+        done = "is not patched: nothing to revert"
+        if old:
+            done = f"is as it was before overlay {old_version}"
+            if plan["leave"]:
+                done += ", except for files that you had changed"
     elif any(plan.values()) or version != old_version:
         done = f"has overlay {version} now"
     else:
@@ -64,7 +68,7 @@ def patch(checkout: Path, root: Path, *, force: bool, revert: bool, dry_run: boo
     if plan["backup"]:
         print(f"put aside in {checkout / BACKUP}: {first_names(plan['backup'])}; --revert brings them back")
     if plan["leave"]:
-        print(f"you had changed {first_names(plan['leave'])}, which stay")
+        print(f"not removed, since you had changed them: {first_names(plan['leave'])}")
     if not revert:
         print(f"next: cd {shlex.quote(str(checkout))} && python reparameterization.py --weights WEIGHTS.pt")
         print("or, for a GELAN, which has no auxiliary branch: python qat.py quantize --weights WEIGHTS.pt")

@@ -24,6 +24,7 @@ set -euo pipefail
 . "$(dirname "$(realpath -- "${BASH_SOURCE[0]}")")/lib.sh"
 
 speed="INT8's speed shows in TensorRT only" # on a CPU; else what the benchmark says
+typing=strong                               # as export_qat.py without TensorRT; else as TensorRT here wants it
 MARK=.quickstart # lies in the folders that this program has made
 
 main() {
@@ -52,7 +53,7 @@ main() {
 }
 
 parse_arguments() {
-  weights='' data='' imgsz='' batch_size=10 epochs=5 iters='' device='' run=runs/quickstart resume=no segments=no evaluated=()
+  weights='' data='' imgsz='' batch_size=10 epochs=5 iters='' device='' run=$OVERLAY_ROOT/runs/quickstart resume=no segments=no evaluated=()
   while [ $# -gt 0 ]; do
     case $1 in
       -h | --help) usage; exit 0 ;;
@@ -64,9 +65,9 @@ parse_arguments() {
       *) die 2 "unknown argument $1; scripts/quickstart.sh --help lists them" ;;
     esac
     case $1 in
-      --weights) weights=$(from_root "$2") ;;
-      --data) data=$(from_root "$2") ;;
-      --output) run=$(from_root "$2") ;;
+      --weights) weights=$(absolute "$2") ;;
+      --data) data=$(absolute "$2") ;;
+      --output) run=$(absolute "$2") ;;
       --imgsz) imgsz=$2 ;;
       --batch-size) batch_size=$2 ;;
       --epochs) epochs=$2 ;;
@@ -78,18 +79,18 @@ parse_arguments() {
   [ "$segments" = no ] || [ -z "$weights$data" ] || die 2 "--segments is the demo with masks; leave --weights and --data out"
   [ -z "$weights" ] || [ -n "$data" ] || die 2 "--weights needs --data, the dataset that the model was trained on"
   if [ -n "$weights" ]; then own=yes; else own=no imgsz=${imgsz:-320}; fi
-  if [ "$segments" = yes ]; then weights=data/demo/gelan-digits-seg.pt iters=${iters:-60}; fi
-  iters=${iters:-30} weights=${weights:-data/demo/gelan-digits.pt}
+  if [ "$segments" = yes ]; then weights=$OVERLAY_ROOT/data/demo/gelan-digits-seg.pt iters=${iters:-60}; fi
+  iters=${iters:-30} weights=${weights:-$OVERLAY_ROOT/data/demo/gelan-digits.pt}
   size=(${imgsz:+--imgsz "$imgsz"})
   cd "$OVERLAY_ROOT"
 }
 
-# PATH as it is seen from the repository's folder, where the programs are started and which the report's paths count from.
-from_root() { realpath -m --relative-base="$OVERLAY_ROOT" -- "$1"; }
+# The commands that the programs name next are run elsewhere, in the checkout.
+absolute() { realpath -m -- "$1"; }
 
 use_demo_set() {
   if [ "$segments" = yes ]; then setup_demo_set -segments --segments; else setup_demo_set; fi
-  data=$(from_root "$DEMO_DATA")
+  data=$(absolute "$DEMO_DATA")
 }
 
 # Only a folder that this program has made is used again: --output could name any folder, also one of a training.
@@ -137,9 +138,9 @@ quantize() {
 # Two files: ONNX Runtime and TensorRT to 10.11 take the weakly typed one, TensorRT from 10.12 and RTX the strongly typed.
 export_network() {
   onnx=${best%.pt}-int8.onnx export=(--data "$data" ${size[@]+"${size[@]}"} --include onnx --simplify --dynamic batch)
-  local typing
-  for typing in strong weak; do
-    program "2/4 export to ONNX, ${typing}ly typed" export_qat.py --weights "$best" "${export[@]}" --typing $typing
+  local kind
+  for kind in strong weak; do
+    program "2/4 export to ONNX, ${kind}ly typed" export_qat.py --weights "$best" "${export[@]}" --typing $kind
   done
 }
 
@@ -151,12 +152,12 @@ evaluate_network() { # FILE NAME: its row goes to $run/NAME/report.json
 
 # INT8 and FP16 engines and their rows; one line that says why, where there can be none.
 build_engines() {
-  local typing status=0 float=$run/weights/float.onnx int8=$onnx problem=$run/no-engines.txt
+  local wanted status=0 float=$run/weights/float.onnx int8=$onnx problem=$run/no-engines.txt
   if [ "$device" = cpu ]; then
     say "no engines: --device is cpu"
     return
   fi
-  typing=$("$PYTHON" "$YOLOV9_CHECKOUT/scripts/check_engine_setup.py" "$data" --device "$device" 2>"$problem") || status=$?
+  wanted=$("$PYTHON" "$YOLOV9_CHECKOUT/scripts/check_engine_setup.py" "$data" --device "$device" 2>"$problem") || status=$?
   problem=$(tail -n 1 "$problem" && rm "$problem")
   [ "$status" != 130 ] || return 130
   if [ "$status" != 0 ]; then
@@ -164,7 +165,7 @@ build_engines() {
     say "no engines: ${problem%%;*}"
     return
   fi
-  typing=${typing##*$'\n'}
+  typing=${wanted##*$'\n'}
   if [ "$typing" = strong ]; then int8=${best%.pt}-int8-strong.onnx; fi
   program "3/4 export the float model, to compare with" export_qat.py --weights "$weights" "${export[@]}" \
     --typing "$typing" --output "$float" || return $?
@@ -193,8 +194,11 @@ write_report() {
 
 # README's five, for this model: QAT in full, with the defaults of qat.py.
 show_five_commands() {
-  local float=$trained name set
+  local float=$trained name set int8 suffix=-int8-strong
+  [ "$typing" = strong ] || suffix=-int8
   name=$(basename "$trained" .pt) set=$(realpath -- "$data")
+  # files of such weights have the run's name, see qat.py
+  if [[ ${name,,} =~ ^(best|last)([^a-z0-9]|$) ]]; then name=$(basename "$run"); fi
   [ "$weights" = "$trained" ] || float=${trained%.pt}-converted.pt
   float=$(realpath -m -- "$float")
   say "to go on with a whole QAT of this model:"
@@ -202,10 +206,11 @@ show_five_commands() {
   show_command . "$OVERLAY_VENV/bin/activate"
   [ "$weights" = "$trained" ] || show_command python reparameterization.py --weights "$(realpath -- "$trained")" --save "$float"
   show_command python qat.py quantize --weights "$float" --data "$set" ${size[@]+"${size[@]}"} --name "$name"
+  int8=runs/qat/$name/weights/$(basename "$best" .pt)$suffix
   show_command python export_qat.py --weights "runs/qat/$name/weights/$(basename "$best")" --include onnx --simplify \
-    --dynamic batch --output "$name-int8.onnx"
-  show_command scripts/generate_trt_engine.sh "$name-int8.onnx"
-  show_command python val_trt.py --engine-file "$name-int8.engine" --data "$set"
+    --dynamic batch --typing "$typing"
+  show_command scripts/generate_trt_engine.sh "$int8.onnx"
+  show_command python val_trt.py --engine-file "$int8.engine" --data "$set" --reference "$float"
 }
 
 show_command() { printf '%q ' "$@" && echo; } # as it is typed

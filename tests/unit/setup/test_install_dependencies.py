@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 REQUIREMENTS = {
-    "runtime.txt": "torch>=2.4\nlibraries>=1\n",
+    "runtime.txt": "torch>=2.4\nonnx>=1\nlibraries>=1\n",
     "quantize.txt": "-r runtime.txt\ntorch>=2.8  # newer\nreports>=1\n",
     "dev.txt": "-r quantize.txt\n",
     "tensorrt.txt": "tensorrt>=10\n",
@@ -19,7 +19,7 @@ REQUIREMENTS = {
 }
 PACKAGES = (
     ("torch", "2.4.0"), ("torch", "2.11.0"), ("torch", "2.9.0a0+nv25.8"),  # the last as NVIDIA numbers its builds
-    ("libraries", "1.0"), ("reports", "1.0"),
+    ("onnx", "1.23.2"), ("libraries", "1.0"), ("reports", "1.0"),
 )  # fmt: skip
 
 
@@ -126,6 +126,7 @@ def test_running_it_again_installs_only_what_is_missing(installed, tmp_path):
         project.install("--system", "--runtime", cwd=tmp_path, PYTHON=str(folder / ".venv/bin/python")),
     ]
     assert [(run.returncode, ": installed already" in run.stdout) for run in runs] == [(0, True)] * 3
+    assert "ready: onnx 1.23.2, torch 2.11.0\n" in runs[0].stdout
     assert not (tmp_path / ".venv").exists()
     pip(folder / ".venv", "uninstall", "-y", "reports")
     assert "reports: installed already" not in project.install(cwd=folder).stdout

@@ -143,7 +143,9 @@ def test_what_the_user_has_changed_is_put_aside_or_stays(patch, overlay, checkou
         assert "put aside" in patch("--force")[1]
         assert (checkout / "qat.py").read_text() == OVERLAY["qat.py"]
     write(checkout, {"utils/cli.py": "changed, too"})
-    assert "you had changed utils/cli.py" in patch("--revert")[1]
+    output = patch("--revert")[1]
+    assert "except for files that you had changed" in output
+    assert "not removed, since you had changed them: utils/cli.py" in output
     assert (checkout / "qat.py").read_text() == "my work"
     assert (checkout / STATE / "backup/qat.py~").read_text() == "more work"
     assert git(checkout, "status", "--porcelain", "-uall").split()[1::2] == [

@@ -20,10 +20,10 @@ setup_checkout() {{ :; }}
 setup_demo_set() {{ echo "DRAWN ${{*:2}}"; DEMO_DATA=$OVERLAY_ROOT/build/digits${{1:-}}/data.yaml; }}
 """
 PROGRAM = """
-import os, sys
+import os, shlex, sys
 from pathlib import Path
 name, arguments = Path(sys.argv[0]).name, sys.argv[1:]
-print("CALLED", name, *arguments, flush=True)
+print("CALLED", name, shlex.join(arguments), flush=True)
 if name == os.environ.get("FAILING"):
     sys.exit(int(os.environ["STATUS"]))
 if name == "reparameterization.py" and "DUAL" in os.environ:
@@ -61,7 +61,7 @@ def quickstart(folder, *arguments, cwd=None, **environment):
 def calls(done) -> list[list[str]]:
     """Name and arguments of each program that was called."""
     assert done.returncode == 0, done.stderr
-    return [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("CALLED")]
+    return [shlex.split(line)[1:] for line in done.stdout.splitlines() if line.startswith("CALLED")]
 
 
 def call(done, name: str) -> list[str]:
@@ -82,22 +82,22 @@ def test_the_demo_goes_through_all_programs(folder):
     assert [words[0] for words in called] == ["qat.py", *["export_qat.py"] * 2, "val_trt.py", "make_report.py"]
     quantize, strong, weak, evaluate, report = called
     assert " ".join(report).count("INT8's speed shows in TensorRT only") == 1
-    assert values(quantize, "--weights", "--imgsz") == ["data/demo/gelan-digits.pt", "320"]
+    assert values(quantize, "--weights", "--imgsz") == [f"{folder}/data/demo/gelan-digits.pt", "320"]
     assert values(strong, "--typing", "--dynamic", "--imgsz") == ["strong", "batch", "320"]
     assert values(weak, "--typing", "--dynamic", "--imgsz") == ["weak", "batch", "320"]
     assert "--output" not in strong + weak  # beside the weights: the weakly typed file is evaluated
-    assert {values(words, "--data")[0] for words in called} == {"build/digits/data.yaml"}
+    assert {values(words, "--data")[0] for words in called} == {f"{folder}/build/digits/data.yaml"}
     assert values(evaluate, "--engine-file", "--reference") == [
-        "runs/quickstart/weights/qat_best_model-int8.onnx", "data/demo/gelan-digits.pt",
+        f"{folder}/runs/quickstart/weights/qat_best_model-int8.onnx", f"{folder}/data/demo/gelan-digits.pt",
     ]  # fmt: skip
-    assert report[1:3] == ["runs/quickstart", "runs/quickstart/onnx"]
+    assert report[1:3] == [f"{folder}/runs/quickstart", f"{folder}/runs/quickstart/onnx"]
 
 
 def test_the_demo_with_masks_has_a_set_and_weights_of_its_own(folder):
     done = quickstart(folder, "--segments", "--epochs", 2)
     assert "DRAWN --segments\n" in done.stdout
     assert values(call(done, "qat.py"), "--weights", "--imgsz", "--epochs", "--iters", "--data") == [
-        "data/demo/gelan-digits-seg.pt", "320", "2", "60", "build/digits-segments/data.yaml",
+        f"{folder}/data/demo/gelan-digits-seg.pt", "320", "2", "60", f"{folder}/build/digits-segments/data.yaml",
     ]  # fmt: skip
 
 
@@ -117,19 +117,22 @@ def with_tensorrt(folder):
 
 @pytest.mark.parametrize(("typing", "ending"), [("weak", "-int8"), ("strong", "-int8-strong")])
 def test_engines_are_built_and_evaluated_where_tensorrt_is(with_tensorrt, typing, ending):
-    done = quickstart(with_tensorrt(typing), "--device", "1")
+    root = with_tensorrt(typing)
+    done = quickstart(root, "--device", "1")
     called = calls(done)
-    weights = "runs/quickstart/weights"
+    weights = f"{root}/runs/quickstart/weights"
     assert [words for name, *words in called if name == "build_engine.py"] == [
         [f"{weights}/float.onnx", "--output", f"{weights}/fp16.engine", *LEVEL, "--device", "1"],
         [f"{weights}/qat_best_model{ending}.onnx", "--output", f"{weights}/int8.engine", *LEVEL, "--device", "1"],
     ]
     exports = [words for name, *words in called if name == "export_qat.py"]
-    (float_export,) = [words for words in exports if values(words, "--weights") == ["data/demo/gelan-digits.pt"]]
+    (float_export,) = [
+        words for words in exports if values(words, "--weights") == [f"{root}/data/demo/gelan-digits.pt"]
+    ]
     assert values(float_export, "--typing", "--dynamic") == [typing, "batch"]
     evaluated = [Path(*values(words, "--engine-file")).name for name, *words in called if name == "val_trt.py"]
     assert evaluated == ["qat_best_model-int8.onnx", "fp16.engine", "int8.engine"]
-    assert called[-1][1:5] == [f"runs/quickstart{part}" for part in ("", "/onnx", "/fp16", "/int8")]
+    assert called[-1][1:5] == [f"{root}/runs/quickstart{part}" for part in ("", "/onnx", "/fp16", "/int8")]
     assert call(done, "benchmark_trt.py")[1:8] == [
         f"{weights}/qat_best_model{ending}.onnx", "--baseline", f"{weights}/float.onnx", "--batch-size", "1", "10",
         "--builds",
@@ -140,7 +143,8 @@ def test_engines_are_built_and_evaluated_where_tensorrt_is(with_tensorrt, typing
 def test_the_report_is_written_though_an_engine_fails(with_tensorrt):
     done = quickstart(with_tensorrt("weak"), FAILING="build_engine.py", STATUS="1")
     assert (done.returncode, "quickstart: done" in done.stdout) == (1, False)
-    assert "CALLED make_report.py runs/quickstart runs/quickstart/onnx --title" in done.stdout
+    (report,) = [shlex.split(line)[2:5] for line in done.stdout.splitlines() if "CALLED make_report.py" in line]
+    assert [Path(word).name for word in report] == ["quickstart", "onnx", "--title"]
     assert quickstart(with_tensorrt("weak"), FAILING="build_engine.py", STATUS="130").returncode == 130
 
 
@@ -151,8 +155,8 @@ def test_own_models_options_and_folders_are_passed_on(folder, tmp_path):
     words = "--data=my.yaml --device cpu --epochs=3 --iters 7 --batch-size 4 --output out"
     done = quickstart(folder, "--weights", "my own.pt", *words.split(), cwd=tmp_path)
     convert, quantize, *_, report = calls(done)
-    assert (convert[0], convert[2:4]) == ("reparameterization.py", [str(tmp_path / "my"), "own.pt"])
-    assert f"qat.py quantize --weights {tmp_path / 'my own.pt'} --data " in done.stdout
+    assert (convert[0], convert[2]) == ("reparameterization.py", str(tmp_path / "my own.pt"))
+    assert values(quantize, "--weights") == [str(tmp_path / "my own.pt")]
     assert values(quantize, "--epochs", "--iters", "--batch-size", "--device") == ["3", "7", "4", "cpu"]
     assert not [words for words in calls(done) if "--imgsz" in words]
     assert report[1] == str(tmp_path / "out")
@@ -174,15 +178,42 @@ def test_it_ends_with_readmes_commands_for_this_model(folder, tmp_path):
     assert programs[-5:] == programs[start : start + 5]
     assert values(convert, "--save") == values(quantize, "--weights") == [str(tmp_path / "my own-converted.pt")]
     assert values(export, "--weights") == [f"runs/qat/{values(quantize, '--name')[0]}/weights/qat_best_model.pt"]
-    assert values(export, "--output") == [build[1]]
+    assert values(export, "--typing") == ["strong"]
+    assert build[1] == values(export, "--weights")[0].replace(".pt", "-int8-strong.onnx")
     assert values(evaluate, "--engine-file") == [str(Path(build[1]).with_suffix(".engine"))]
     assert values(quantize, "--data") == values(evaluate, "--data") == [str(data)]
+    assert values(evaluate, "--reference") == values(quantize, "--weights")
     assert [documentation.refusal(words[1], words[2:]) for words in five if words[0] == "python"] == [""] * 4
+
+
+def test_the_commands_for_this_model_name_the_file_that_tensorrt_here_reads(with_tensorrt, tmp_path):
+    weights, data = tmp_path / "my.pt", tmp_path / "data.yaml"
+    weights.touch(), data.touch()
+    done = quickstart(with_tensorrt("weak"), "--weights", weights, "--data", data, "--device", "1")
+    commands = done.stdout.partition("to go on with")[2]
+    assert "--typing weak" in commands
+    assert "generate_trt_engine.sh runs/qat/my/weights/qat_best_model-int8.onnx" in commands
+
+
+def test_weights_without_a_name_of_their_own_take_that_of_the_run(folder, tmp_path):
+    """As `stem_of` does, so that the folder and the file of the second command are those that the first one writes."""
+    weights, data = tmp_path / "best.pt", tmp_path / "data.yaml"
+    weights.touch(), data.touch()
+    done = quickstart(folder, "--weights", weights, "--data", data, "--output", tmp_path / "mine")
+    commands = done.stdout.partition("to go on with")[2]
+    assert "--name mine" in commands
+    assert "--weights runs/qat/mine/weights/qat_best_model.pt" in commands
 
 
 def test_an_earlier_run_is_replaced_or_resumed_and_a_folder_of_somebody_else_left_alone(folder, tmp_path):
     first = call(quickstart(folder), "qat.py")
-    assert call(quickstart(folder, "--resume"), "qat.py") == [*first[:-1], "--resume", "runs/quickstart", "--device"]
+    assert call(quickstart(folder, "--resume"), "qat.py") == [
+        *first[:-2],
+        "--resume",
+        f"{folder}/runs/quickstart",
+        "--device",
+        "",
+    ]
     assert call(quickstart(folder), "qat.py") == first
     (other := tmp_path / "out/best-converted.pt").parent.mkdir()
     for file in (tmp_path / "best.pt", other, tmp_path / "out/.quickstart"):
