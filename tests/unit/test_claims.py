@@ -1,0 +1,142 @@
+"""docs/claims.py: what it computes from benchmarks/results, and that README and docs/ quote it."""
+
+import itertools
+import json
+import math
+import re
+import statistics
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from documentation import ROOT
+
+from docs import claims
+from utils.core.errors import InputError
+
+RESULTS = claims.read_results()
+FIRST = RESULTS[0]
+PAGES = [
+    ("engines", "README.md"),
+    ("trainings", "docs/accuracy.md"),
+    ("photographs", "docs/accuracy.md"),
+    ("thresholds", "docs/accuracy.md"),
+    ("methods", "docs/accuracy.md"),
+    ("rates", "docs/accuracy.md"),
+    ("latency", "README.md"),
+    ("latency", "docs/benchmarks.md"),
+]
+
+
+@pytest.mark.parametrize(("section", "page"), PAGES)
+def test_a_table_of_the_documents_is_what_the_files_give(section, page):
+    lines = [line for line in claims.SECTIONS[section](RESULTS) if line.startswith("|")]
+    assert len(lines) > 3
+    assert "\n".join(lines) in (ROOT / page).read_text(encoding="utf-8")
+
+
+# Section → text that it prints → the page that says it in prose.
+PROSE = [
+    ("engines", r"Mean of 16 detectors of all files: (-\S+ ± \S+), ", "docs/accuracy.md"),
+    ("engines", r"Mean of 16 .* it loses at most (\S+) ", "docs/accuracy.md"),
+    ("engines", r"Mean of 16 .* it loses at most (\S+) ", "README.md"),
+    ("trainings", r"PTQ − FP32 (\S+ ± \S+), from", "docs/accuracy.md"),
+    ("trainings", r"PTQ − FP32 .*, (from \S+ to \S+), above", "docs/accuracy.md"),
+    ("trainings", r"QAT − PTQ (\S+ ± \S+), from", "docs/accuracy.md"),
+    ("trainings", r"QAT − PTQ .*, (from \S+ to \S+), above", "docs/accuracy.md"),
+    ("rates", r"(\d+) differences of agreement", "docs/qat.md"),
+    ("rates", r"of agreement to the default, (\d+) of them", "docs/qat.md"),
+    ("rates", r"detector's AP .* from (\S+ to \S+),", "docs/qat.md"),
+    ("rates", r"detector's AP .* from (\S+ to \S+),", "docs/accuracy.md"),
+    ("rates", r"gelan-c-seg.*450 steps at 3e-4: (\S+ ± \S+) over", "docs/accuracy.md"),
+    ("durations", r"--qat never: (\d+ to \d+ s), ", "docs/qat.md"),
+    ("durations", r"of QAT: (\d+ to \d+ s), ", "docs/qat.md"),
+]
+
+
+@pytest.mark.parametrize(("section", "pattern", "page"), PROSE)
+def test_a_sentence_of_the_documents_has_the_number_of_the_files(section, pattern, page):
+    printed = "\n".join(claims.SECTIONS[section](RESULTS))
+    number = re.search(pattern, printed)[1]
+    assert number in " ".join((ROOT / page).read_text(encoding="utf-8").split())
+
+
+def test_what_the_documents_say_of_ptq_and_qat_in_words():
+    """21 of 27 detectors lose less than 0.004 by PTQ; QAT regains at least half of a large loss in six runs of six."""
+    trainings = claims.by_training(claims.detectors(RESULTS))
+    trainings = [results for results in trainings if results[0].file != claims.FAILS_IN_FP32]
+    losses = []
+    pairs = []
+    for results in trainings:
+        ptq, qat = claims.select(results, "PTQ"), claims.default_qat(results)
+        losses.append(statistics.mean(run.value for run in ptq))
+        if losses[-1] < -0.009 and qat:
+            assert [run.seed for run in ptq] == [run.seed for run in qat] == [57, 58, 59]
+            pairs += zip(ptq, qat, strict=True)
+    assert (len(losses), sum(1 for loss in losses if loss > -0.004)) == (27, 21)
+    assert len(pairs) == 6
+    assert all(after.value > before.value / 2 for before, after in pairs)
+    assert {f"{min(after.value for _, after in pairs):.4f}", f"{max(after.value for _, after in pairs):.4f}"} == {
+        "-0.0031",
+        "-0.0012",
+    }
+
+
+def test_every_file_and_every_row_is_read_once():
+    files = {path.stem for path in claims.FOLDER.glob("*.json") if path.stem not in ("latency-h200", "thresholds-h200")}
+    assert {result.file for result in RESULTS} == files
+    counts = dict.fromkeys(files, 0)
+    for name in files:
+        content = json.loads((claims.FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+        if "rows" in content:
+            rows = [*content["rows"], *content.get("seeds", [])]
+            counts[name] = sum(1 for row in rows if "to_float" in row and row["state"] != "PTQ-auto")
+        else:
+            steps = itertools.chain.from_iterable(network["steps"].items() for network in content.values())
+            counts[name] = sum(1 for step, entry in steps if entry["result"] and step != "float")
+    assert {name: sum(1 for result in RESULTS if result.file == name) for name in files} == counts
+
+
+def test_agreement_is_scaled_and_errors_are_paired():
+    agreements = [result.agreement for result in RESULTS if not math.isnan(result.agreement)]
+    assert 0.999 < max(agreements) <= 1
+    content = json.loads((claims.FOLDER / "robots-h200.json").read_text(encoding="utf-8"))["yolov9-s"]["steps"]
+    scores = [
+        np.array(content[step]["result"]["ap_resampled"].split()[1:], float) for step in ("PTQ, seed 57", "float")
+    ]
+    (ptq,) = (result for result in claims.select(RESULTS, "PTQ") if result.file == "robots-h200")
+    assert ptq.error == pytest.approx(np.std(scores[0] - scores[1], ddof=1))
+    assert ptq.value == content["PTQ, seed 57"]["result"]["ap"] - content["float"]["result"]["ap"]
+
+
+def test_half_of_a_95_percent_interval():
+    """2.179 is Student's t of 12 degrees of freedom in any table."""
+    assert claims.interval_width(13) == pytest.approx(2.179 * math.sqrt(13 / 12), abs=5e-4)
+    assert [claims.interval_width(groups) for groups in (None, 30, 800)] == [2, 2, 2]
+    on_robots = replace(FIRST, images="robots", row={"recall_to_float": 0.0022, "recall_error": 0.001})
+    assert [replace(on_robots, images=images).is_changed("recall") for images in ("robots", "litter")] == [False, True]
+
+
+def test_networks_on_the_same_images_err_together():
+    alike = [replace(FIRST, images="litter", value=0.01, error=0.003), replace(FIRST, images="litter", error=0.001)]
+    assert claims.mean_with_error(alike)[1] == pytest.approx(0.002)
+    apart = [alike[0], replace(alike[1], images="cards")]
+    assert claims.mean_with_error(apart)[1] == pytest.approx(math.sqrt(0.003**2 + 0.001**2) / 2)
+    assert claims.mean_with_error(apart)[0] == pytest.approx((0.01 + FIRST.value) / 2)
+
+
+def test_nothing_is_chosen_by_its_value():
+    """A worse result in place of a better one changes what is printed, not which result is taken."""
+    changed = [
+        replace(result, value=result.value - 0.05) if result.file == "cards-h200" else result for result in RESULTS
+    ]
+    for choose in (claims.deployed_engines, claims.default_qat, claims.detectors):
+        chosen = [[result.row for result in choose(results)] for results in (RESULTS, changed)]
+        assert chosen[0] == chosen[1]
+    lines = [claims.SECTIONS["engines"](results) for results in (RESULTS, changed)]
+    assert lines[0] != lines[1]
+
+
+def test_an_unknown_section_is_refused():
+    with pytest.raises(InputError, match="speed is not a section; expected one of engines, "):
+        claims.run(claims.ClaimsOptions(sections=["engines", "speed"]))
