@@ -6,7 +6,7 @@
 #   ./scripts/quickstart.sh --segments                          the same with masks: instance segmentation
 #   ./scripts/quickstart.sh --weights my.pt --data my.yaml
 #
-#   --weights FILE  float checkpoint, as upstream's train.py or train_dual.py writes it (default: the demo model)
+#   --weights FILE  float checkpoint of upstream's train.py or train_dual.py, or of Ultralytics (default: the demo model)
 #   --data FILE     dataset's YAML with train and val (default: the demo set, which is drawn in build/digits)
 #   --segments      the demo model and the demo set with masks; the set is drawn in build/digits-segments
 #   --imgsz PX      input size, 640 or 384x640 (default: 320 for the demo, else that of the training)

@@ -53,6 +53,11 @@ class QuantizedCheckpoint:
         return self.extra.get("data") and str(self.extra["data"])
 
     @property
+    def origin(self) -> str:
+        """Who trained the FP32 weights, if not upstream, such as 'Ultralytics 8.4.190'."""
+        return str(self.extra.get("origin", ""))
+
+    @property
     def weights_hash(self) -> str:
         """Hash of the FP32 weights that it was made from (`upstream.hash_of_weights`); empty in files of before 2.0."""
         return str(self.extra.get(FLOAT_HASH, ""))

@@ -57,7 +57,15 @@ ATOMS = frozenset({type(None), bool, int, float, str, bytes})
 
 
 class NotAllowed(CheckpointError):
-    """A checkpoint names a class or a function, or holds something, that only code could need."""
+    """A checkpoint names a class or a function, or holds something, that only code could need.
+
+    Attributes:
+        name: of the class or function, as the file has it, or what it holds.
+    """
+
+    def __init__(self, message: str, name: str = "") -> None:
+        super().__init__(message)
+        self.name = name or message
 
 
 def read_torch_file(
@@ -97,7 +105,7 @@ def read_torch_file(
                 return {_key(key): builder.value(value, True) for key, value in content.items() if key not in skip}
             return builder.value(content, True)
     except NotAllowed as error:
-        raise NotAllowed(_refusal(file, str(error))) from error
+        raise NotAllowed(_refusal(file, error.name), error.name) from error
     except Exception as error:  # a damaged file can break zipfile, the unpickler and the builder anywhere
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         problem = f"is damaged, or no checkpoint of PyTorch 1.6 or newer ({reason})"
@@ -113,11 +121,6 @@ def _is_safetensors(file: str | Path) -> bool:
 
 def _refusal(file: str | Path, name: str) -> str:
     """What a checkpoint is that names a class which is not allowed, and what to do."""
-    if name.startswith("ultralytics."):
-        return (
-            f"{file} is a checkpoint of Ultralytics ({name}); this project takes checkpoints of WongKinYiu/yolov9, as "
-            "its train.py and train_dual.py write them"
-        )
     if name.startswith("pytorch_quantization."):
         return f"{file} was quantized with pytorch-quantization, as by yolov9-qat; give the FP32 weights instead"
     if name.startswith("models."):

@@ -97,6 +97,8 @@ class Network:
                    "kind": self.kind, "version": __version__}  # fmt: skip
         if source.weights_hash:
             entries[FLOAT_HASH] = source.weights_hash
+        if source.origin:
+            entries["origin"] = source.origin
         if self.task.prototypes:
             entries["nm"] = str(model.model[-1].nm)
         if hasattr(source, "recipe"):

@@ -335,7 +335,7 @@ class Session:
         source, weights, name = self.inputs.source, self.options.weights, checkpoint_name(step, self.stem, score)
         extra |= {"ap": None, **(score.to_dict() if score else {}), "imgsz": self.inputs.imgsz}
         extra |= {"data": self.options.data, "float_weights": weights, "float_sha256": self.state.weights_hash}
-        extra[FLOAT_HASH] = source.weights_hash
+        extra |= {FLOAT_HASH: source.weights_hash, "origin": source.origin}
         if self.options.unlabelled:
             extra["labels_of"] = weights
         checkpoint.save(self.weights / name, checkpoint.QuantizedCheckpoint(

@@ -15,7 +15,7 @@ from utils.core.errors import CheckpointError, InputError
 from utils.core.text import short_repr
 
 REQUIRED = ("nc", "depth_multiple", "width_multiple", "backbone", "head", "anchors")
-NUMBERS = ("nc", "depth_multiple", "width_multiple", "anchors", "ch", "sem_nc", "inplace")
+NUMBERS = ("nc", "depth_multiple", "width_multiple", "anchors", "ch", "sem_nc", "inplace", "class_channels")
 BLOCKS = (
     "AConv", "ADown", "Bottleneck", "CBFuse", "CBLinear", "Concat", "Conv", "DFL", "DWConv", "ELAN1", "MP", "Proto",
     "RepConvN", "RepNBottleneck", "RepNCSP", "RepNCSPELAN4", "SP", "SPP", "SPPCSPC", "SPPELAN", "SPPF", "Silence",

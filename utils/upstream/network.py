@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import sys
 from collections.abc import Collection, Mapping
 from copy import deepcopy
@@ -18,10 +19,13 @@ from utils.core.tasks import predicted
 from utils.core.text import plural, short_repr
 from utils.upstream.checkout import import_upstream
 from utils.upstream.description import ALL_HEADS, BLOCKS, HEADS, check_description, check_head
+from utils.upstream.ultralytics import is_theirs, read_theirs
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+logger = logging.getLogger(__name__)
 
 AGAIN = "copy the file again, or export it from the training run again"
 
@@ -54,6 +58,7 @@ class FloatCheckpoint:
     yaml: dict[str, Any]  # upstream's model description, from which the network can be built again
     imgsz: int | tuple[int, int] | None = None  # side or (height, width) of its training, pixels; None: not known
     data: str | None = None  # the dataset's YAML that it was trained with
+    origin: str = ""  # who trained it, if not upstream
     weights_hash: str = ""  # see `hash_of_weights`
 
 
@@ -96,8 +101,11 @@ def load_float(path: str | Path, heads: Collection[str] = HEADS) -> FloatCheckpo
             raise CheckpointError(f"{path} computes other classes or masks than its head says; {AGAIN}")
         yaml = check_description(model.yaml)
         data = opt.get("data") and str(opt["data"])
+        origin = str(content.get("origin", ""))
+        if origin:
+            logger.info("%s was trained with %s; its network is built of upstream's blocks", path, origin)
         return FloatCheckpoint(
-            model, names, head.nc, network_stride(model), yaml, size_in(opt), data, hash_of_weights(model)
+            model, names, head.nc, network_stride(model), yaml, size_in(opt), data, origin, hash_of_weights(model)
         )
     except InputError:
         raise
@@ -156,7 +164,10 @@ def build_model(config: Mapping[str, Any] | str | Path, nc: int | None = None) -
     head = [*description["backbone"], *description["head"]][-1][2]
     kind = SegmentationModel if "Segment" in head else DetectionModel
     try:
-        return kind(description, ch=description.get("ch", 3), nc=nc).eval()
+        model = kind(description, ch=description.get("ch", 3), nc=nc).eval()
+        if description.get("class_channels"):
+            set_class_channels(model.model[-1], description["class_channels"])
+        return model
     except InputError:
         raise
     except Exception as error:  # upstream assumes that layers fit together, and fails anywhere when they do not
@@ -164,6 +175,23 @@ def build_model(config: Mapping[str, Any] | str | Path, nc: int | None = None) -
         raise InputError(f"upstream cannot build this model description: {type(error).__name__}: {reason}") from error
     finally:  # a YAML's `activation` would otherwise stay for every later model
         Conv.default_act, RepConvN.default_act = defaults
+
+
+def set_class_channels(head: nn.Module, channels: int) -> None:
+    """Give a `Detect` head a class branch of so many channels, with new weights: Ultralytics' has another width."""
+    from torch import nn
+
+    from models.common import Conv
+
+    head.cv3 = nn.ModuleList(
+        nn.Sequential(Conv(branch[0].conv.in_channels, channels, 3), Conv(channels, channels, 3),
+                      nn.Conv2d(channels, head.nc, 1))
+        for branch in head.cv3
+    )  # fmt: skip
+    for module in head.cv3.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.eps, module.momentum = 1e-3, 0.03  # as upstream's `initialize_weights`
+    head.eval()
 
 
 def read_description(path: str | Path) -> dict[str, Any]:
@@ -225,7 +253,12 @@ def read_checkpoint(file: str | Path) -> Any:
 
     from utils.core import checkpoints
 
-    content = checkpoints.read_torch_file(file, module_classes())
+    try:
+        content = checkpoints.read_torch_file(file, module_classes())
+    except checkpoints.NotAllowed as error:
+        if not is_theirs(error):
+            raise
+        content = read_theirs(file, build_model)
     if isinstance(content, dict) and "quantized_state" in content:
         raise CheckpointError(
             f"{file} is a quantized checkpoint; this command takes the float weights it was made from, and "

@@ -320,7 +320,6 @@ def test_networks_arrays_and_paths(tmp_path):
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("ultralytics.nn.tasks.DetectionModel", "is a checkpoint of Ultralytics (ultralytics.nn.tasks.DetectionModel)"),
         ("pytorch_quantization.nn.modules.quant_conv.QuantConv2d", "was quantized with pytorch-quantization"),
         ("models.common.C3", "it is a checkpoint of YOLOv5, YOLOv7 or a fork"),
         ("my_package.Head", "which is no data and no module class of YOLOv9"),

@@ -1,0 +1,154 @@
+"""YOLOv9 as Ultralytics trains it: their checkpoints, read as networks of upstream's blocks.
+
+Their detectors yolov9t to yolov9e are upstream's GELAN networks with the head `Detect`: modules of the same names and
+shapes, in other classes. So the weights alone are taken, by name, into a network that upstream's classes make of the
+description in the checkpoint; of Ultralytics nothing is imported. One width is not in the description: that of the
+class branch, which is the checkpoint's own (`class_channels`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from utils.core.checkpoints import GETATTR, NotAllowed, read_torch_file
+from utils.core.errors import CheckpointError, InputError
+from utils.core.text import short_repr
+
+PREFIX = "ultralytics."
+THEIR_NAMES = {"nn.Identity": "Silence"}  # blocks that upstream calls otherwise
+BLOCKS = (
+    "ADown", "AConv", "CBFuse", "CBLinear", "Concat", "Conv", "ELAN1", "RepNCSPELAN4", "SPPELAN", "nn.Identity",
+    "nn.Upsample",
+)  # fmt: skip
+HEAD = "Detect"
+TRAINING_STATE = ("optimizer", "scaler", "train_metrics", "train_results")
+
+
+class _AnyModule(Mapping[str, type[nn.Module]]):
+    """Module classes of torch and of Ultralytics, by their names in a pickle: each an empty module of that name."""
+
+    PACKAGES = ("ultralytics.nn.", "torch.nn.modules.")
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name.startswith(self.PACKAGES)
+
+    def __getitem__(self, name: str) -> type[nn.Module]:
+        if name not in self:
+            raise KeyError(name)
+        return _empty_module(name.rpartition(".")[2])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.PACKAGES)
+
+    def __len__(self) -> int:
+        return len(self.PACKAGES)
+
+
+@cache
+def _empty_module(name: str) -> type[nn.Module]:
+    return type(name, (nn.Module,), {})
+
+
+def is_theirs(error: NotAllowed) -> bool:
+    """Whether a checkpoint was refused since it names a class of Ultralytics."""
+    return error.name.startswith(PREFIX)
+
+
+def read_theirs(path: str | Path, build: Callable[[Mapping[str, Any]], Any]) -> dict[str, Any]:
+    """A checkpoint of Ultralytics in the form of upstream's: `model`, `opt`, and `origin` in words.
+
+    No code of the file is run.
+
+    Args:
+        build: makes a network of upstream's with random weights from a description, as `build_model`.
+
+    Raises:
+        CheckpointError: the network is not a YOLOv9 detector, or its weights are not those of its description.
+    """
+    try:
+        content = read_torch_file(path, _AnyModule(), skip=TRAINING_STATE)
+    except NotAllowed as error:
+        if GETATTR in error.name:
+            raise CheckpointError(
+                f"{_named(path)} that was fused; give weights/best.pt as the training left it"
+            ) from error
+        raise CheckpointError(f"{_named(path)} that holds {error.name}; it was not loaded") from error
+    theirs = content.get("model") if content.get("ema") is None else content["ema"]
+    if not isinstance(theirs, nn.Module) or not isinstance(getattr(theirs, "yaml", None), Mapping):
+        raise CheckpointError(f"{_named(path)} without a network under 'ema' or 'model'; give weights/best.pt")
+    layers: Any = getattr(theirs, "model", None)
+    description = described(path, theirs.yaml, layers)
+    try:
+        model = build(description)
+    except InputError as error:
+        raise CheckpointError(f"{_named(path)}: {error}") from error
+    _take_weights(path, model, theirs)
+    model.nc, model.names = description["nc"], getattr(theirs, "names", model.names)
+    arguments = content.get("train_args")
+    options = {key: arguments.get(key) for key in ("imgsz", "data")} if isinstance(arguments, Mapping) else {}
+    origin = f"Ultralytics {content.get('version', '')}".strip()
+    return {"model": model, "ema": None, "opt": options, "origin": origin}
+
+
+def described(path: str | Path, theirs: Mapping[str, Any], layers: Any) -> dict[str, Any]:
+    """Upstream's description of a network of Ultralytics; `CheckpointError` for another one than a YOLOv9 detector.
+
+    Args:
+        theirs: the description in the checkpoint.
+        layers: the network's layers, of which the last has the class branch.
+    """
+    name = Path(str(theirs.get("yaml_file", "a network without a name"))).stem
+    rows = [[*row] for part in ("backbone", "head") for row in theirs.get(part, [])]
+    for row in rows[:-1]:
+        if row[2] not in BLOCKS:
+            raise CheckpointError(f"{_named(path)}: {name}, which is not YOLOv9 (it has the block {row[2]!s:.40})")
+    if not rows or rows[-1][2] != HEAD:
+        head = rows[-1][2] if rows else "no layers"
+        raise CheckpointError(
+            f"{_named(path)}: {name}, whose head is {head!s:.40}; of Ultralytics' networks detectors are taken, with "
+            f"the head {HEAD}"
+        )
+    try:
+        *_, head = layers.children()
+        class_channels = int(next(head.cv3.parameters()).shape[0])
+    except (AttributeError, ValueError, StopIteration) as error:
+        raise CheckpointError(f"{_named(path)}, whose class branch has no weights") from error
+    for row in rows:
+        row[2] = THEIR_NAMES.get(row[2], row[2])
+    split = len(theirs["backbone"])
+    return {
+        "nc": theirs.get("nc"),
+        "ch": theirs.get("channels", theirs.get("ch", 3)),
+        "depth_multiple": theirs.get("depth_multiple", 1.0),
+        "width_multiple": theirs.get("width_multiple", 1.0),
+        "anchors": 3,
+        "class_channels": class_channels,
+        "backbone": rows[:split],
+        "head": rows[split:],
+    }
+
+
+def _take_weights(path: str | Path, model: nn.Module, theirs: nn.Module) -> None:
+    """Copy all weights by name; `CheckpointError` for the first name or shape that only one of the networks has."""
+    ours = model.state_dict()
+    found = dict(theirs.state_dict())
+    different = [
+        name
+        for name in sorted({*ours, *found})
+        if name not in ours or name not in found or ours[name].shape != found[name].shape
+    ]
+    if different:
+        raise CheckpointError(
+            f"{_named(path)}, whose weights are not those of its description (first: {short_repr(different[:1])}); a "
+            "fused, pruned or changed network is not taken"
+        )
+    model.load_state_dict({name: value.to(ours[name].dtype) for name, value in found.items()})
+
+
+def _named(path: str | Path) -> str:
+    return f"{path} is a checkpoint of Ultralytics"
