@@ -15,6 +15,7 @@ import ast
 import functools
 import io
 import json
+import math
 import re
 import subprocess
 import sys
@@ -34,7 +35,15 @@ MOST_NODES = 60  # of the syntax tree in a simple statement
 MOST_NODES_OF_PRODUCT = 195_000  # looked at by a person at each release, and raised with a reason
 MOST_WORDS = {"README.md": 750}  # of a page
 MOST_WORDS_OF_A_PAGE = 900
+ROOM = 50  # words that a listed page may grow by, at least, so that a row of a table is no reason to divide it
 MOST_LONG_NUMBERS = 12  # of a page, outside of tables and code: numbers with at least four digits
+LIMITS = {  # what the exceptions are exceptions to, in words
+    "branches": f"a function has at most {MOST_BRANCHES}: divide it",
+    "long statements": f"a statement has at most {MOST_NODES} nodes of the syntax tree: write it in several",
+    "arithmetic on booleans": "write an `if` in place of a product or a sum with a truth value",
+    "words": f"a page has at most {MOST_WORDS_OF_A_PAGE} words (README {MOST_WORDS['README.md']}): divide it",
+    "long numbers": f"a page has at most {MOST_LONG_NUMBERS} in its prose: put them into a table",
+}
 
 BRANCHES = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.IfExp, ast.ExceptHandler, ast.match_case)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -177,11 +186,16 @@ def branches_of(function: ast.AST) -> int:
     return count
 
 
-def branchy_functions(tree: ast.Module) -> Iterator[tuple[str, int]]:
-    """The functions with too many branches, and how many they have."""
-    for node in ast.walk(tree):
+def branchy_functions(tree: ast.AST, within: str = "") -> Iterator[tuple[str, int]]:
+    """The functions with too many branches, by their names with those of their classes, and how many they have."""
+    for node in ast.iter_child_nodes(tree):
+        if not isinstance(node, (*FUNCTIONS, ast.ClassDef)):
+            yield from branchy_functions(node, within)
+            continue
+        name = f"{within}{node.name}"
         if isinstance(node, FUNCTIONS) and branches_of(node) > MOST_BRANCHES:
-            yield node.name, branches_of(node)
+            yield name, branches_of(node)
+        yield from branchy_functions(node, f"{name}.")
 
 
 def long_statements(tree: ast.Module) -> Iterator[tuple[int, int]]:
@@ -211,14 +225,19 @@ def is_boolean(node: ast.AST) -> bool:
         return isinstance(node.func, ast.Name) and node.func.id in ("bool", "isinstance", "any", "all", "hasattr")
     if isinstance(node, ast.UnaryOp):
         return isinstance(node.op, ast.Not)
-    return isinstance(node, (ast.Compare, ast.BoolOp))
+    if isinstance(node, ast.BoolOp):  # `count or 0` is a number
+        return all(map(is_boolean, node.values))
+    return isinstance(node, ast.Compare)
 
 
-def is_sequence(node: ast.AST) -> bool:
-    """Whether an expression is a list, or a text of several characters, by its form."""
-    if isinstance(node, ast.Constant):
-        return isinstance(node.value, str) and len(node.value) > 1
-    return isinstance(node, (ast.List, ast.ListComp, ast.JoinedStr))
+def is_choice(node: ast.AST) -> bool:
+    """Whether an expression, times a name, is more likely there or not there than repeated.
+
+    A list of numbers or of None is repeated to be filled, and a constant text to draw a line.
+    """
+    if isinstance(node, ast.List):
+        return not all(isinstance(one, ast.Constant) and not isinstance(one.value, str) for one in node.elts)
+    return isinstance(node, ast.JoinedStr)
 
 
 def boolean_arithmetic(tree: ast.Module) -> Iterator[int]:
@@ -229,7 +248,7 @@ def boolean_arithmetic(tree: ast.Module) -> Iterator[int]:
         if not isinstance(node, ast.BinOp) or not isinstance(node.op, (ast.Mult, ast.Add, ast.Sub)):
             continue
         sides = (node.left, node.right)
-        repeats = isinstance(node.op, ast.Mult) and any(map(is_sequence, sides))
+        repeats = isinstance(node.op, ast.Mult) and any(map(is_choice, sides))
         by_a_name = any(isinstance(side, (ast.Name, ast.Attribute)) for side in sides)
         if any(map(is_boolean, sides)) or (repeats and by_a_name):
             yield node.lineno
@@ -249,9 +268,14 @@ def long_numbers_in(page: str) -> list[str]:
     return [number for number in numbers if len(re.sub(r"^0?\.|\D", "", number)) >= 4]
 
 
+def room_for(words: int) -> int:
+    """How many words a listed page may have: full hundreds, which leave at least `ROOM`."""
+    return math.ceil((words + ROOM) / 100) * 100
+
+
 @functools.cache
 def breaches() -> dict[str, dict[str, int]]:
-    """What breaks a limit: kind of limit → place → how many, or by how much."""
+    """What breaks a limit: kind of limit → place → how many; of words, how many the page has room for."""
     branches: dict[str, int] = {}
     statements, arithmetic = Counter[str](), Counter[str]()
     for path, tree in syntax_trees().items():
@@ -265,7 +289,7 @@ def breaches() -> dict[str, dict[str, int]]:
             continue
         text, name = (ROOT / path).read_text(encoding="utf-8"), path.as_posix()
         if words_in(text) > MOST_WORDS.get(name, MOST_WORDS_OF_A_PAGE):
-            words[name] = words_in(text)
+            words[name] = room_for(words_in(text))
         if len(long_numbers_in(text)) > MOST_LONG_NUMBERS:
             numbers[name] = len(long_numbers_in(text))
     return {
@@ -281,6 +305,28 @@ def exceptions() -> dict[str, dict[str, int]]:
     """What is known to break a limit, as `breaches` has it."""
     content: dict[str, dict[str, int]] = json.loads(EXCEPTIONS.read_text(encoding="utf-8"))
     return content
+
+
+def lines_of(limit: str, path: str) -> list[int]:
+    """The lines of a Python file that break a limit of statements; empty for the other limits."""
+    tree = syntax_trees().get(Path(path))
+    if tree is None or limit not in ("long statements", "arithmetic on booleans"):
+        return []
+    return [line for line, _ in long_statements(tree)] if limit == "long statements" else [*boolean_arithmetic(tree)]
+
+
+def raised(commit: str) -> list[str]:
+    """The exceptions that are larger than in another commit, or new."""
+    try:
+        before: dict[str, dict[str, int]] = json.loads(git("show", f"{commit}:{EXCEPTIONS.relative_to(ROOT)}"))
+    except subprocess.CalledProcessError:
+        return []
+    return [
+        f"{limit}, {place}: {count}, before {before.get(limit, {}).get(place, 0)}"
+        for limit, places in exceptions().items()
+        for place, count in places.items()
+        if count > before.get(limit, {}).get(place, 0)
+    ]
 
 
 def shrink() -> None:
@@ -407,6 +453,7 @@ def main() -> int:
         else:
             before = sizes(texts_of_a_commit(commit))
             print(f"in brackets: the difference to {commit[:8]}")
+            print(*(f"exception raised: {line}" for line in raised(commit)), sep="\n")
     print(*size_lines(sizes(texts_of_the_tree()), before), sep="\n")
     for row in measure():
         print(f"{row.what}: {row.count:,}, at most {row.limit:,}")
@@ -415,7 +462,9 @@ def main() -> int:
     for limit, places in breaches().items():
         print(f"exceptions, {limit}: {len(places)}")
         if options.list:
-            print(*(f"    {place}: {count}" for place, count in sorted(places.items())), sep="\n")
+            for place, count in sorted(places.items()):
+                lines = lines_of(limit, place)
+                print(f"    {place}: {count}" + (f", lines {', '.join(map(str, lines))}" if lines else ""))
     return 0
 
 

@@ -37,7 +37,7 @@ OTHERS = {".", "cd", "git", "pip"}
 OTHERS_FLAGS = {"--fp16", "--int8", "--stronglyTyped", "--infStreams", "--onnx", "--saveEngine", "--helpBuildRoute",
                 "--tuneBuildRoutes", "--tuningSearch", "--tuningTimeOut", "--accuracyThreshold", "--nproc-per-node",
                 "--nnodes", "--rdzv-endpoint", "--fast", "--no-overlap"}  # fmt: skip  # of trtexec, torchrun, upstream
-OTHERS_FLAGS |= {"--shrink"}  # of tests/house.py
+OTHERS_FLAGS |= {"--against", "--list", "--shrink"}  # of tests/house.py
 TORCHRUN = ["torchrun", "--nproc-per-node", "2"]  # in front of a program
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`\n]+)`")
