@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+PR_FILE, F1_FILE, CONFUSION_FILE = PLOT_FILES = ("PR_curve.png", "F1_curve.png", "confusion_matrix.png")
 POINTS = 201  # of a curve: at recalls, or confidences, 0, 0.005, ..., 1
 CONFUSION_CONFIDENCE, CONFUSION_IOU = 0.25, 0.45  # of a confusion matrix, as upstream's val.py has them
 

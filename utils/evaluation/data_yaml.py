@@ -117,7 +117,10 @@ class DataConfig:
             name = f"{split} ({len(chosen)} of {plural(len(files), 'image')})"
         part = read_images(chosen, self.nc, name=name, progress=progress)
         part.left_out += [f"{file}: {Path(file).suffix} is not read; convert it to PNG or JPEG" for file in others]
-        if split != "train" and "train" in self.splits:
+        whole = self.parts.get((split, None))
+        if whole:
+            part.in_train = whole.in_train
+        elif split != "train" and "train" in self.splits:
             part.in_train = images_in_both([image.path for image in part.images], list_images(self.paths("train"))[0])
         if limit is None or not any(read == split for read, _ in self.parts):
             counts = part.counts(self.root)

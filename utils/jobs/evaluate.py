@@ -34,7 +34,7 @@ from utils.evaluation.input_plan import InputPlan
 from utils.evaluation.loop import evaluate
 from utils.evaluation.results import EvalResult, Reference
 from utils.jobs.advice import advise
-from utils.jobs.inputs import OTHER_NAMES, Inputs, check_left_out, from_training, missing_labels
+from utils.jobs.inputs import Inputs, check_left_out, doubts_about, from_training
 from utils.jobs.open import dataset_of, load_network, open_runner, torch_runner
 from utils.jobs.options import EvalOptions, ValOptions
 from utils.jobs.visualize import collect_samples
@@ -148,8 +148,9 @@ def evaluate_file(options: ValOptions, runner: Runner | None = None) -> Report:
         options = options.model_copy(update={"data": dataset_of(options.data, known)})
         data = load_data(options.data or "")
         config = make_config(options, data)
-        if runner.names and not options.single_cls:
-            check_classes(runner.names, data, str(file))  # before images are read: their labels would be blamed
+        same_names = True
+        if runner.names and not options.single_cls:  # before images are read: their labels would be blamed
+            same_names = check_classes(runner.names, data, str(file))
         data.read(config.split, config.limit, progress=True)
         check_left_out(data, options.force)
         report = Report(command=command_line(), title="Evaluation", data=str(options.data))
@@ -174,7 +175,7 @@ def evaluate_file(options: ValOptions, runner: Runner | None = None) -> Report:
             for name, figure in curve_figures(result.curves, own).items():
                 save_figure(figure, folder / name)
         report.splits = data.counts()
-        report.doubts = doubts_of(runner, data, options)
+        report.doubts = doubts_about(data, same_names, options.unlabelled)
         for what, coco in (("", result.coco), (" on masks", result.mask_coco)):
             if coco:
                 report.notes.append(f"pycocotools{what}: AP {coco['ap']:.4f}, AP50 {coco['ap50']:.4f}")
@@ -233,14 +234,6 @@ def weights_of(file: Path, runner: Runner) -> int | None:
     if file.suffix.lower() == ".onnx":
         return onnx_weight_bytes(read_onnx(file))
     return EngineNote.load(file).weights_bytes
-
-
-def doubts_of(runner: Runner, data: DataConfig, options: ValOptions) -> list[str]:
-    """What a user has to look at before the next step."""
-    doubts: list[str] = []
-    if runner.names and not options.single_cls and [*runner.names.values()] != [*data.names.values()]:
-        doubts.append(OTHER_NAMES)
-    return doubts if options.unlabelled else [*doubts, *missing_labels(data)]
 
 
 def make_config(options: ValOptions, data: DataConfig) -> EvalConfig:

@@ -161,8 +161,7 @@ class Inputs(Generic[Kind]):
     @property
     def doubts(self) -> list[str]:
         """What a user has to look at before the next step."""
-        doubts = [] if self.same_names else [OTHER_NAMES]
-        return doubts if self.options.unlabelled else [*doubts, *missing_labels(self.data)]
+        return doubts_about(self.data, self.same_names, self.options.unlabelled)
 
     @property
     def has_masks(self) -> bool:
@@ -170,9 +169,17 @@ class Inputs(Generic[Kind]):
         return bool(task_of_head(last_layer(self.source.model)).prototypes)
 
 
-def missing_labels(data: DataConfig) -> list[str]:
-    """A sentence for each split that is evaluated and of which many images have no label file."""
-    return [
+def doubts_about(data: DataConfig, same_names: bool, unlabelled: bool) -> list[str]:
+    """A sentence for other class names, and, where labels count, for each evaluated split that lacks many label files.
+
+    Args:
+        same_names: whether the network's classes have the names that the dataset gives them.
+        unlabelled: labels are not read.
+    """
+    found = [] if same_names else [OTHER_NAMES]
+    if unlabelled:
+        return found
+    return found + [
         f"{counts.without_a_label_file} of {plural(counts.images, 'image')} of {counts.name} have no label file"
         for counts in data.counts()
         if counts.lacks_labels and not counts.name.startswith("train")

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Field, model_validator
 
 from models.quantize.recipe import AUTO, Epochs, Images, Iterations, Method, Percentile, Rate, Recipe, Train
+from utils.core.curves import PLOT_FILES
 from utils.core.errors import InputError, RecipeError
 from utils.core.options import (
     BatchSize,
@@ -35,7 +36,6 @@ RECIPE = "the recipe (the command line wins over --recipe's file)"
 RECIPE_FILE = "recipe.yaml"  # that calibrate and sensitive write into their run folders
 # On resume: they change where and how fast, or what is allowed and drawn, and not what is computed.
 CHANGEABLE = frozenset({"device", "workers", "force", "plots", "keep_epochs"})
-PLOT_FILES = ("PR_curve.png", "F1_curve.png", "confusion_matrix.png")
 FREE_ON_RESUME = CHANGEABLE | {"project", "name", "exist_ok", "resume"}  # a resumed run stays in its folder
 
 

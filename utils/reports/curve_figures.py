@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from utils.core.curves import CONFUSION_CONFIDENCE, CONFUSION_IOU, POINTS, Curves
+from utils.core.curves import (
+    CONFUSION_CONFIDENCE,
+    CONFUSION_FILE,
+    CONFUSION_IOU,
+    F1_FILE,
+    POINTS,
+    PR_FILE,
+    Curves,
+)
 from utils.reports.figures import BLUE, GREY, new_figure, title
 
 if TYPE_CHECKING:
@@ -22,9 +30,9 @@ FEW_NAMES = 100  # up to so many classes have their names beside a confusion mat
 def curve_figures(curves: Curves, model: str) -> dict[str, Figure]:
     """File name → figure; `model` is named in their titles, such as 'QAT'."""
     return {
-        "PR_curve.png": precision_recall(curves, model),
-        "F1_curve.png": f1_over_confidence(curves, model),
-        "confusion_matrix.png": confusion_matrix(curves, model),
+        PR_FILE: precision_recall(curves, model),
+        F1_FILE: f1_over_confidence(curves, model),
+        CONFUSION_FILE: confusion_matrix(curves, model),
     }
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch import nn
 
@@ -103,7 +103,10 @@ def described(path: str | Path, theirs: Mapping[str, Any], layers: Any) -> dict[
         layers: the network's layers, of which the last has the class branch.
     """
     name = Path(str(theirs.get("yaml_file", "a network without a name"))).stem
-    rows = [[*row] for part in ("backbone", "head") for row in theirs.get(part, [])]
+    backbone, head_rows = (theirs.get(part) for part in ("backbone", "head"))
+    if not (_is_rows(backbone) and _is_rows(head_rows)):
+        raise CheckpointError(f"{_named(path)}: {name}, whose description has no backbone and head of layers")
+    rows = [[*row] for row in (*backbone, *head_rows)]
     for row in rows[:-1]:
         if row[2] not in BLOCKS:
             raise CheckpointError(f"{_named(path)}: {name}, which is not YOLOv9 (it has the block {row[2]!s:.40})")
@@ -120,7 +123,7 @@ def described(path: str | Path, theirs: Mapping[str, Any], layers: Any) -> dict[
         raise CheckpointError(f"{_named(path)}, whose class branch has no weights") from error
     for row in rows:
         row[2] = THEIR_NAMES.get(row[2], row[2])
-    split = len(theirs["backbone"])
+    split = len(backbone)
     return {
         "nc": theirs.get("nc"),
         "ch": theirs.get("channels", theirs.get("ch", 3)),
@@ -133,10 +136,15 @@ def described(path: str | Path, theirs: Mapping[str, Any], layers: Any) -> dict[
     }
 
 
+def _is_rows(part: Any) -> TypeGuard[list[list[Any]]]:
+    """Whether a part of a description is a list of layers: from, number, block, arguments."""
+    return isinstance(part, list) and all(isinstance(row, (list, tuple)) and len(row) == 4 for row in part)
+
+
 def _take_weights(path: str | Path, model: nn.Module, theirs: nn.Module) -> None:
     """Copy all weights by name; `CheckpointError` for the first name or shape that only one of the networks has."""
     ours = model.state_dict()
-    found = dict(theirs.state_dict())
+    found = theirs.state_dict()
     different = [
         name
         for name in sorted({*ours, *found})

@@ -82,6 +82,15 @@ def test_val_images_that_are_training_images_are_counted_and_named(split, caplog
     assert data.read("train").in_train == set()
 
 
+def test_a_part_of_a_split_counts_as_the_whole_without_another_search(split, monkeypatch):
+    apart, together = load_data(split / "data.yaml"), load_data(split / "data.yaml")
+    together.read("val")
+    searched = apart.read("val", 2).counts(split)
+    monkeypatch.setattr("utils.evaluation.data_yaml.images_in_both", pytest.fail)
+    assert together.read("val", 2).counts(split) == searched
+    assert searched.also_in_train > 0
+
+
 def test_images_of_one_length_with_other_content_are_not_training_images(split):
     one, other = split / "images/train/t0.png", split / "other.png"
     content = bytearray(one.read_bytes())
