@@ -32,7 +32,7 @@ def evaluate_or_draw(options: ValOptions) -> None:
 
         options.reject_unused(OF_EVALUATION, "with --source, which draws detections and evaluates nothing")
         sources = find_sources(options.source)
-        need_for(options.network)
+        need_for(options.network, options.openvino)
         with new_run(options.project, options.name, options.exist_ok, log=False) as folder:
             from utils.jobs import visualize
 
@@ -45,7 +45,7 @@ def evaluate_or_draw(options: ValOptions) -> None:
     if options.unlabelled and not options.reference:
         raise InputError("--unlabelled takes the float network's detections as labels; give that as --reference FILE")
     for network in networks:
-        need_for(network)
+        need_for(network, options.openvino)
     read = [options.network, options.data, options.reference]
     refuse_overwrite_in(options.project, options.name, options.exist_ok, options.WRITTEN, read)
     from utils.jobs.evaluate import evaluate_file

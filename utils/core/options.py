@@ -19,15 +19,19 @@ import inspect
 import types
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
+from utils.core.device import select_device
 from utils.core.errors import InputError
 from utils.core.files import check_folder_name
 from utils.core.input_spec import LARGEST_BATCH, LARGEST_SIDE
 from utils.core.strict_model import StrictModel, first_problem
 from utils.core.tasks import DISPLAY_CONF, DISPLAY_IOU
+
+if TYPE_CHECKING:
+    import torch
 
 Kind = TypeVar("Kind", bound="Options")
 __all__ = ["Field"]  # programs take it from here, so that without pydantic `utils.cli` says what is missing
@@ -124,6 +128,44 @@ class DeviceOptions(Options):
     """`--device`, as upstream takes it."""
 
     device: str = option("", "'cpu', or a CUDA device such as 0 (default: 0 if there is one)", metavar="D")
+
+
+class RuntimeOptions(DeviceOptions):
+    """What runs an ONNX file: ONNX Runtime, or OpenVINO on a device of its own."""
+
+    device: str = option(
+        "", "'cpu', a CUDA device such as 0, or OpenVINO's openvino:CPU, openvino:GPU, openvino:NPU (default: 0 if "
+        "there is a CUDA device)", metavar="D",
+    )  # fmt: skip
+    runtime: Literal["onnxruntime", "openvino"] | None = option(
+        None, "what runs an .onnx file. onnxruntime: in float (default); openvino: in INT8 on this CPU"
+    )
+    precision: Literal["fp32", "bf16", "fp16"] | None = option(
+        None, "OpenVINO's for layers that are not INT8 (default: fp32)"
+    )
+
+    @property
+    def openvino(self) -> str | None:
+        """OpenVINO's device, such as 'CPU'; None where OpenVINO runs nothing."""
+        name, _, device = self.device.strip().partition(":")
+        if name.lower() == "openvino":
+            return device.upper() or "CPU"
+        return "CPU" if self.runtime == "openvino" else None
+
+    def select_device(self) -> torch.device:
+        """The device of images and results: OpenVINO's are on the CPU; see `device.select_device`."""
+        return select_device("cpu" if self.openvino else self.device)
+
+    @model_validator(mode="after")
+    def check_runtime(self) -> RuntimeOptions:
+        """Raise `InputError` for a runtime and a device that exclude each other, or an option of the other runtime."""
+        if self.device.lower().startswith("openvino") and self.runtime == "onnxruntime":
+            raise InputError(f"--device {self.device} is OpenVINO's; leave --runtime onnxruntime out")
+        if self.openvino and self.device.lower() not in ("", "cpu") and not self.device.lower().startswith("openvino"):
+            raise InputError(f"--runtime openvino does not run on --device {self.device}; give openvino:GPU, or none")
+        if not self.openvino:
+            self.reject_unused(["precision"], "without --runtime openvino")
+        return self
 
 
 class RunFolderOptions(Options):

@@ -135,13 +135,15 @@ def evaluate_file(options: ValOptions, runner: Runner | None = None) -> Report:
     """
     file, float_file = Path(options.network), Path(options.reference) if options.reference else None
     with ExitStack() as stack:
-        runner = stack.enter_context(runner or open_runner(file, select_device(options.device)))
+        runner = stack.enter_context(
+            runner or open_runner(file, options.select_device(), options.openvino, options.precision)
+        )
         sizes = {file: weights_of(file, runner)}
         if isinstance(runner, TorchRunner):
             stack.enter_context(rounded_weights(runner.model))
         known, float_runner, caveat = {file: runner.metadata.get("data")}, None, ""
         if float_file:
-            float_runner = stack.enter_context(open_reference(float_file, file, runner))
+            float_runner = stack.enter_context(open_reference(float_file, file, runner, options))
             caveat = check_same_weights(float_file, float_runner, file, runner, options.force)
             sizes[float_file] = weights_of(float_file, float_runner)
             known[float_file] = float_runner.metadata.get("data")
@@ -155,7 +157,7 @@ def evaluate_file(options: ValOptions, runner: Runner | None = None) -> Report:
         check_left_out(data, options.force)
         report = Report(command=command_line(), title="Evaluation", data=str(options.data))
         report.target_drop = options.target_drop
-        reference, own = None, stage(file)
+        reference, own = None, stage(file, options.openvino)
         folder = stack.enter_context(new_run(options.project, options.name, options.exist_ok, options.WRITTEN))
         if float_file and float_runner:
             plan = InputPlan.of(runner, config.imgsz, config.batch_size, rect=config.rect)
@@ -187,12 +189,12 @@ def evaluate_file(options: ValOptions, runner: Runner | None = None) -> Report:
     return report
 
 
-def open_reference(file: Path, network: Path, runner: Runner) -> Runner:
+def open_reference(file: Path, network: Path, runner: Runner, options: ValOptions) -> Runner:
     """The FP32 model that `network` is compared with; `InputError` if it is quantized, or has other classes."""
     if (kind := stage(file)) != "float" and not kind.endswith(("FP16", "FP32")):
         todo = "expected the FP32 model; export_qat.py --check compares a file with its own checkpoint"
         raise InputError(f"--reference {file} is quantized ({kind}); {todo}")
-    float_runner = open_runner(file, runner.device)
+    float_runner = open_runner(file, runner.device, options.openvino, options.precision)
     if runner.names and float_runner.names and runner.names != float_runner.names:
         first, second = (short_repr([*(one.names or {}).values()]) for one in (float_runner, runner))
         raise InputError(f"--reference {file} detects {first} and {network} {second}; give the FP32 model of it")
@@ -250,14 +252,16 @@ def make_config(options: ValOptions, data: DataConfig) -> EvalConfig:
     return EvalConfig(**values)
 
 
-def stage(file: Path) -> str:
-    """What a report calls a file: float, PTQ or QAT, ONNX, or TensorRT with its precision."""
+def stage(file: Path, openvino: str | None = None) -> str:
+    """Name of a file in a report: float, PTQ or QAT, ONNX, or OpenVINO or TensorRT with its precision."""
     suffix = file.suffix.lower()
     if suffix == ".pt":
         quantized = checkpoint.summary(file)
         return str(quantized["extra"].get("stage", "PyTorch")) if quantized else "float"
     if suffix == ".onnx":
-        return "ONNX" if any(node.op_type == "QuantizeLinear" for node in read_onnx(file).graph.node) else "float"
+        if not any(node.op_type == "QuantizeLinear" for node in read_onnx(file).graph.node):
+            return "float"
+        return "OpenVINO INT8" if openvino else "ONNX"
     return f"TensorRT {EngineNote.load(file).precision.upper()}".strip()
 
 

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from models.quantize import __version__
 from utils.core.errors import ENVIRONMENT, DependencyError, InputError
-from utils.core.files import check_file
+from utils.core.files import check_file, read_onnx
+from utils.core.logging import warn_once
 from utils.core.tasks import Task, task_of_head
 from utils.core.weights import FLOAT_HASH
 from utils.trt.engine_file import ENGINE_SUFFIXES
@@ -27,17 +28,23 @@ if TYPE_CHECKING:
 
     from models.quantize.checkpoint import QuantizedCheckpoint
     from utils.runners.base import Runner
+    from utils.runners.openvino import OpenVinoRunner
     from utils.upstream import FloatCheckpoint
 
 
 logger = logging.getLogger(__name__)
 
 A_NETWORK = "expected an ONNX file, an engine or a .pt"
+SEVEN_BITS = (
+    "this processor has no VNNI, and sums of 8-bit products would overflow: OpenVINO runs INT8 with weights of 7 bits "
+    "here, so that AP and agreement can be lower than on other processors and in TensorRT"
+)
 INSTALL = {
     "torch": ENVIRONMENT,
     **dict.fromkeys(
         ("tritonclient", "grpc"), 'pip install "tritonclient[grpc]" (which also defines the form of config.pbtxt)'
     ),
+    "openvino": "./install_dependencies.sh --openvino, or pip install openvino",
     "onnxslim": "pip install onnxslim, or leave --simplify out",
 }
 
@@ -58,13 +65,16 @@ def need_tensorrt() -> None:
         tensorrt_api.load_tensorrt()
 
 
-def need_for(path: str | Path) -> None:
-    """Raise `InputError` if a network file is not there, and `DependencyError` if what runs it is not installed."""
+def need_for(path: str | Path, openvino: str | None = None) -> None:
+    """Raise `InputError` if a network file is not there, and `DependencyError` if what runs it is not installed.
+
+    `openvino` is the device of OpenVINO, where that runs ONNX files.
+    """
     check_file(path, A_NETWORK)
     need("torch")
     suffix = Path(path).suffix.lower()
     if suffix == ".onnx":
-        need("onnxruntime")
+        need("openvino" if openvino else "onnxruntime")
     elif suffix in ENGINE_SUFFIXES:
         need_tensorrt()
 
@@ -140,14 +150,22 @@ def dataset_of(data: str | None, known: Mapping[Path, str | None]) -> str:
     raise InputError(f"--data was not given: {', '.join(why)}; give the dataset's YAML")
 
 
-def open_runner(path: str | Path, device: torch.device | str = "cpu") -> Runner:
-    """Open a network: `.onnx` in ONNX Runtime, `.engine` or `.plan` in TensorRT, `.pt` in PyTorch.
+def open_runner(
+    path: str | Path, device: torch.device | str = "cpu", openvino: str | None = None, precision: str | None = None
+) -> Runner:
+    """Open a network: `.onnx` in ONNX Runtime or OpenVINO, `.engine` or `.plan` in TensorRT, `.pt` in PyTorch.
+
+    Args:
+        openvino: OpenVINO's device, where that runs ONNX files.
+        precision: OpenVINO's, of layers that are not INT8: fp32, bf16, fp16.
 
     `InputError` if the file is missing, damaged, of none of these kinds, or an engine and the device no CUDA device;
     `DependencyError` if what runs it is not installed.
     """
     path = check_file(path, A_NETWORK)
     suffix = path.suffix.lower()
+    if suffix == ".onnx" and openvino:
+        return open_openvino(path, openvino, precision)
     if suffix == ".onnx":
         from utils.runners.onnxrt import OnnxRuntimeRunner
 
@@ -157,6 +175,23 @@ def open_runner(path: str | Path, device: torch.device | str = "cpu") -> Runner:
     if suffix != ".pt":
         raise InputError(f"{path}: cannot tell what it is by its name; expected .onnx, .engine, .plan or .pt")
     return torch_runner(load_network(path, auxiliary=False), device)
+
+
+def open_openvino(path: Path, device: str, precision: str | None = None, **more: Any) -> OpenVinoRunner:
+    """A runner for an ONNX file in OpenVINO; `more` are options of `OpenVinoRunner`.
+
+    An INT8 file is run in the form that OpenVINO computes correctly and fastest on this processor.
+    """
+    from utils.onnx_graph.passes.for_openvino import seven_bit_weights, unsigned_activations
+    from utils.runners import openvino
+
+    model = read_onnx(path)
+    if any(node.op_type == "QuantizeLinear" for node in model.graph.node):
+        model = unsigned_activations(model)
+        if not openvino.multiplies_exactly(device):
+            model, more["note"] = seven_bit_weights(model), "weights of 7 bits"
+            warn_once(logger, SEVEN_BITS)
+    return openvino.OpenVinoRunner(path, model, device, precision=cast(Any, precision or "fp32"), **more)
 
 
 def torch_runner(network: Network, device: torch.device | str) -> Runner:

@@ -20,6 +20,7 @@ from utils.core.options import (
     Fraction,
     InputSize,
     RunFolderOptions,
+    RuntimeOptions,
     Workers,
     data_option,
     groups_option,
@@ -234,7 +235,7 @@ class EvalOptions(QatOptions):
     plots: bool = option(False, f"draw {', '.join(PLOT_FILES)}")
 
 
-class ValOptions(RunFolderOptions, DeviceOptions):
+class ValOptions(RunFolderOptions, RuntimeOptions):
     """Evaluate a TensorRT engine or an ONNX file on a dataset, or draw what it finds."""
 
     WRITTEN = ("report.json", "*_predictions.json", "labels/*.txt", *PLOT_FILES)

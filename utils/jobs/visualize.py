@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from utils.core.device import select_device
 from utils.core.errors import DataError, QatError
 from utils.core.files import atomic_path, refuse_overwrite, write_bytes
 from utils.core.logging import log_level
@@ -48,7 +47,7 @@ TINT = 0.45  # how much of a mask's pixels is the colour of its class
 
 def run(options: ValOptions, sources: Sequence[str], folder: Path) -> None:
     """Draw detections on `sources` into a run folder; class names are the network's, or else the dataset's."""
-    with open_runner(options.network, select_device(options.device)) as runner:
+    with open_runner(options.network, options.select_device(), options.openvino, options.precision) as runner:
         names: Mapping[int, str] | None = runner.names
         if not names and options.data and Path(options.data).is_file():
             names = load_data(options.data).names

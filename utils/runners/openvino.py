@@ -1,0 +1,192 @@
+"""Runs an ONNX file in OpenVINO: real INT8 on a CPU, or on the GPU or NPU of an Intel processor."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+from torch import Tensor
+
+from utils.core.device import cpu_cores
+from utils.core.errors import DependencyError, InputError
+from utils.core.text import plural
+from utils.runners.base import Runner, TensorSpec
+
+Precision = Literal["fp32", "bf16", "fp16"]
+PRECISIONS: dict[Precision, str] = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}  # OpenVINO's names
+CACHE = ".openvino"  # folder beside a file, where OpenVINO keeps what it has compiled
+MOST_SHAPES = 4  # input shapes that are compiled each by itself; further ones share a network of dynamic shape
+INSTALL = "pip install openvino (or ./install_dependencies.sh --openvino)"
+_PLUGIN = "it has a plugin of TensorRT's; export the file without NMS, or with --nms onnx"
+
+
+class OpenVinoRunner(Runner):
+    """An ONNX file in OpenVINO; axes with a symbolic size are None in the specs.
+
+    Each input shape is compiled when it is first seen, since a network of one shape is faster than one of any shape.
+    """
+
+    def __init__(
+        self, path: str | Path, model: ModelProto, device: str = "CPU", *, precision: Precision = "fp32",
+        threads: int | None = None, profile: bool = False, note: str = "",
+    ) -> None:  # fmt: skip
+        """Read the network.
+
+        Args:
+            path: the file's, for messages and for the cache beside it.
+            model: what is run: the file's content, or a form of it that suits OpenVINO better.
+            device: OpenVINO's name: CPU, GPU, GPU.1, NPU.
+            precision: of the layers that are not INT8.
+            threads: on a CPU; None: one for each core that this process may use.
+            profile: keep the time of each layer, see `layer_times`.
+            note: for the description.
+
+        Raises:
+            InputError: OpenVINO does not have the device, or cannot read the network.
+            DependencyError: OpenVINO is not installed.
+        """
+        core, self._path = core_for(device), Path(path)
+        threads = threads or cpu_cores()
+        self._settings: dict[str, Any] = {
+            "INFERENCE_PRECISION_HINT": PRECISIONS[precision], "PERFORMANCE_HINT": "LATENCY", "PERF_COUNT": profile,
+        }  # fmt: skip
+        if device == "CPU":
+            self._settings["INFERENCE_NUM_THREADS"] = threads
+        if os.access(self._path.parent, os.W_OK):
+            self._settings["CACHE_DIR"] = str(self._path.parent / CACHE)
+        self._core, self._device = core, device
+        try:
+            self._network = core.read_model(model.SerializeToString())
+        except RuntimeError as error:  # OpenVINO's exceptions are its subclasses
+            reason = _PLUGIN if "_TRT" in str(error) else _short(error)
+            raise InputError(f"OpenVINO {version()} cannot read {path}: {reason}") from error
+        self._requests: dict[tuple[tuple[int, ...], ...], Any] = {}
+        self._of_any_shape: Any = None
+        self._latest: Any = None
+        graph = model.graph
+        words = [f"OpenVINO {version()}", f"{device} ({device_title(device)})"]
+        words += [plural(threads, "thread")] if device == "CPU" else []
+        quantized = any(node.op_type == "QuantizeLinear" for node in graph.node)
+        words += [f"INT8 and {precision.upper()}" if quantized else precision.upper()]
+        words += [note] if note else []
+        super().__init__(
+            inputs=[_spec(value) for value in graph.input],
+            outputs=[_spec(value) for value in graph.output],
+            metadata={entry.key: entry.value for entry in model.metadata_props},
+            device=torch.device("cpu"),
+            description=", ".join(words),
+        )  # fmt: skip
+
+    def _infer(self, feeds: dict[str, Tensor]) -> dict[str, Tensor]:
+        arrays = {name: tensor.detach().contiguous().numpy() for name, tensor in feeds.items()}
+        try:
+            self._latest = self._request(tuple(array.shape for array in arrays.values()))
+            self._latest.infer(arrays)
+        except RuntimeError as error:
+            shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
+            raise InputError(f"{self._path} does not run on {shapes}: {_short(error)}") from error
+        return {spec.name: torch.from_numpy(self._latest.get_tensor(spec.name).data.copy()) for spec in self.outputs}
+
+    def _request(self, shapes: tuple[tuple[int, ...], ...]) -> Any:
+        """What runs the network on inputs of these shapes, compiled if it is not there yet."""
+        if shapes in self._requests:
+            return self._requests[shapes]
+        if len(self._requests) < MOST_SHAPES:
+            network = self._network.clone()
+            network.reshape({spec.name: list(shape) for spec, shape in zip(self.inputs, shapes, strict=True)})
+            self._requests[shapes] = self._compiled(network).create_infer_request()
+            return self._requests[shapes]
+        if self._of_any_shape is None:
+            self._of_any_shape = self._compiled(self._network).create_infer_request()
+        return self._of_any_shape
+
+    def _compiled(self, network: Any) -> Any:
+        return self._core.compile_model(network, self._device, self._settings)
+
+    def layer_times(self) -> list[Any]:
+        """The layers of the latest run and their times, as OpenVINO's `ProfilingInfo`; needs `profile`."""
+        return list(self._latest.profiling_info)
+
+    def _close(self) -> None:
+        del self._requests, self._of_any_shape, self._latest, self._network
+
+
+def core_for(device: str) -> Any:
+    """OpenVINO's `Core`; `InputError` if it does not have the device, `DependencyError` if it is not installed."""
+    try:
+        import openvino
+    except ImportError as error:
+        raise DependencyError(f"this needs OpenVINO, which is not installed: {INSTALL}") from error
+    core = openvino.Core()
+    names = core.available_devices
+    if device not in names and device.split(".")[0] not in {name.split(".")[0] for name in names}:
+        raise InputError(f"--device openvino:{device}: OpenVINO {version()} sees {', '.join(names)} on this machine")
+    return core
+
+
+@lru_cache
+def multiplies_exactly(device: str) -> bool:
+    """Whether sums of products of INT8 are exact on a device; without VNNI an x86 CPU adds two of them in 16 bits.
+
+    It is tried: a convolution whose sums need more than 16 bits.
+    """
+    channels, largest = 32, 127
+    constants: dict[str, Any] = {
+        "one": np.float32(1), "ones": np.ones(channels, np.float32), "zeros": np.zeros(channels, np.int8),
+        "middle": np.uint8(128), "weights": np.full((channels, channels, 1, 1), largest, np.float32),
+    }  # fmt: skip
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "one", "middle"], ["xq"]),
+        helper.make_node("DequantizeLinear", ["xq", "one", "middle"], ["xd"]),
+        helper.make_node("QuantizeLinear", ["weights", "ones", "zeros"], ["wq"], axis=0),
+        helper.make_node("DequantizeLinear", ["wq", "ones", "zeros"], ["wd"], axis=0),
+        helper.make_node("Conv", ["xd", "wd"], ["y"]),
+    ]
+    shape = [1, channels, 8, 8]
+    graph = helper.make_graph(
+        nodes, "saturation", [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    core = core_for(device)
+    request = core.compile_model(core.read_model(model.SerializeToString()), device).create_infer_request()
+    request.infer({"x": np.full(shape, largest, np.float32)})
+    return bool(np.allclose(request.get_tensor("y").data, channels * largest * largest, rtol=0.01))
+
+
+def device_title(device: str) -> str:
+    """The device in its maker's words, such as 'Intel(R) Xeon(R) Platinum 8480+'."""
+    return str(core_for(device).get_property(device, "FULL_DEVICE_NAME")).strip()
+
+
+def precisions(device: str) -> Sequence[Precision]:
+    """The precisions in which a device computes float layers at full speed, FP32 first."""
+    capabilities = core_for(device).get_property(device, "OPTIMIZATION_CAPABILITIES")
+    return [name for name in PRECISIONS if name == "fp32" or name.upper() in capabilities]
+
+
+def version() -> str:
+    """OpenVINO's, without its build number."""
+    import openvino
+
+    return str(openvino.__version__).split("-")[0]
+
+
+def _short(error: Exception) -> str:
+    """The last line of OpenVINO's message that is no place in its sources."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    lines = [line for line in lines if line and not line.startswith(("Exception from ", "Check '"))]
+    return (lines[-1] if lines else type(error).__name__)[:300]
+
+
+def _spec(value: Any) -> TensorSpec:
+    kind = value.type.tensor_type
+    shape = tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in kind.shape.dim)
+    return TensorSpec(value.name, shape, str(helper.tensor_dtype_to_np_dtype(kind.elem_type)))
