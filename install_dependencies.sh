@@ -8,6 +8,7 @@
 #   --runtime               only what evaluating and benchmarking needs, for a Jetson
 #   --dev                   also what scripts/test.sh needs
 #   --tensorrt              also TensorRT, on a machine with an NVIDIA GPU
+#   --openvino              also OpenVINO, which runs INT8 on a CPU (without an NVIDIA GPU and with --dev: always)
 #   --trex, --no-trex       also graphviz, which draws engine graphs (default: no)
 #   --defaults              ask nothing: it never does; accepted because users of yolov9-qat type it
 #   -h, --help              print this
@@ -34,6 +35,9 @@ main() {
   else
     install_set tensorrt "$onnx_only"
   fi
+  if [ "$openvino" = yes ] || { [ "$set_name" = quantize ] && ! has_gpu; }; then
+    install_set openvino "everything but val_trt.py --runtime openvino, which runs INT8 on this CPU"
+  fi
   [ "$trex" = no ] || install_graphviz
   say "ready: $(installed_versions)"
   for part in ${skipped[@]+"${skipped[@]}"}; do say "not installed: $part"; done
@@ -41,7 +45,7 @@ main() {
 }
 
 parse_arguments() {
-  venv='' system=no set_name=quantize tensorrt=no trex=no
+  venv='' system=no set_name=quantize tensorrt=no openvino=no trex=no
   local runtime=no dev=no
   while [ $# -gt 0 ]; do
     case $1 in
@@ -52,6 +56,7 @@ parse_arguments() {
       --runtime) runtime=yes set_name=runtime ;;
       --dev) dev=yes set_name=dev ;;
       --tensorrt) tensorrt=yes ;;
+      --openvino) openvino=yes ;;
       --trex) trex=yes ;;
       --no-trex) trex=no ;;
       --defaults) ;;
@@ -92,7 +97,7 @@ environment() { "$python" "$OVERLAY_ROOT/scripts/environment.py" "$@"; }
 
 # Such as: numpy 2.4.6, onnx 1.23.2
 installed_versions() {
-  "$python" -m pip list 2>/dev/null | sed -nE 's/^(torch|torchvision|onnx|onnxruntime|numpy|tensorrt) +/\1 /p' |
+  "$python" -m pip list 2>/dev/null | sed -nE 's/^(torch|torchvision|onnx|onnxruntime|openvino|numpy|tensorrt) +/\1 /p' |
     paste -sd , - | sed 's/,/, /g'
 }
 

@@ -14,27 +14,13 @@ import cv2
 import numpy as np
 import torch
 import yaml
-from torch import nn
 
 sys.path.insert(0, os.getcwd())  # the checkout: models/ and utils/ are upstream's and ours
 
-from utils import upstream
-
-
-def network(config: Path) -> nn.Module:
-    """Upstream's network; its batch norms look as if they had seen data, so that activations keep their magnitude."""
-    torch.manual_seed(0)
-    model = upstream.build_model(config)
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            nn.init.normal_(module.running_mean, std=0.1)
-            nn.init.uniform_(module.running_var, 0.5, 1.5)
-    model.names = {index: f"class {index}" for index in range(model.model[-1].nc)}
-    return model
-
+from utils.jobs.cpu_speed import random_network
 
 if __name__ == "__main__":
-    folder, model = Path(sys.argv[2]).resolve(), network(Path(sys.argv[1]))
+    folder, model = Path(sys.argv[2]).resolve(), random_network(Path(sys.argv[1]))
     noise = folder / "noise"
     for kind in ("images", "labels"):
         (noise / kind).mkdir(parents=True, exist_ok=True)

@@ -7,8 +7,11 @@
 FILE is an ONNX file, of which an engine is built for each batch size (FILE-bN.engine beside it, used again while it is
 newer), or an engine. All are timed at one image size: that of the files, or --imgsz. --baseline is the float model's
 ONNX; its engine is FP16. Files with NMS inside are compared with a baseline that has it inside too, and files with
-masks with one that has masks: a segmentation network beside a detector shows what masks cost. With --device cpu, ONNX
-Runtime runs ONNX files on the CPU, and there are no engines.
+masks with one that has masks: a segmentation network beside a detector shows what masks cost.
+
+With --runtime openvino, OpenVINO runs ONNX files on the CPU, INT8 beside FP32 (and BF16, where the processor has it);
+with --device cpu, ONNX Runtime runs them in float. There are no engines then. With OpenVINO, --builds 2 opens each file
+twice.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from utils.core.options import (
     Field,
     InputSize,
     RunFolderOptions,
+    RuntimeOptions,
     height_width,
     option,
     project_option,
@@ -52,7 +56,7 @@ timing_option = partial(option, group="timing, with trtexec's names and defaults
 OF_GPUS = ("useCudaGraph", "useSpinWait", "noDataTransfers")
 
 
-class BenchmarkOptions(RunFolderOptions, BuildOptions):
+class BenchmarkOptions(RunFolderOptions, RuntimeOptions, BuildOptions):
     """Latency and throughput of engines and ONNX files."""
 
     files: list[Path] = option(..., "ONNX file or engine", positional=True, metavar="FILE")
@@ -74,6 +78,9 @@ class BenchmarkOptions(RunFolderOptions, BuildOptions):
     builds: Annotated[int, Field(ge=1, le=9)] = option(
         1, "engines of each ONNX file, whose spread is the verdict's noise; 2 takes twice as long or more", metavar="N"
     )
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = option(
+        None, "of the CPU, without engines (default: one for each core)", metavar="N"
+    )
     project: str = project_option("runs/benchmark_trt")
 
 
@@ -81,12 +88,12 @@ def main(options: BenchmarkOptions) -> int:
     """Build what is missing, time, write table and JSON. 1 if an engine has no figures."""
     if options.sweep and options.batch_size:
         raise InputError("--batch-size gives batch sizes and --sweep asks for 1, 2, 4, ...; give one of them")
-    engines = options.device.strip().lower() != "cpu"
+    engines = options.device.strip().lower() != "cpu" and not options.openvino
     for file in (*options.files, *options.baseline):
         check_file(file, "expected an ONNX file or an engine")
     if engines:
         need_tensorrt()
-    need("torch", "onnx", *([] if engines else ["onnxruntime"]))
+    need("torch", "onnx", *([] if engines else ["openvino" if options.openvino else "onnxruntime"]))
     from utils.jobs import benchmark
     from utils.trt import tensorrt_api
     from utils.trt.benchmark import Entry, check_entries, planned, verdicts
@@ -105,11 +112,13 @@ def main(options: BenchmarkOptions) -> int:
     if not engines:
         if built := [entry.file for entry in entries if entry.is_engine]:
             raise InputError(f"{built[0]} is an engine, which runs on a GPU only; on a CPU give .onnx files")
-        options.reject_unused(["builds", *BUILD_OPTIONS], "where no engine takes part")
+        options.reject_unused([*([] if options.openvino else ["builds"]), *BUILD_OPTIONS], "where no engine takes part")
     elif all(entry.is_engine for entry in entries):
         options.reject_unused(["builds", *BUILD_OPTIONS], "to engines that are built already")
+    if engines:
+        options.reject_unused(["threads"], "to engines, which run on a GPU")
     api = tensorrt_api.load_tensorrt() if engines else None
-    device = tensorrt_api.use_device(options.device, for_engines=api is not None)
+    device = tensorrt_api.use_device("cpu" if options.openvino else options.device, for_engines=api is not None)
     if api is not None:
         check_target(api, tensorrt_api.gpu(device.index), ())
     read = [entry.file for entry in entries]
@@ -118,7 +127,8 @@ def main(options: BenchmarkOptions) -> int:
     refuse_overwrite(engines_made, read, "rename one of the files: engines are named after their ONNX files")
     refuse_overwrite_in(options.project, options.name, options.exist_ok, ["benchmark.*"], read)
     common = None if size else benchmark.common_size(entries)
-    job = benchmark.Benchmark(entries, size, timing, building, device, size or common, api)
+    on_cpu = benchmark.OnCpu(options.threads, options.openvino, options.float_precision or "fp32")
+    job = benchmark.Benchmark(entries, size, timing, building, device, size or common, api, on_cpu)
     how = f"{options.duration:g} s in {options.rounds} rounds, interleaved; latency: median"
     if api is not None:
         words = ["CUDA graph"] * options.useCudaGraph + ["spin wait"] * options.useSpinWait

@@ -2,6 +2,7 @@
 """What an engine is made of: layers by precision and time, INT8 coverage, reformatting, the slowest layers.
 
     python scripts/inspect_engine.py yolov9-c-int8.engine --generate-graph
+    python scripts/inspect_engine.py yolov9-c-int8.onnx --runtime openvino     # its layers on this CPU
 
 Writes ENGINE.layers.json (a list with name, precision, ms, ... of each layer), and ENGINE.svg with --generate-graph.
 """
@@ -19,14 +20,14 @@ from pathlib import Path
 from utils.cli import run_program
 from utils.core.errors import InputError
 from utils.core.files import check_file
-from utils.core.options import BatchSize, DeviceOptions, option
+from utils.core.options import BatchSize, RuntimeOptions, option
 from utils.jobs.open import need, need_tensorrt
 
 
-class InspectOptions(DeviceOptions):
-    """Layers of an engine."""
+class InspectOptions(RuntimeOptions):
+    """Layers of an engine, or of an ONNX file in OpenVINO."""
 
-    file: Path = option(..., "a TensorRT engine", positional=True, metavar="FILE")
+    file: Path = option(..., "a TensorRT engine; with --runtime openvino an ONNX file", positional=True, metavar="FILE")
     batch_size: BatchSize | None = option(None, "images (default: what the engine is best for)", metavar="N")
     generate_graph: bool = option(False, "draw the layers as SVG, with graphviz")
 
@@ -34,8 +35,17 @@ class InspectOptions(DeviceOptions):
 def main(options: InspectOptions) -> None:
     """Report."""
     check_file(options.file, "expected an engine")
+    if options.openvino:
+        if options.file.suffix.lower() != ".onnx":
+            raise InputError(f"{options.file} is not an ONNX file, and OpenVINO runs no other; leave --runtime out")
+        options.reject_unused(["generate_graph"], "with OpenVINO, which names layers and not what connects them")
+        need("torch", "openvino")
+        from utils.jobs import openvino_layers
+
+        openvino_layers.run(options.file, options.openvino, options.float_precision, options.batch_size or 1)
+        return
     if options.file.suffix == ".onnx":
-        todo = "scripts/build_engine.py builds an engine of it, and export_qat.py --verify looks at its Q/DQ nodes"
+        todo = "--runtime openvino shows its layers on a CPU, and scripts/build_engine.py builds an engine of it"
         raise InputError(f"{options.file} is an ONNX file; expected an engine: {todo}")
     need("torch")
     need_tensorrt()

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Set everything up and take a float model to an evaluated INT8 ONNX file, with a report. Where there is an NVIDIA GPU,
-# TensorRT is installed too, and FP16 and INT8 engines are built and evaluated beside it.
+# TensorRT is installed too, and FP16 and INT8 engines are built and evaluated beside it; elsewhere OpenVINO runs INT8 and
+# FP32 on the CPU.
 #
 #   ./scripts/quickstart.sh                                     the demo: handwritten digits on photographs
 #   ./scripts/quickstart.sh --segments                          the same with masks: instance segmentation
@@ -23,7 +24,8 @@ set -euo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$(realpath -- "${BASH_SOURCE[0]}")")/lib.sh"
 
-speed="INT8's speed shows in TensorRT only" # on a CPU; else what the benchmark says
+speed="INT8's speed shows in TensorRT and in OpenVINO" # where neither ran; else what a benchmark says
+engines=no                                  # yes: they were built
 typing=strong                               # as export_qat.py without TensorRT; else as TensorRT here wants it
 MARK=.quickstart # lies in the folders that this program has made
 
@@ -42,9 +44,11 @@ main() {
   evaluate_network "$onnx" onnx
   build_engines || status=$?
   [ "$status" != 130 ] || exit 130
+  if [ "$status" = 0 ] && [ "$engines" = no ]; then run_on_cpu || status=$?; fi
+  [ "$status" != 130 ] || exit 130
   write_report
   if [ "$status" != 0 ]; then
-    say "quickstart: the engines failed, see above; the rest is in $run/report.html"
+    say "quickstart: a step failed, see above; the rest is in $run/report.html"
     return "$status"
   fi
   say "$speed"
@@ -169,6 +173,7 @@ build_engines() {
   if [ "$typing" = strong ]; then int8=${best%.pt}-int8-strong.onnx; fi
   program "3/4 export the float model, to compare with" export_qat.py --weights "$weights" "${export[@]}" \
     --typing "$typing" --output "$float" || return $?
+  engines=yes
   evaluate_engine "$float" fp16 || return $?
   evaluate_engine "$int8" int8 || return $?
   program "3/4 INT8 against FP16, two builds of each" scripts/benchmark_trt.py \
@@ -183,6 +188,30 @@ evaluate_engine() { # ONNX NAME
   program "3/4 build the $2 engine" scripts/build_engine.py "$1" --output "$engine" --optimization-level 2 \
     --batch-size 1 "$batch_size" "$batch_size" --check 0 || return $?
   evaluate_network "$engine" "$2"
+}
+
+# INT8 and FP32 in OpenVINO, with their times. The demo network is too small to become faster, so one of real size is
+# timed beside it, with random weights.
+run_on_cpu() {
+  local float=$run/weights/float.onnx log=$run/cpu-speed.txt
+  if ! "$PYTHON" -c "import openvino" 2>/dev/null; then
+    say "no INT8 on this CPU: OpenVINO is not installed (./install_dependencies.sh --openvino)"
+    return
+  fi
+  program "3/4 export the float model, to compare with" export_qat.py --weights "$weights" "${export[@]}" \
+    --output "$float" --check 0 || return $?
+  program "3/4 INT8 and FP32 on this CPU" val_trt.py --engine-file "$onnx" --data "$data" --runtime openvino \
+    --reference "$float" --batch-size "$batch_size" --project "$run" --name openvino --exist-ok || return $?
+  evaluated+=("$run/openvino")
+  if [ "$own" = yes ]; then
+    program "3/4 time INT8 against FP32 on this CPU" scripts/benchmark_trt.py "$onnx" --baseline "$float" \
+      --runtime openvino --batch-size 1 --builds 2 --project "$run" --name benchmark --exist-ok || return $?
+    speed=$(grep "^INT8 against FP32" "$run/benchmark/benchmark.md")
+  else
+    run_part "3/4 time a network of real size, with random weights" "$PYTHON" "$YOLOV9_CHECKOUT/scripts/cpu_speed.py" |
+      tee "$log" || return $?
+    speed=$(grep "INT8 against FP32" "$log")
+  fi
 }
 
 write_report() {

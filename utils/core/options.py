@@ -140,8 +140,8 @@ class RuntimeOptions(DeviceOptions):
     runtime: Literal["onnxruntime", "openvino"] | None = option(
         None, "what runs an .onnx file. onnxruntime: in float (default); openvino: in INT8 on this CPU"
     )
-    precision: Literal["fp32", "bf16", "fp16"] | None = option(
-        None, "OpenVINO's for layers that are not INT8 (default: fp32)"
+    float_precision: Literal["fp32", "bf16", "fp16"] | None = option(
+        None, "OpenVINO's for layers that are not INT8 (default: fp32)", "--precision"
     )
 
     @property
@@ -164,7 +164,7 @@ class RuntimeOptions(DeviceOptions):
         if self.openvino and self.device.lower() not in ("", "cpu") and not self.device.lower().startswith("openvino"):
             raise InputError(f"--runtime openvino does not run on --device {self.device}; give openvino:GPU, or none")
         if not self.openvino:
-            self.reject_unused(["precision"], "without --runtime openvino")
+            self.reject_unused(["float_precision"], "without --runtime openvino")
         return self
 
 

@@ -16,15 +16,18 @@ from typing import Any, cast
 
 import torch
 
+from utils.core.device import cpu_cores
 from utils.core.errors import InputError
 from utils.core.files import write_text
 from utils.core.input_spec import COLOURS, KIND_KEY, InputSpec
 from utils.core.text import markdown_table, plural
-from utils.runners import onnxrt
-from utils.runners.base import imgsz_of
+from utils.jobs.open import open_openvino
+from utils.runners import onnxrt, openvino
+from utils.runners.base import Runner, imgsz_of
 from utils.runners.onnxrt import OnnxRuntimeRunner
+from utils.runners.openvino import Precision
 from utils.trt import benchmark
-from utils.trt.benchmark import FAILURES, ONNX_RUNTIME, TENSORRT, BenchmarkRow, Candidate, Entry, one_line
+from utils.trt.benchmark import FAILURES, ONNX_RUNTIME, OPENVINO, TENSORRT, BenchmarkRow, Candidate, Entry, one_line
 from utils.trt.engine_file import EngineNote
 from utils.trt.preflight import BuildConfig, OnnxFile, profile_shapes
 from utils.trt.tensorrt_api import Api
@@ -36,11 +39,49 @@ BATCHES = (1, 4, 8, 12)
 
 
 @dataclass(frozen=True)
+class OnCpu:
+    """How ONNX files are run where no engine takes part.
+
+    Attributes:
+        threads: None: one for each core.
+        openvino: OpenVINO's device; None: ONNX Runtime runs them.
+        precision: OpenVINO's for what is not INT8. Baselines are timed in each precision that the device is fast in.
+    """
+
+    threads: int | None = None
+    openvino: str | None = None
+    precision: Precision = "fp32"
+
+    def precisions(self, entry: Entry) -> Sequence[Precision]:
+        """The float precisions in which a file is timed."""
+        if self.openvino and entry.baseline:
+            return openvino.precisions(self.openvino)
+        return [self.precision]
+
+    def open(self, file: Path, precision: Precision) -> Runner:
+        """A runner for an ONNX file."""
+        if self.openvino:
+            return open_openvino(file, self.openvino, precision, threads=self.threads)
+        return OnnxRuntimeRunner(file, threads=self.threads)
+
+    def software(self) -> str:
+        """What runs the files, and its version."""
+        return f"{OPENVINO} {openvino.version()}" if self.openvino else f"{ONNX_RUNTIME} {onnxrt.version()}"
+
+    def hardware(self) -> str:
+        """Device and threads, in words."""
+        device = f"{self.openvino} ({openvino.device_title(self.openvino)})" if self.openvino else "CPU"
+        if device.startswith("CPU"):
+            device += f", {plural(self.threads or cpu_cores(), 'thread')}"
+        return device
+
+
+@dataclass(frozen=True)
 class Benchmark:
     """What is timed, and how.
 
     Attributes:
-        entries: ONNX files and engines; without `api` ONNX Runtime runs the former.
+        entries: ONNX files and engines; without `api` the former are run as `on_cpu` has it.
         size: (height, width) in pixels that was given, for files of dynamic size; None: each has its own.
         timed_size: the one at which everything is timed; None if an engine alone does not say it.
         api: TensorRT; None where no engine takes part.
@@ -53,12 +94,14 @@ class Benchmark:
     device: torch.device
     timed_size: tuple[int, int] | None = None
     api: Api | None = None
+    on_cpu: OnCpu = OnCpu()
 
     def measure(self, batch: int) -> list[BenchmarkRow]:
         """Build what is missing for this batch size, and time everything interleaved."""
         with ExitStack() as stack:
             if self.api is None:
-                candidates = [open_onnx(entry.file, entry.baseline, batch, self.size, stack) for entry in self.entries]
+                candidates = [open_onnx(entry, batch, self.size, self.on_cpu, precision, stack)
+                              for entry in self.entries for precision in self.on_cpu.precisions(entry)]  # fmt: skip
             else:
                 engines = benchmark.build_missing(self.entries, batch, self.size, self.building, self.api)
                 candidates = benchmark.open_engines(
@@ -72,11 +115,11 @@ class Benchmark:
 
     def about(self, method: str) -> dict[str, Any]:
         """What rows are measured on and how, as JSON holds it."""
-        on_cpu = {"Selected Device": f"CPU, {plural(torch.get_num_threads(), 'thread')}"}
+        hardware = self.on_cpu.hardware()
         return {
-            "device": device_information(self.device.index) if self.api else on_cpu,
+            "device": device_information(self.device.index) if self.api else {"Selected Device": hardware},
             "tensorrt": self.api.name if self.api else "",
-            "software": self.api.name if self.api else f"ONNX Runtime {onnxrt.version()}",
+            "software": self.api.name if self.api else self.on_cpu.software(),
             "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
             "imgsz": list(self.timed_size) if self.timed_size else None,
             "method": method,
@@ -118,24 +161,30 @@ def batch_sizes(given: Sequence[int] | None, sweep: int | None) -> list[int]:
     return list(dict.fromkeys((*(1 << n for n in range(sweep.bit_length())), sweep)))
 
 
-def open_onnx(file: Path, baseline: bool, batch: int, size: tuple[int, int] | None, opened: ExitStack) -> Candidate:
-    """An ONNX file in ONNX Runtime on the CPU; what does not run is a row that says why.
+def open_onnx(
+    entry: Entry, batch: int, size: tuple[int, int] | None, on_cpu: OnCpu, precision: Precision, opened: ExitStack
+) -> Candidate:
+    """An ONNX file without an engine; what does not run is a row that says why.
 
-    The row's precision is that of the file: on a CPU few layers are computed in another type than FP32.
+    The row's precision is that of the file in ONNX Runtime, which computes few layers in another type than FP32, and
+    in OpenVINO that of the computation.
     """
-    summary = OnnxFile.read(file)
-    precision = "INT8 file" if summary.quantized else "FP16 file" if summary.half else "FP32"
+    summary = OnnxFile.read(entry.file)
+    name = "INT8 file" if summary.quantized else "FP16 file" if summary.half else "FP32"
+    if on_cpu.openvino:
+        name = "INT8" if summary.quantized else precision.upper()
     row = BenchmarkRow(
-        file.stem,
+        entry.name,
         batch,
-        baseline,
-        precision,
+        entry.baseline,
+        name,
         nms=summary.form.has_nms,
         masks=bool(summary.form.masks),
-        runtime=ONNX_RUNTIME,
+        runtime=OPENVINO if on_cpu.openvino else ONNX_RUNTIME,
+        build=entry.build,
     )
     try:
-        runner = opened.enter_context(OnnxRuntimeRunner(file))
+        runner = opened.enter_context(on_cpu.open(entry.file, precision))
         spec = runner.inputs[0]
         _, channels, *own = summary.input_spec.nchw(tuple(1 if one is None else one for one in spec.shape))
         height, width = size or (runner.imgsz if None in spec.shape[1:] else None) or own

@@ -136,7 +136,7 @@ def evaluate_file(options: ValOptions, runner: Runner | None = None) -> Report:
     file, float_file = Path(options.network), Path(options.reference) if options.reference else None
     with ExitStack() as stack:
         runner = stack.enter_context(
-            runner or open_runner(file, options.select_device(), options.openvino, options.precision)
+            runner or open_runner(file, options.select_device(), options.openvino, options.float_precision)
         )
         sizes = {file: weights_of(file, runner)}
         if isinstance(runner, TorchRunner):
@@ -194,7 +194,7 @@ def open_reference(file: Path, network: Path, runner: Runner, options: ValOption
     if (kind := stage(file)) != "float" and not kind.endswith(("FP16", "FP32")):
         todo = "expected the FP32 model; export_qat.py --check compares a file with its own checkpoint"
         raise InputError(f"--reference {file} is quantized ({kind}); {todo}")
-    float_runner = open_runner(file, runner.device, options.openvino, options.precision)
+    float_runner = open_runner(file, runner.device, options.openvino, options.float_precision)
     if runner.names and float_runner.names and runner.names != float_runner.names:
         first, second = (short_repr([*(one.names or {}).values()]) for one in (float_runner, runner))
         raise InputError(f"--reference {file} detects {first} and {network} {second}; give the FP32 model of it")

@@ -24,6 +24,7 @@ from utils.trt.engine_file import ENGINE_SUFFIXES
 
 if TYPE_CHECKING:
     import torch
+    from onnx import ModelProto
     from torch import nn
 
     from models.quantize.checkpoint import QuantizedCheckpoint
@@ -180,18 +181,29 @@ def open_runner(
 def open_openvino(path: Path, device: str, precision: str | None = None, **more: Any) -> OpenVinoRunner:
     """A runner for an ONNX file in OpenVINO; `more` are options of `OpenVinoRunner`.
 
-    An INT8 file is run in the form that OpenVINO computes correctly and fastest on this processor.
+    An INT8 file is run in the form that `openvino_form` gives it.
+    """
+    from utils.runners.openvino import OpenVinoRunner
+
+    model, note = openvino_form(read_onnx(path), device)
+    return OpenVinoRunner(path, model, device, precision=cast(Any, precision or "fp32"), note=note, **more)
+
+
+def openvino_form(model: ModelProto, device: str) -> tuple[ModelProto, str]:
+    """The graph as OpenVINO computes it correctly and fastest on a device, and a note where it differs in its numbers.
+
+    A float graph stays as it is.
     """
     from utils.onnx_graph.passes.for_openvino import seven_bit_weights, unsigned_activations
-    from utils.runners import openvino
+    from utils.runners.openvino import multiplies_exactly
 
-    model = read_onnx(path)
-    if any(node.op_type == "QuantizeLinear" for node in model.graph.node):
-        model = unsigned_activations(model)
-        if not openvino.multiplies_exactly(device):
-            model, more["note"] = seven_bit_weights(model), "weights of 7 bits"
-            warn_once(logger, SEVEN_BITS)
-    return openvino.OpenVinoRunner(path, model, device, precision=cast(Any, precision or "fp32"), **more)
+    if not any(node.op_type == "QuantizeLinear" for node in model.graph.node):
+        return model, ""
+    model = unsigned_activations(model)
+    if multiplies_exactly(device):
+        return model, ""
+    warn_once(logger, SEVEN_BITS)
+    return seven_bit_weights(model), "weights of 7 bits"
 
 
 def torch_runner(network: Network, device: torch.device | str) -> Runner:

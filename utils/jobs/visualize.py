@@ -47,7 +47,7 @@ TINT = 0.45  # how much of a mask's pixels is the colour of its class
 
 def run(options: ValOptions, sources: Sequence[str], folder: Path) -> None:
     """Draw detections on `sources` into a run folder; class names are the network's, or else the dataset's."""
-    with open_runner(options.network, options.select_device(), options.openvino, options.precision) as runner:
+    with open_runner(options.network, options.select_device(), options.openvino, options.float_precision) as runner:
         names: Mapping[int, str] | None = runner.names
         if not names and options.data and Path(options.data).is_file():
             names = load_data(options.data).names

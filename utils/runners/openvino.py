@@ -69,19 +69,13 @@ class OpenVinoRunner(Runner):
         self._requests: dict[tuple[tuple[int, ...], ...], Any] = {}
         self._of_any_shape: Any = None
         self._latest: Any = None
-        graph = model.graph
-        words = [f"OpenVINO {version()}", f"{device} ({device_title(device)})"]
-        words += [plural(threads, "thread")] if device == "CPU" else []
-        quantized = any(node.op_type == "QuantizeLinear" for node in graph.node)
-        words += [f"INT8 and {precision.upper()}" if quantized else precision.upper()]
-        words += [note] if note else []
         super().__init__(
-            inputs=[_spec(value) for value in graph.input],
-            outputs=[_spec(value) for value in graph.output],
+            inputs=[_spec(value) for value in model.graph.input],
+            outputs=[_spec(value) for value in model.graph.output],
             metadata={entry.key: entry.value for entry in model.metadata_props},
             device=torch.device("cpu"),
-            description=", ".join(words),
-        )  # fmt: skip
+            description=_description(model, device, precision, threads, note),
+        )
 
     def _infer(self, feeds: dict[str, Tensor]) -> dict[str, Tensor]:
         arrays = {name: tensor.detach().contiguous().numpy() for name, tensor in feeds.items()}
@@ -130,35 +124,42 @@ def core_for(device: str) -> Any:
     return core
 
 
+CHANNELS, LARGEST = 32, 127  # of the convolution that is tried: its sums need more than 16 bits
+PROBE = (
+    ("QuantizeLinear", "x one middle", "xq"),
+    ("DequantizeLinear", "xq one middle", "xd"),
+    ("QuantizeLinear", "weights one zero", "wq"),
+    ("DequantizeLinear", "wq one zero", "wd"),
+    ("Conv", "xd wd", "y"),
+)
+
+
 @lru_cache
 def multiplies_exactly(device: str) -> bool:
-    """Whether sums of products of INT8 are exact on a device; without VNNI an x86 CPU adds two of them in 16 bits.
+    """Whether sums of INT8 products are exact on a device; without VNNI an x86 CPU adds two products in 16 bits.
 
-    It is tried: a convolution whose sums need more than 16 bits.
+    A small convolution with the largest values is tried on the device.
     """
-    channels, largest = 32, 127
-    constants: dict[str, Any] = {
-        "one": np.float32(1), "ones": np.ones(channels, np.float32), "zeros": np.zeros(channels, np.int8),
-        "middle": np.uint8(128), "weights": np.full((channels, channels, 1, 1), largest, np.float32),
-    }  # fmt: skip
-    nodes = [
-        helper.make_node("QuantizeLinear", ["x", "one", "middle"], ["xq"]),
-        helper.make_node("DequantizeLinear", ["xq", "one", "middle"], ["xd"]),
-        helper.make_node("QuantizeLinear", ["weights", "ones", "zeros"], ["wq"], axis=0),
-        helper.make_node("DequantizeLinear", ["wq", "ones", "zeros"], ["wd"], axis=0),
-        helper.make_node("Conv", ["xd", "wd"], ["y"]),
-    ]
-    shape = [1, channels, 8, 8]
-    graph = helper.make_graph(
-        nodes, "saturation", [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
-        [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
-    )  # fmt: skip
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    images: np.ndarray = np.full((1, CHANNELS, 8, 8), LARGEST, np.float32)
     core = core_for(device)
-    request = core.compile_model(core.read_model(model.SerializeToString()), device).create_infer_request()
-    request.infer({"x": np.full(shape, largest, np.float32)})
-    return bool(np.allclose(request.get_tensor("y").data, channels * largest * largest, rtol=0.01))
+    network = core.compile_model(core.read_model(_probe(images.shape).SerializeToString()), device)
+    result = network({"x": images})["y"]
+    return bool(np.allclose(result, CHANNELS * LARGEST * LARGEST, rtol=0.01))
+
+
+def _probe(shape: Sequence[int]) -> ModelProto:
+    """A quantized 1×1 convolution `PROBE` of images of this shape, whose weights are all the largest."""
+    constants = {
+        "one": np.array(1, np.float32),
+        "middle": np.array(128, np.uint8),
+        "zero": np.array(0, np.int8),
+        "weights": np.full((CHANNELS, CHANNELS, 1, 1), LARGEST, np.float32),
+    }
+    nodes = [helper.make_node(kind, inputs.split(), [output]) for kind, inputs, output in PROBE]
+    images, result = (helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in "xy")
+    stored = [numpy_helper.from_array(value, name) for name, value in constants.items()]
+    graph = helper.make_graph(nodes, "probe", [images], [result], stored)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
 def device_title(device: str) -> str:
@@ -177,6 +178,16 @@ def version() -> str:
     import openvino
 
     return str(openvino.__version__).split("-")[0]
+
+
+def _description(model: ModelProto, device: str, precision: Precision, threads: int, note: str) -> str:
+    """Version, device and precision in words."""
+    words = [f"OpenVINO {version()}", f"{device} ({device_title(device)})"]
+    if device == "CPU":
+        words.append(plural(threads, "thread"))
+    quantized = any(node.op_type == "QuantizeLinear" for node in model.graph.node)
+    words.append(f"INT8 and {precision.upper()}" if quantized else precision.upper())
+    return ", ".join([*words, note] if note else words)
 
 
 def _short(error: Exception) -> str:

@@ -25,7 +25,8 @@ from utils.trt.tune import build_or_tune
 WITHOUT_GRAPH = "timed without a CUDA graph, which holds no results whose size depends on the image, as of NMS"
 FAILURES = (QatError, RuntimeError)  # of one row: torch's too, when memory is short or nothing can be captured
 NOISE = 0.03  # of speeds, where each file was built once
-TENSORRT, ONNX_RUNTIME = "TensorRT", "ONNX Runtime"
+TENSORRT, ONNX_RUNTIME, OPENVINO = "TensorRT", "ONNX Runtime", "OpenVINO"
+BASES = {TENSORRT: ("FP16",), OPENVINO: ("FP32", "BF16", "FP16")}  # precisions that INT8 is compared with
 
 
 def one_line(error: Exception) -> str:
@@ -225,38 +226,49 @@ def compared(rows: Sequence[BenchmarkRow]) -> list[BenchmarkRow]:
 
 
 def verdicts(rows: Sequence[BenchmarkRow]) -> list[str]:
-    """A sentence for each INT8 file beside an FP16 baseline of its kind: its speed, and at which batches to use it.
+    """A sentence for each INT8 file beside a float baseline of its kind: its speed, and at which batches to use it.
 
     A difference counts where it is larger than the spread of the builds of either file, or `NOISE` of a single build.
     """
     if any(row.runtime == ONNX_RUNTIME and row.precision.startswith("INT8") for row in rows):
-        return ["INT8's speed shows in TensorRT only: times in ONNX Runtime on a CPU say nothing of it"]
-    measured = [row for row in rows if row.qps and row.precision == ("FP16" if row.baseline else "INT8")]
-    files = list(dict.fromkeys(row.file for row in measured if not row.baseline))
+        return ["INT8's speed shows in TensorRT and OpenVINO: ONNX Runtime on a CPU computes such a file in float"]
+    measured = [row for row in rows if row.qps]
+    int8 = [row for row in measured if row.precision == "INT8" and not row.baseline]
+    files = list(dict.fromkeys(row.file for row in int8))
     sentences = []
     for file in files:
-        ours = [row for row in measured if row.file == file and not row.baseline]
+        ours = [row for row in int8 if row.file == file]
         bases = [row for row in measured if row.baseline and row.kind == ours[0].kind]
-        batches = sorted({row.batch for row in ours} & {row.batch for row in bases})
-        words, faster, widest, builds = [], [], 0.0, 1
-        for batch in batches:
-            base = next(row.file for row in bases if row.batch == batch)
-            int8, fp16 = ([row.qps for row in side if (row.file, row.batch) == (name, batch)]
-                          for side, name in ((ours, file), (bases, base)))  # fmt: skip
-            ratio, builds = fmean(int8) / fmean(fp16), min(len(int8), len(fp16))
-            noise = max(max(one) / min(one) - 1 for one in (int8, fp16)) if builds > 1 else NOISE
-            widest = max(widest, noise)
-            same = 1 / (1 + noise) <= ratio <= 1 + noise
-            words.append(f"{'as fast' if same else f'{ratio:.2f} times as fast'} at batch {batch}")
-            faster += [batch] if ratio > 1 + noise else []
-        if not batches:
-            continue
-        use = f"use INT8 at batch {', '.join(map(str, faster))}" if faster else "use FP16"
-        if faster and faster == batches[-len(faster) :]:
-            use = "use INT8" if faster == batches else f"use INT8 from batch {faster[0]} on"
-        source = f"of one build each, of which {NOISE:.0%} count as noise; --builds 2 measures it"
-        if builds > 1:
-            source = f"the spread of {builds} builds is up to {widest:.1%}"
-        which = f"{file}: " if len(files) > 1 else ""
-        sentences.append(f"{which}INT8 against FP16: {', '.join(words)} ({source}); {use}")
+        wanted = [row.precision for row in bases if row.precision in BASES.get(row.runtime, ())]
+        for precision in dict.fromkeys(wanted):
+            sentence = _verdict(ours, [row for row in bases if row.precision == precision])
+            sentences += [f"{file}: {sentence}" if len(files) > 1 else sentence] if sentence else []
     return sentences
+
+
+def _verdict(int8: Sequence[BenchmarkRow], float_rows: Sequence[BenchmarkRow]) -> str:
+    """The sentence for one INT8 file and its baselines of one precision; '' where they share no batch size."""
+    batches = sorted({row.batch for row in int8} & {row.batch for row in float_rows})
+    words, faster, widest, builds = [], [], 0.0, 1
+    for batch in batches:
+        base = next(row.file for row in float_rows if row.batch == batch)
+        ours = [row.qps for row in int8 if row.batch == batch]
+        theirs = [row.qps for row in float_rows if row.batch == batch and row.file == base]
+        ratio, builds = fmean(ours) / fmean(theirs), min(len(ours), len(theirs))
+        noise = max(max(one) / min(one) - 1 for one in (ours, theirs)) if builds > 1 else NOISE
+        widest = max(widest, noise)
+        same = 1 / (1 + noise) <= ratio <= 1 + noise
+        words.append(f"{'as fast' if same else f'{ratio:.2f} times as fast'} at batch {batch}")
+        faster += [batch] if ratio > 1 + noise else []
+    if not batches:
+        return ""
+    precision, where = float_rows[0].precision, ""
+    if int8[0].runtime == OPENVINO:
+        where = " in OpenVINO on this machine"
+    use = f"use INT8 at batch {', '.join(map(str, faster))}" if faster else f"use {precision}"
+    if faster and faster == batches[-len(faster) :]:
+        use = "use INT8" if faster == batches else f"use INT8 from batch {faster[0]} on"
+    source = f"of one build each, of which {NOISE:.0%} count as noise; --builds 2 measures it"
+    if builds > 1:
+        source = f"the spread of {builds} builds is up to {widest:.1%}"
+    return f"INT8 against {precision}{where}: {', '.join(words)} ({source}); {use}"

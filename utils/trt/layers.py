@@ -97,15 +97,29 @@ def inspect_engine(engine: Path, *, batch: int | None = None, draw: bool = False
         shape = "x".join(map(str, execution.buffers[execution.inputs[0].name].shape))
         layers, streams, api = layers_of(execution), execution.streams, execution.api.name
     gpu = tensorrt_api.gpu(execution.device.index)
-    title, summary = f"{engine.name}: {shape}, {api}, {gpu.name if gpu else 'no GPU'}", summarize(layers)
-    logger.info("%s", "\n".join(report_lines(summary, title, execution.note.precision)))
+    title = f"{engine.name}: {shape}, {api}, {gpu.name if gpu else 'no GPU'}"
+    summary = report_layers(layers, title, engine, precision=execution.note.precision, draw=draw)
+    if summary.total_ms is None:
+        fewer = f"; an engine built with --max-aux-streams 0, and not {streams}, may have times" if streams else ""
+        logger.info("no times: %s measured no layers%s", api, fewer)
+
+
+def report_layers(
+    layers: Sequence[Layer], title: str, network: Path, *, precision: str = "", draw: bool = False
+) -> LayerSummary:
+    """Print a report on layers, and write `NETWORK.layers.json`, and `NETWORK.svg` if it is to be drawn.
+
+    `precision` is the one that the network was built for, such as 'int8'; see `advice`.
+    """
+    summary = summarize(layers)
+    logger.info("%s", "\n".join(report_lines(summary, title, precision)))
     total = _total_ms(layers)
     entries = [{**asdict(layer), "share": (layer.ms or 0.0) / total if total else None}
                for layer in layers if layer.kind != "idle"]  # fmt: skip
-    files = [engine.with_suffix(".layers.json")]
+    files = [network.with_suffix(".layers.json")]
     write_text(files[0], json.dumps(entries, indent=1) + "\n")
     if draw:
-        files.append(engine.with_suffix(".svg"))
+        files.append(network.with_suffix(".svg"))
         with atomic_path(files[1]) as temporary:
             command = [graphviz(), "-Tsvg", "-o", str(temporary)]
             drawn = dot(layers, title).encode(errors="replace")
@@ -114,9 +128,7 @@ def inspect_engine(engine: Path, *, batch: int | None = None, draw: bool = False
                 reason = " ".join(done.stderr.decode(errors="replace").split())
                 raise QatError(f"graphviz could not draw {files[1]}: {reason}")
     logger.info("layers: %s", ", ".join(map(str, files)))
-    if summary.total_ms is None:
-        fewer = f"; an engine built with --max-aux-streams 0, and not {streams}, may have times" if streams else ""
-        logger.info("no times: %s measured no layers%s", api, fewer)
+    return summary
 
 
 def layers_of(execution: Execution, runs: int = 20) -> list[Layer]:

@@ -15,11 +15,12 @@ REQUIREMENTS = {
     "quantize.txt": "-r runtime.txt\ntorch>=2.8  # newer\nreports>=1\n",
     "dev.txt": "-r quantize.txt\n",
     "tensorrt.txt": "tensorrt>=10\n",
+    "openvino.txt": "openvino>=1\n",
     "constraints.txt": "torch==2.11.0\n",
 }
 PACKAGES = (
     ("torch", "2.4.0"), ("torch", "2.11.0"), ("torch", "2.9.0a0+nv25.8"),  # the last as NVIDIA numbers its builds
-    ("onnx", "1.23.2"), ("libraries", "1.0"), ("reports", "1.0"),
+    ("onnx", "1.23.2"), ("libraries", "1.0"), ("reports", "1.0"), ("openvino", "1.0"),
 )  # fmt: skip
 
 
@@ -118,6 +119,14 @@ def test_optional_parts(project, tmp_path):
     assert "reports" in {*pip(tmp_path / ".venv", "list").split()}
 
 
+def test_openvino_comes_where_no_gpu_is_or_where_it_is_asked_for(project, installed, tmp_path):
+    assert "openvino" in {*pip(installed[1] / ".venv", "list").split()}
+    project.program("nvidia-smi", "echo 'GPU 0: NVIDIA H200'")
+    for words, there in (("--runtime", False), ("--runtime --openvino", True)):
+        assert project.install(*words.split(), cwd=tmp_path).returncode == 0
+        assert ("openvino" in {*pip(tmp_path / ".venv", "list").split()}) == there
+
+
 def test_running_it_again_installs_only_what_is_missing(installed, tmp_path):
     project, folder = installed
     runs = [
@@ -126,7 +135,7 @@ def test_running_it_again_installs_only_what_is_missing(installed, tmp_path):
         project.install("--system", "--runtime", cwd=tmp_path, PYTHON=str(folder / ".venv/bin/python")),
     ]
     assert [(run.returncode, ": installed already" in run.stdout) for run in runs] == [(0, True)] * 3
-    assert "ready: onnx 1.23.2, torch 2.11.0\n" in runs[0].stdout
+    assert "ready: onnx 1.23.2, openvino 1.0, torch 2.11.0\n" in runs[0].stdout
     assert not (tmp_path / ".venv").exists()
     pip(folder / ".venv", "uninstall", "-y", "reports")
     assert "reports: installed already" not in project.install(cwd=folder).stdout

@@ -19,6 +19,9 @@ setup_environment() {{ PYTHON={python}; }}
 setup_checkout() {{ :; }}
 setup_demo_set() {{ echo "DRAWN ${{*:2}}"; DEMO_DATA=$OVERLAY_ROOT/build/digits${{1:-}}/data.yaml; }}
 """
+NO_OPENVINO = f"""
+no_openvino() {{ [ "$1" != -c ] && {sys.executable} "$@"; }}
+"""
 PROGRAM = """
 import os, shlex, sys
 from pathlib import Path
@@ -33,10 +36,14 @@ if name == "qat.py":
     (run / "weights").mkdir(parents=True, exist_ok=True)
     (run / "weights/last.pt").touch()
     (run / "weights/qat_best_model.pt").touch()
+if name == "cpu_speed.py":
+    print("gelan-s with random weights. INT8 against FP32 in OpenVINO: 2 times as fast at batch 1; use INT8")
 if name == "benchmark_trt.py":
     folder = Path(arguments[arguments.index("--project") + 1], "benchmark")
     folder.mkdir()
-    (folder / "benchmark.md").write_text("| a table |\\n\\nINT8 against FP16: 2 times as fast at batch 1; use INT8\\n")
+    base = "FP32" if "openvino" in arguments else "FP16"
+    text = f"| a table |\\n\\nINT8 against {base}: 2 times as fast at batch 1; use INT8\\n"
+    (folder / "benchmark.md").write_text(text)
 """
 
 
@@ -47,8 +54,16 @@ def folder(tmp_path):
     shutil.copy(ROOT / "scripts/quickstart.sh", root / "scripts")
     (root / "scripts/lib.sh").write_text(LIBRARY.format(root=ROOT, python=sys.executable))
     (root / "build/yolov9/scripts").mkdir(parents=True)
-    for name in ("reparameterization.py", "qat.py", "export_qat.py", "val_trt.py", "scripts/make_report.py"):
-        (root / "build/yolov9" / name).write_text(PROGRAM)
+    for name in (
+        "reparameterization",
+        "qat",
+        "export_qat",
+        "val_trt",
+        "scripts/make_report",
+        "scripts/cpu_speed",
+        "scripts/benchmark_trt",
+    ):
+        (root / "build/yolov9" / f"{name}.py").write_text(PROGRAM)
     return root
 
 
@@ -79,18 +94,43 @@ def assert_refused(done, *words) -> None:
 
 def test_the_demo_goes_through_all_programs(folder):
     called = calls(quickstart(folder))
-    assert [words[0] for words in called] == ["qat.py", *["export_qat.py"] * 2, "val_trt.py", "make_report.py"]
-    quantize, strong, weak, evaluate, report = called
-    assert " ".join(report).count("INT8's speed shows in TensorRT only") == 1
+    assert [words[0] for words in called] == [
+        "qat.py", "export_qat.py", "export_qat.py", "val_trt.py",
+        "export_qat.py", "val_trt.py", "cpu_speed.py", "make_report.py",  # INT8 and FP32 on this CPU
+    ]  # fmt: skip
+    quantize, strong, weak, evaluate, plain, on_cpu, _, report = called
+    assert " ".join(report).count("2 times as fast") == 1
+    int8, float_file = (f"{folder}/runs/quickstart/weights/{name}.onnx" for name in ("qat_best_model-int8", "float"))
+    assert values(plain, "--weights", "--output") == [f"{folder}/data/demo/gelan-digits.pt", float_file]
+    assert values(on_cpu, "--engine-file", "--reference", "--runtime") == [int8, float_file, "openvino"]
     assert values(quantize, "--weights", "--imgsz") == [f"{folder}/data/demo/gelan-digits.pt", "320"]
     assert values(strong, "--typing", "--dynamic", "--imgsz") == ["strong", "batch", "320"]
     assert values(weak, "--typing", "--dynamic", "--imgsz") == ["weak", "batch", "320"]
     assert "--output" not in strong + weak  # beside the weights: the weakly typed file is evaluated
-    assert {values(words, "--data")[0] for words in called} == {f"{folder}/build/digits/data.yaml"}
+    assert {values(words, "--data")[0] for words in called if "--data" in words} == {f"{folder}/build/digits/data.yaml"}
     assert values(evaluate, "--engine-file", "--reference") == [
         f"{folder}/runs/quickstart/weights/qat_best_model-int8.onnx", f"{folder}/data/demo/gelan-digits.pt",
     ]  # fmt: skip
-    assert report[1:3] == [f"{folder}/runs/quickstart", f"{folder}/runs/quickstart/onnx"]
+    assert report[1:4] == [f"{folder}/runs/quickstart{name}" for name in ("", "/onnx", "/openvino")]
+
+
+def test_the_speed_of_own_weights_on_a_cpu_is_that_of_the_own_model(folder, tmp_path):
+    weights, data = tmp_path / "my.pt", tmp_path / "my.yaml"
+    for file in (weights, data):
+        file.touch()
+    called = calls(quickstart(folder, "--weights", weights, "--data", data, "--device", "cpu"))
+    benchmark = next(words for words in called if words[0] == "benchmark_trt.py")
+    assert values(benchmark, "--runtime", "--baseline") == ["openvino", f"{folder}/runs/quickstart/weights/float.onnx"]
+    assert "cpu_speed.py" not in [words[0] for words in called]
+    assert "INT8 against FP32: 2 times as fast" in " ".join(called[-1])
+
+
+def test_without_openvino_a_line_names_the_command(folder):
+    (folder / "scripts/lib.sh").write_text(LIBRARY.format(root=ROOT, python="no_openvino") + NO_OPENVINO)
+    done = quickstart(folder)
+    assert "./install_dependencies.sh --openvino" in done.stdout
+    assert [words[0] for words in calls(done)][-2:] == ["val_trt.py", "make_report.py"]
+    assert "INT8's speed shows in TensorRT and in OpenVINO" in " ".join(calls(done)[-1])
 
 
 def test_the_demo_with_masks_has_a_set_and_weights_of_its_own(folder):

@@ -1,0 +1,66 @@
+"""The layers of an ONNX file in OpenVINO, by precision and time: `scripts/inspect_engine.py --runtime openvino`."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from utils.jobs.open import open_openvino
+from utils.runners.base import Runner
+from utils.trt.layers import Layer, report_layers
+from utils.trt.timing import random_input
+
+logger = logging.getLogger(__name__)
+
+RUNS = 20  # of which the median is taken, after as many to warm up
+# The end of OpenVINO's name of a kernel, such as jit_avx2_1x1_I8, is the type that it computes from.
+TYPES = {"i8": "INT8", "u8": "INT8", "f16": "FP16", "bf16": "BF16", "f32": "FP32"}
+FORM_ONLY = {"Reorder": "copy", "Convert": "cast", "FakeQuantize": "quantize"}  # layers that compute nothing new
+
+
+def run(file: Path, device: str, precision: str | None, batch: int) -> None:
+    """Print the layers and write `FILE.layers.json`.
+
+    Args:
+        device: OpenVINO's, such as CPU.
+        precision: of layers that are not INT8; FP32 if None.
+        batch: images.
+    """
+    runner = open_openvino(file, device, precision, profile=True)
+    with runner:
+        images = random_images(runner, batch)
+        runner.infer({runner.inputs[0].name: images})
+        times: dict[str, list[float]] = {}
+        for number in range(2 * RUNS):
+            runner.infer({runner.inputs[0].name: images})
+            for entry in runner.layer_times() if number >= RUNS else []:
+                times.setdefault(entry.node_name, []).append(entry.real_time.total_seconds() * 1000)
+        layers = [_layer(entry, median(times[entry.node_name])) for entry in runner.layer_times() if _ran(entry)]
+        shape = "x".join(map(str, images.shape))
+        title = f"{file.name}: {shape}, {runner.description}"
+    report_layers(layers, title, file, precision="int8" if "INT8" in title else "")
+
+
+def random_images(runner: Runner, batch: int) -> torch.Tensor:
+    """Random images of the size that the network takes: its own, or that of its export, or 640."""
+    spec = runner.inputs[0]
+    _, channels, height, width = runner.input_spec.nchw(tuple(size or 0 for size in spec.shape))
+    exported = runner.imgsz or (640, 640)
+    shape = (spec.shape[0] or batch, channels, height or exported[0], width or exported[1])
+    return random_input(runner.input_spec.own(shape), getattr(torch, spec.dtype))
+
+
+def _ran(entry: Any) -> bool:
+    """Whether a layer was executed, and was not merged into another one."""
+    return str(entry.status).endswith("EXECUTED")
+
+
+def _layer(entry: Any, ms: float) -> Layer:
+    ending = entry.exec_type.rsplit("_", 1)[-1].lower()
+    kind = FORM_ONLY.get(entry.node_type, "compute")
+    precision = TYPES.get(ending, "other") if kind == "compute" else ""
+    return Layer(entry.node_name, entry.node_type, kind, precision, tactic=entry.exec_type, ms=ms)
