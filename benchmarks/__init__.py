@@ -1,8 +1,10 @@
-"""Measurements that call the programs of a patched checkout and read their reports; not copied into checkouts.
+"""Measurements, most by the programs of a patched checkout and their reports; not copied into checkouts.
 
 steps.py          a program that runs unless it has run
 claims.py         the numbers about accuracy that the documents quote, from results/
 accuracy.py       what INT8 costs networks in AP, and what it gains in time
+cpu.py            INT8 on a CPU beside NNCF and ONNX Runtime
+peers.py          the files of NNCF and of ONNX Runtime
 placement.py      FP16, INT8 in convolutions only and our placement as engines
 random_weights.py a checkpoint and a dataset for speed alone
 """

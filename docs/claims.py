@@ -17,6 +17,7 @@ garbage-h100.json       yolov9-m and -c on litter: the same; yolov9-s of garbage
 robots-h200.json        yolov9-s on robots that fails in FP32 on some images: calibration methods and QAT
 defaults-h200.json      four yolov9-s by all defaults of 28 November; cells and cards split anew
 latency-h200.json       FP16 and INT8 engines of yolov9-t, -s and -c with random weights: the JSON of benchmark_trt.py
+cpu-*.json              INT8 on CPUs, beside NNCF and ONNX Runtime: what benchmarks/cpu.py writes
 
 PTQ is calibrated by percentile 99.999 unless a line says otherwise. Agreement is 1 for a network with itself.
 """
@@ -649,6 +650,60 @@ def latency_section(_: list[Result]) -> list[str]:
     return markdown_table(titles, lines, titles)
 
 
+def cpu_section(_: list[Result]) -> list[str]:
+    """Compare INT8 on CPUs with FP32 and with the peers, of each file of benchmarks/cpu.py."""
+    contents = [load(path) for path in sorted(FOLDER.glob("cpu-*.json"))]
+    threads = sorted({count for content in contents for row in content["rows"] for count in row["times"]}, key=int)
+    titles = ["network", "INT8 by", "runtime", "other layers", "AP − FP32", "agreement"]
+    titles += [f"ms, {count} thread{'s' if count != '1' else ''}" for count in threads]
+    lines: list[list[str]] = []
+    sentences: list[str] = []
+    for content in contents:
+        base = content["rows"][0]
+        lines += [cpu_line(content["settings"]["network"], row, base, threads) for row in content["rows"]]
+        sentences += cpu_sentences(content)
+    return [*markdown_table(titles, lines, titles[:4]), "", *sentences]
+
+
+def cpu_line(network: str, row: dict[str, Any], base: dict[str, Any], threads: Sequence[str]) -> list[str]:
+    """Return the cells of a network in one runtime; `base` is FP32 in OpenVINO, which times are compared with."""
+    accuracy = "not measured"
+    if row is base and "ap" in row:
+        accuracy = f"AP {row['ap']:.4f}"
+    elif "ap" in row:
+        accuracy = with_error(row["ap"] - base["ap"], paired_error(row, base))
+    agreement = row.get("agreement")
+    times = []
+    for count in threads:
+        if count not in row["times"]:
+            times.append("not measured")
+            continue
+        median, of_base = row["times"][count]["median"], base["times"][count]["median"]
+        times.append(f"{median:.1f} ({of_base / median:.2f}×)")
+    by = "–" if row["file"] == "FP32" else row["file"]
+    return [network, by, row["runtime"], row["rest"], accuracy, f"{agreement:.4f}" if agreement else "–", *times]
+
+
+def cpu_sentences(content: dict[str, Any]) -> Iterator[str]:
+    """Yield what a file of benchmarks/cpu.py was measured on, and AP of ours minus that of each peer."""
+    settings, machine, software = content["settings"], content["machine"], content["software"]
+    size = "×".join(str(side) for side in settings["imgsz"])
+    used = [f"{name} {software[name]}" for name in ("openvino", "nncf", "onnxruntime") if name in software]
+    instructions = " ".join(machine["instructions"])
+    yield (
+        f"{settings['network']}, {size}: {content.get('images', 0)} images, {machine['openvino']} ({instructions}), "
+        f"{', '.join(used)}, {content['date']}; medians, batch size 1, all in turns."
+    )
+    evaluated = [row for row in content["rows"] if "ap" in row]
+    for ours in evaluated:
+        if ours["file"] != "ours":
+            continue
+        for row in evaluated:
+            if row["file"] not in ("FP32", "ours") and row["rest"] == ours["rest"]:
+                difference = with_error(ours["ap"] - row["ap"], paired_error(ours, row))
+                yield f"- ours minus {row['file']}, {ours['rest']} elsewhere: {difference}"
+
+
 SECTIONS: dict[str, Callable[[list[Result]], list[str]]] = {
     "engines": engines_section,
     "trainings": trainings_section,
@@ -659,6 +714,7 @@ SECTIONS: dict[str, Callable[[list[Result]], list[str]]] = {
     "spread": spread_section,
     "durations": durations_section,
     "latency": latency_section,
+    "cpu": cpu_section,
 }
 
 

@@ -1,4 +1,4 @@
-"""scripts/quickstart.sh, benchmarks/accuracy.py and placement.py on a CPU, to their ends, on few images."""
+"""scripts/quickstart.sh, benchmarks/accuracy.py, cpu.py and placement.py on a CPU, to their ends, on few images."""
 
 import json
 import os
@@ -60,6 +60,30 @@ def test_a_network_goes_to_its_table(benchmark, demo_data, demo_weights, tmp_pat
     assert f"| gelan-digits | PTQ-seed-57 | {ap['PTQ-seed-57']:.4f} | {difference:+.4f} ± " in table
     times = json.loads((folder / "times-ONNX/benchmark.json").read_text())
     assert [row["batch"] for row in times["rows"]] == [1, 1, 8, 8]
+    check_cpu(benchmark, tmp_path, folder / "gelan-digits-float.onnx", folder / "gelan-digits-PTQ.onnx", ap)
+
+
+def check_cpu(benchmark, tmp_path, float_file: Path, int8_file: Path, ap: dict[str, float]) -> None:
+    """cpu.py of both files: every network gets AP and times, once; `ap` is what val_trt.py gave, in ONNX Runtime."""
+    output = tmp_path / "cpu/digits.json"
+    words = ["--float", float_file, "--int8", int8_file, "--data", tmp_path / "data.yaml", "--output", output,
+             "--peers", "onnxruntime", "--calib-images", 4, "--seconds", 0.1, "--rounds", 1]  # fmt: skip
+    benchmark("cpu.py", *words)
+    content = json.loads(output.read_text())
+    rows = {(row["file"], row["runtime"], row["rest"]): row for row in content["rows"]}
+    assert {("FP32", "OpenVINO", "FP32"), ("ours", "OpenVINO", "FP32"), ("FP32", "ONNX Runtime", "FP32"),
+            ("quantize_static", "ONNX Runtime", "FP32")} <= set(rows)  # fmt: skip
+    for runtime in ("OpenVINO", "ONNX Runtime"):
+        assert rows["FP32", runtime, "FP32"]["ap"] == pytest.approx(ap["float-ONNX"], abs=1e-3)
+    ours = rows["ours", "OpenVINO", "FP32"]
+    assert ours["ap"] == pytest.approx(ap["PTQ-ONNX"], rel=0.5)
+    assert ours["to_float"] == ours["ap"] - rows["FP32", "OpenVINO", "FP32"]["ap"]
+    assert all(set(row["times"]) == {"1", "2"} for row in rows.values())
+    (peer,) = output.with_suffix("").glob("*.onnx")
+    quantized = [node for node in onnx.load(peer).graph.node if node.op_type == "QuantizeLinear"]
+    assert len(quantized) > 10
+    benchmark("cpu.py", *words)
+    assert json.loads(output.read_text())["rows"] == content["rows"]
 
 
 def test_three_placements_of_one_network_are_timed(benchmark, tmp_path):

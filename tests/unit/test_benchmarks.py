@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from decoding_graph import head_graph
 from report_examples import example_row, resampled
 
-from benchmarks import accuracy, placement
+from benchmarks import accuracy, peers, placement
 from benchmarks.steps import RunStep, Setup, StepError
 from utils.core.errors import InputError
 from utils.reports.schema import AtThreshold, Report
@@ -64,6 +65,8 @@ def test_a_step_that_fails_or_leaves_nothing_names_its_log_and_runs_again(run_st
     [
         ("accuracy.py", "--data a.yaml --weights a.yaml --deploy QTA", "--deploy QTA"),
         ("placement.py", "b", "--checkout"),
+        ("cpu.py", "--float a.onnx --int8 b.onnx --data c.yaml --output o.json", "a.onnx does not exist"),
+        ("cpu.py", "--float a.onnx --int8 b.onnx --data c.yaml --output o.json --peers ncnn", "--peers ncnn"),
     ],
 )
 def test_mistakes_are_one_line(program, words, named, tmp_path):
@@ -139,3 +142,11 @@ def test_the_table_of_placements(tmp_path):
         ["a", "1", "int8-convs", "4.000", "0.50", "250", "", ""],
         ["a", "1", "int8", "1.000", "2.00", "1,000", "1 of 2, 75%", "1, 12%"],
     ])  # fmt: skip
+
+
+def test_decoding_is_all_behind_the_last_convolutions_and_dfls_own():
+    nodes = head_graph().graph.node
+    decoding = {node.name for node in peers.decoding(head_graph())}
+    convolutions = {node.name for node in nodes if node.op_type == "Conv"}
+    assert {node.name for node in nodes} - decoding == {"/model.5/Conv"}
+    assert len(convolutions & decoding) == 1
