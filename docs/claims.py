@@ -672,7 +672,7 @@ def cpu_line(network: str, row: dict[str, Any], base: dict[str, Any], threads: S
         accuracy = f"AP {row['ap']:.4f}"
     elif "ap" in row:
         accuracy = with_error(row["ap"] - base["ap"], paired_error(row, base))
-    agreement = row.get("agreement")
+    agreement = "–" if row.get("agreement") is None else f"{row['agreement']:.4f}"
     times = []
     for count in threads:
         if count not in row["times"]:
@@ -681,7 +681,7 @@ def cpu_line(network: str, row: dict[str, Any], base: dict[str, Any], threads: S
         median, of_base = row["times"][count]["median"], base["times"][count]["median"]
         times.append(f"{median:.1f} ({of_base / median:.2f}×)")
     by = "–" if row["file"] == "FP32" else row["file"]
-    return [network, by, row["runtime"], row["rest"], accuracy, f"{agreement:.4f}" if agreement else "–", *times]
+    return [network, by, row["runtime"], row["rest"], accuracy, agreement, *times]
 
 
 def cpu_sentences(content: dict[str, Any]) -> Iterator[str]:
