@@ -365,7 +365,7 @@ def run(options: CpuOptions) -> None:
         study = Study(options)
         for part in options.parts:
             {"quantize": study.quantize, "time": study.time, "evaluate": study.evaluate}[part]()
-    logger.info("results: %s", study.output)
+    logger.info("results: %s", study.output if study.output.is_file() else folder)
 
 
 if __name__ == "__main__":
