@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 OF_NMS = ("nms", "topk_all", "iou_thres", "conf_thres", "class_agnostic")
 OF_MASKS = ("mask_resolution", "pooler_scale", "sampling_ratio")
-OF_QUANTIZERS = ("int8_weights", "no_int8_rewrites")
+OF_QUANTIZERS = ("int8_weights", "no_int8_rewrites", "target")
 NMS = "NMS in the file"
 
 
@@ -65,6 +65,10 @@ class ExportOptions(NmsOptions, InputOptions):
         "scales). Without --typing it decides: strong from 19 on", metavar="N",
     )  # fmt: skip
     half: bool = option(False, "float weights in FP16, as --typing strong; inputs and outputs stay FP32")
+    target: Literal["tensorrt", "openvino", "openvino-avx2"] = option(
+        "tensorrt", "what runs the INT8 file. openvino: CPUs, and Intel's GPUs and NPUs; weakly typed, with unsigned "
+        "activations; openvino-avx2: also weights of 7 bits, for CPUs without VNNI (default: tensorrt)",
+    )  # fmt: skip
     int8_weights: bool = option(
         False, "store quantized weights as INT8, for ONNX Runtime and TensorRT 10 and later: a third of a weakly typed "
         "file's size, half of a strongly typed one's",
@@ -89,8 +93,8 @@ class ExportOptions(NmsOptions, InputOptions):
         metavar="N",
     )  # fmt: skip
     output: str | None = option(
-        None, "the file to write (default: beside the weights, NAME.onnx, NAME-fp16.onnx, NAME-int8.onnx or "
-        "NAME-int8-strong.onnx, and NAME-int8-end2end.onnx with NMS)", metavar="FILE",
+        None, "the file to write (default: beside the weights, NAME.onnx, NAME-fp16.onnx, NAME-int8.onnx, "
+        "NAME-int8-strong.onnx or NAME-int8-openvino.onnx, and NAME-int8-end2end.onnx with NMS)", metavar="FILE",
     )  # fmt: skip
     verify: str | None = option(None, "check an exported Q/DQ ONNX instead of exporting", metavar="FILE")
 
@@ -117,6 +121,7 @@ def export_qat(options: ExportOptions) -> int:
         simplify=options.simplify, typing=options.typing or ("strong" if options.half else "auto"),
         opset=options.opset, inplace=options.inplace, int8_weights=options.int8_weights,
         for_int8_kernels=not options.no_int8_rewrites, input=InputSpec(options.input, options.input_layout),
+        target=options.target,
     )  # fmt: skip
     nms = output_formats.NmsSettings(**options.nms_settings(), agnostic=options.class_agnostic)
     resolution = output_formats.RESOLUTION if options.mask_resolution is None else options.mask_resolution
@@ -138,6 +143,10 @@ def check_options(options: ExportOptions) -> None:
         options.reject_unused([*OF_NMS, *OF_MASKS], "without --include onnx_end2end, which puts NMS into the file")
     if options.half and options.typing == "weak":
         raise InputError("--half asks for FP16 and --typing weak for FP32; give one of them")
+    if options.target != "tensorrt" and "onnx_end2end" in options.include and options.nms in (None, "efficient"):
+        raise InputError(
+            f"--target {options.target}: OpenVINO does not run TensorRT's NMS plugin; give --nms onnx, or --nms none"
+        )
     if options.input_layout == "nhwc" and options.input != "uint8":
         raise InputError("--input-layout nhwc is for --input uint8; float has nchw")
     if not options.weights:

@@ -70,6 +70,14 @@ def quantized_weights(model: nn.Module) -> dict[str, tuple[QuantConv2d, TensorQu
     return {path: (one, one.weight_quantizer) for path, one in convolutions if one.weight_quantizer is not None}
 
 
+def limit_weights_to_7_bits(model: nn.Module) -> None:
+    """Round weights to -64..64 in place of -127..127, with scales twice as large; in place, and once only."""
+    for convolution, quantizer in quantized_weights(model).values():
+        amax = quantizer.amax
+        convolution.weight.data = convolution.weight.data.clamp(-amax, amax)  # as 8 bits clip them
+        quantizer.set_amax(2 * amax)
+
+
 def weight_bytes(model: nn.Module) -> int:
     """Bytes that a network's weights take as they are computed with: one of each quantized value, four of others."""
     quantized = {id(convolution.weight) for convolution, _ in quantized_weights(model).values()}

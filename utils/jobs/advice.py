@@ -509,21 +509,26 @@ class AfterExport:
     reference: str
     unlabelled: bool
 
-    def lines(self, path: str, *, engine_only: bool) -> list[str]:
+    def lines(self, path: str, *, engine_only: bool, for_openvino: bool = False) -> list[str]:
         """The lines that follow the export of a file: without a GPU, first what can be done here.
 
         Args:
             engine_only: the file holds a TensorRT plugin, which ONNX Runtime cannot run.
+            for_openvino: the file is for OpenVINO, and no engine is built of it.
         """
         build = shlex.join(build_command(path))
-        if self.has_gpu:
+        if self.has_gpu and not for_openvino:
             return [f"next: {build}"]
         if engine_only:
             return [f"next, on the machine with the GPU: {build}"]
         evaluation = ["python", "val_trt.py", path]
+        if for_openvino:
+            evaluation += ["--runtime", "openvino"]
         if self.reference:
             evaluation += ["--reference", self.reference]
         evaluation += ["--data", self.data or "DATA.yaml"]
         if self.unlabelled:
             evaluation.append("--unlabelled")
+        if for_openvino:
+            return [f"next: {shlex.join(evaluation)}"]
         return [f"next: {shlex.join(evaluation)}", f"then, on the machine with the GPU: {build}"]

@@ -113,10 +113,10 @@ def compare_tensors(
         order: the graph's quantizers.
     """
     task = task_of_head(model.model[-1])
-    cut, scales = _cut(graph, order, task)
+    cut, parameters = _cut(graph, order, task)
     quantizers = list(order.values())
     calls, expected = _torch_integers(
-        model, task, images, {one.call: scale for one, scale in zip(quantizers, scales.values(), strict=True)}
+        model, task, images, {one.call: pair[0] for one, pair in zip(quantizers, parameters.values(), strict=True)}
     )
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -124,16 +124,17 @@ def compare_tensors(
     session = onnxruntime.InferenceSession(cut.SerializeToString(), options, providers=["CPUExecutionProvider"])
     feeds = {graph.graph.input[0].name: feed_of(graph, images)}
     integers = {}
-    for name, quantizer in zip(scales, quantizers, strict=True):
+    for (name, (_, zero_point)), quantizer in zip(parameters.items(), quantizers, strict=True):
         value = calls[quantizer.call] if quantizer.channels is None else calls[quantizer.call][:, quantizer.channels]
         integers[name] = value
-        feeds[f"{name}/fed"] = value if quantizer.layout is None else quantizer.layout.spread(value, 1)
+        fed = value if quantizer.layout is None else quantizer.layout.spread(value, 1)
+        feeds[f"{name}/fed"] = (fed.astype(np.int16) + zero_point).astype(zero_point.dtype)
     inputs, outputs = ([entry.name for entry in side] for side in (session.get_inputs(), session.get_outputs()))
     results = dict(zip(outputs, session.run(outputs, {name: feeds[name] for name in inputs}), strict=True))
     steps, differing, total = 0, 0, 0
     for (name, value), quantizer in zip(integers.items(), quantizers, strict=True):
         found = results[name] if quantizer.layout is None else results[name][:, quantizer.layout.places]
-        differences = np.abs(value.astype(np.int16) - found)
+        differences = np.abs(value.astype(np.int16) + parameters[name][1] - found)
         steps, total = max(steps, int(differences.max())), total + differences.size
         differing += int((differences > 0).sum())
     predicted = Prediction.of({name: torch.from_numpy(results[name]) for name in task.outputs}, task)
@@ -167,27 +168,30 @@ def _torch_integers(
     return expected, result
 
 
-def _cut(graph: ModelProto, order: Collection[str], task: Task) -> tuple[ModelProto, dict[str, float]]:
+def _cut(
+    graph: ModelProto, order: Collection[str], task: Task
+) -> tuple[ModelProto, dict[str, tuple[float, np.ndarray]]]:
     """The graph with each DequantizeLinear of an activation reading an input, `NAME/fed`, and integers as outputs.
 
-    The second result is the scale of each integer tensor by NAME.
+    The second result is the scale and the zero point (INT8 0 or UINT8 128) of each integer tensor by NAME.
     """
     qdq_graph = QdqGraph(graph)
     quantizers = {node.name: node for node in qdq_graph.activations}
-    scales: dict[str, float] = {}
+    parameters: dict[str, tuple[float, np.ndarray]] = {}
     for name in order:
         integers = quantizers[name].output[0]
         readers = [node for node in qdq_graph.consumers(integers) if node.op_type == DEQUANTIZE]
         # not the QuantizeLinear's, which is 255 times as much where it reads bytes
         scale = qdq_graph.array(readers[0].input[1]) if readers else None
-        scales[integers] = float(scale) if scale is not None else 1.0
+        zero_point = qdq_graph.constant(quantizers[name].input[2])
+        parameters[integers] = float(scale) if scale is not None else 1.0, zero_point
     cut = deepcopy(graph)
     for node in cut.graph.node:
-        node.input[:] = [f"{name}/fed" if name in scales else name for name in node.input]
+        node.input[:] = [f"{name}/fed" if name in parameters else name for name in node.input]
     del cut.graph.output[:], cut.graph.value_info[:]
-    kind = TensorProto.INT8
-    outputs = [*((name, TensorProto.FLOAT) for name in task.outputs), *((name, kind) for name in scales)]
-    cut.graph.input.extend(helper.make_tensor_value_info(f"{name}/fed", kind, None) for name in scales)
+    kinds = {name: helper.np_dtype_to_tensor_dtype(zero.dtype) for name, (_, zero) in parameters.items()}
+    outputs = [*((name, TensorProto.FLOAT) for name in task.outputs), *kinds.items()]
+    cut.graph.input.extend(helper.make_tensor_value_info(f"{name}/fed", kind, None) for name, kind in kinds.items())
     cut.graph.output.extend(helper.make_tensor_value_info(name, kind, None) for name, kind in outputs)
     drop_unused(cut)
-    return ModelProto.FromString(cut.SerializeToString()), scales
+    return ModelProto.FromString(cut.SerializeToString()), parameters

@@ -12,6 +12,7 @@ from typing import Any
 import onnx
 import torch
 
+from models.quantize.modules import limit_weights_to_7_bits
 from utils.core.device import select_device
 from utils.core.errors import InputError, QatError
 from utils.core.files import refuse_overwrite
@@ -24,13 +25,14 @@ from utils.jobs.compare_outputs import check_images, check_onnx
 from utils.jobs.open import Network, load_network
 from utils.onnx_graph.export import ExportConfig, ExportResult, export_forms
 from utils.onnx_graph.output_formats import OutputFormat
+from utils.onnx_graph.passes.for_openvino import SEVEN_BIT_TARGET
 from utils.onnx_graph.verify import table
 from utils.onnx_graph.view import metadata_of
 
 logger = logging.getLogger(__name__)
 
 
-def engine_commands(network: Network, _config: ExportConfig, results: Sequence[ExportResult]) -> Iterator[str]:
+def engine_commands(network: Network, config: ExportConfig, results: Sequence[ExportResult]) -> Iterator[str]:
     """Give the lines with the next commands: see `advice.after_export`."""
     extra, data = getattr(network.source, "extra", {}), network.source.data or ""
     known = AfterExport(
@@ -41,7 +43,8 @@ def engine_commands(network: Network, _config: ExportConfig, results: Sequence[E
     )
     for result in results:
         nms = metadata_of(onnx.load(result.path)).get("nms", "")
-        yield from known.lines(str(result.path), engine_only="efficient" in nms)
+        for_openvino = config.target != "tensorrt"
+        yield from known.lines(str(result.path), engine_only="efficient" in nms, for_openvino=for_openvino)
 
 
 def output_files(
@@ -50,14 +53,17 @@ def output_files(
 ) -> dict[Path, OutputFormat]:  # fmt: skip
     """Where each form goes: `output`, or beside the weights, where the name says what is in the file.
 
-    These are NAME.onnx (FP32), NAME-fp16.onnx, NAME-int8.onnx (weakly typed) and NAME-int8-strong.onnx; of several
-    forms with their suffixes. `InputError` if `output` is not the name of an ONNX file.
+    These are NAME.onnx (FP32), NAME-fp16.onnx, NAME-int8.onnx (weakly typed), NAME-int8-strong.onnx and
+    NAME-int8-openvino.onnx; of several forms with their suffixes. `InputError` if `output` is not the name of an ONNX
+    file.
     """
     stem = Path(weights).stem
     if quantized:
         stem = f"{stem.removesuffix('-int8')}-int8"
     if config is not None and config.half:
         stem += "-strong" if quantized else "-fp16"
+    if config is not None and config.target != "tensorrt":
+        stem += f"-{config.target}"
     path = Path(output) if output else Path(weights).with_name(f"{stem}.onnx")
     if path.suffix != ".onnx" or path.is_dir():
         raise InputError(f"--output {path} is not the name of an .onnx file")
@@ -99,6 +105,9 @@ def export_checkpoint(
     files = output_files(weights, options.output, forms, config, network.quantized)
     refuse_overwrite(files, [weights, data])
     check_network(network, list(files))
+    seven_bits = config.target == SEVEN_BIT_TARGET
+    if seven_bits:
+        limit_weights_to_7_bits(network.model)  # the files are compared with this network
     channels, count = channels_of(network.model), options.check
     images = check_images(count, config.imgsz, dataset, channels) if count else None
     for path in filter(Path.exists, files):
@@ -113,7 +122,8 @@ def export_checkpoint(
             problems += [f"{result.path}: {problem}" for problem in parity.problems]
     if problems:
         raise QatError(f"differs from PyTorch, see --debug: {'; '.join(problems)}")
-    verdict = "matches PyTorch (rounding only)" if count else "not compared with PyTorch (--check 0)"
+    matches = f"matches PyTorch{' with weights of 7 bits' if seven_bits else ''} (rounding only)"
+    verdict = matches if count else "not compared with PyTorch (--check 0)"
     if breaches := [str(result.path) for result in results if result.report and not result.report.ok]:
         raise QatError(f"{', '.join(breaches)}: {verdict}, but breaches the properties of the table above")
     for line in then(network, config, results):
@@ -126,6 +136,8 @@ def export_lines(network: Network, config: ExportConfig, result: ExportResult) -
     kind = {"qat": "QAT", "ptq": "PTQ", "float": "not quantized"}[network.kind]
     floats, taken = "FP16" if config.half else "FP32", "" if config.input.kind == "float" else f"{config.input.kind} "
     typing = f"INT8 and {floats} ({config.typing}ly typed)" if network.quantized else floats
+    if config.target != "tensorrt":
+        typing = f"INT8 and {floats} for {config.target}"
     inputs, outputs = (
         ", ".join(f"{name} {word}[{', '.join(map(str, shape))}]" for name, shape in side.items())
         for side, word in ((result.inputs, taken), (result.outputs, ""))

@@ -192,11 +192,19 @@ def open_openvino(path: Path, device: str, precision: str | None = None, **more:
 def openvino_form(model: ModelProto, device: str) -> tuple[ModelProto, str]:
     """The graph as OpenVINO computes it correctly and fastest on a device, and a note where it differs in its numbers.
 
-    A float graph stays as it is.
+    A float graph stays as it is, and so does one that was exported with weights of 7 bits.
     """
-    from utils.onnx_graph.passes.for_openvino import seven_bit_weights, unsigned_activations
+    from utils.onnx_graph.passes.for_openvino import (
+        SEVEN_BIT_TARGET,
+        TARGET_KEY,
+        seven_bit_weights,
+        unsigned_activations,
+    )
+    from utils.onnx_graph.view import metadata_of
     from utils.runners.openvino import multiplies_exactly
 
+    if metadata_of(model).get(TARGET_KEY) == SEVEN_BIT_TARGET:
+        return model, "weights of 7 bits"
     if not any(node.op_type == "QuantizeLinear" for node in model.graph.node):
         return model, ""
     model = unsigned_activations(model)

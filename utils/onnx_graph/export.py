@@ -35,6 +35,7 @@ from utils.core.output_form import FORM_KEY
 from utils.core.tasks import DETECT, IMAGES, SEGMENT, predicted
 from utils.onnx_graph.output_formats import OutputFormat
 from utils.onnx_graph.passes import run_passes
+from utils.onnx_graph.passes.for_openvino import TARGET_KEY, Target
 from utils.onnx_graph.passes.take_bytes import take_bytes
 from utils.onnx_graph.qdq_view import FLOAT_MODULES, Provenance, provenance_of, without_provenance
 from utils.onnx_graph.verify import GraphReport, verify
@@ -76,6 +77,7 @@ class ExportConfig:
     int8_weights: bool = False  # store quantized weights as INT8, see `passes/quantizers.py`
     for_int8_kernels: bool = True  # the layers that INT8 kernels are fastest with, see `passes/__init__.py`
     input: InputSpec = FLOATS  # the form in which the file takes images
+    target: Target = "tensorrt"  # what runs a quantized network: others take weakly typed files
 
     @property
     def half(self) -> bool:
@@ -89,9 +91,13 @@ class ExportConfig:
         for a float one it is 'weak', which is FP32.
 
         Raises:
-            InputError: the opset is none of those that suit the typing.
+            InputError: the opset is none of those that suit the typing, or the typing does not suit the target.
         """
         typing: Typing = self.typing
+        if self.target != "tensorrt" and typing == "strong":
+            raise InputError(f"--target {self.target} writes weakly typed files; leave --typing strong and --half out")
+        if self.target != "tensorrt":
+            typing = "weak"
         if typing == "auto" and self.opset is not None:
             typing = "strong" if quantized and self.opset in TYPINGS["strong"] else "weak"
         elif typing == "auto":
@@ -156,6 +162,8 @@ def export_forms(
     quantizers = provenance_of(graph) if quantized else {}
     graph = without_provenance(graph)
     named = {FLOAT_MODULES: json.dumps(list(plan.float_convolutions))} if quantized else {}
+    if quantized and config.target != "tensorrt":
+        named[TARGET_KEY] = config.target
     entries = {
         **properties, **named, "imgsz": json.dumps(list(config.imgsz)), "batch": str(config.batch_size),
         "dynamic": config.dynamic, "typing": config.typing, "opset": str(config.opset),

@@ -31,11 +31,14 @@ class QdqGraph(GraphView):
     Args:
         floats: paths of the convolutions that the recipe leaves in float.
         typing: weak | strong, as the exporter wrote it into the file; '': a file of others.
+        target: openvino | openvino-avx2; '': TensorRT.
     """
 
-    def __init__(self, model: ModelProto, floats: frozenset[str] = frozenset(), typing: str = "") -> None:
+    def __init__(
+        self, model: ModelProto, floats: frozenset[str] = frozenset(), typing: str = "", target: str = ""
+    ) -> None:
         super().__init__(model)
-        self.model, self.floats, self.typing = model, floats, typing
+        self.model, self.floats, self.typing, self.target = model, floats, typing, target
 
     def is_of_bytes(self, tensor: str) -> bool:
         """Whether a tensor is images as bytes, cast to floats but not divided by 255."""

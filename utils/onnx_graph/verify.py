@@ -8,7 +8,8 @@
 Each property is a function in `PROPERTIES`: its name is the property's, the first line of its docstring says why, and
 it yields one entry for each thing that it looks at: the node's name, and what is wrong, or None if nothing is. To add
 one, write it, and mutate a good graph for it in the tests. Sources: "Explicit Quantization" in TensorRT's developer
-guide, and measurements. What the file's metadata say that the recipe leaves in float is not held against it.
+guide, and measurements. What the file's metadata say that the recipe leaves in float is not held against it. A file
+whose metadata name OpenVINO has the properties that OpenVINO's CPU kernels want of its integers.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ from onnx import ModelProto, NodeProto
 
 from utils.core.errors import InputError
 from utils.core.text import aligned
-from utils.onnx_graph.qdq_view import FLOAT_MODULES, POOLS, WEIGHTED, QdqGraph
+from utils.onnx_graph.passes.for_openvino import MIDDLE, SEVEN_BIT_TARGET, TARGET_KEY
+from utils.onnx_graph.qdq_view import FLOAT_MODULES, POOLS, WEIGHTED, QdqGraph, along_axis
 from utils.onnx_graph.view import BRIGHTEST, DEQUANTIZE, QUANTIZE, attribute, input_spec, metadata_of
 
+LARGEST_OF_SEVEN_BITS = 64
 SHOWN = 20  # findings that a table lists; more are counted
 
 
@@ -68,7 +71,7 @@ def verify(model: ModelProto) -> GraphReport:
     properties = metadata_of(model)
     input_spec(model)  # refuses the INT8 images of 1.0
     floats = frozenset(json.loads(properties.get(FLOAT_MODULES, "[]")))
-    graph = QdqGraph(model, floats, properties.get("typing", ""))
+    graph = QdqGraph(model, floats, properties.get("typing", ""), properties.get(TARGET_KEY, ""))
     if not graph.of_type(DEQUANTIZE):
         raise InputError("there is nothing to verify: the network is float, without QuantizeLinear or DequantizeLinear")
     findings, checked = [], {}
@@ -122,11 +125,28 @@ def scales(graph: QdqGraph) -> Check:
 
 
 def symmetric(graph: QdqGraph) -> Check:
-    """Every zero point is INT8 0: TensorRT knows no other."""
+    """Every zero point is INT8 0: TensorRT knows no other. Of activations for OpenVINO it is UINT8 128."""
+    computed = {node.name for node in graph.activations}
     for node in _distinct(graph):
+        wanted: np.generic = MIDDLE if graph.target and node.name in computed else np.int8(0)
         zero = graph.array(node.input[2]) if len(node.input) > 2 else None
-        right = zero is not None and zero.dtype == np.int8 and not zero.any()
-        yield node.name, None if right else "its zero point is not an INT8 0"
+        right = zero is not None and zero.dtype == wanted.dtype and (zero == wanted).all()
+        yield node.name, None if right else f"its zero point is not {wanted.dtype.name.upper()} {wanted}"
+
+
+def seven_bits(graph: QdqGraph) -> Check:
+    """Weights for OpenVINO without VNNI are -64..64, or sums of two products overflow 16 bits."""
+    if graph.target != SEVEN_BIT_TARGET:
+        return
+    for conv in graph.of_type(*WEIGHTED):
+        node = graph.dequantizer(conv.input[1])
+        weight, scale = graph.array(graph.weight_name(conv)), graph.array(node.input[1]) if node else None
+        if node is None or weight is None or scale is None:
+            continue
+        stored = weight.dtype == np.int8
+        integers = weight if stored else np.rint(weight / along_axis(node, weight, scale))
+        largest = int(np.abs(integers.astype(np.int16)).max(initial=0))
+        yield node.name, f"its weights reach {largest}" if largest > LARGEST_OF_SEVEN_BITS else None
 
 
 def granularity(graph: QdqGraph) -> Check:
@@ -337,7 +357,7 @@ def _computes(graph: QdqGraph, tensor: str, *types: str) -> bool:
 PROPERTIES: dict[str, Callable[[QdqGraph], Check]] = {
     check.__name__.replace("_", " "): check
     for check in (
-        scales, symmetric, granularity, pairs, one_quantizer, convolutions, activation, concat, moving, average_pool,
-        residual, decoding, types, float_island,
+        scales, symmetric, seven_bits, granularity, pairs, one_quantizer, convolutions, activation, concat, moving,
+        average_pool, residual, decoding, types, float_island,
     )
 }  # fmt: skip

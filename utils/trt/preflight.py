@@ -134,6 +134,7 @@ class OnnxFile:
     quantized: bool  # there are QuantizeLinear or DequantizeLinear nodes
     half: bool  # weights or scales are FP16: the types of a strongly typed network are in the file
     half_scales: bool  # quantizers have FP16 scales (opset 19), which weakly typed TensorRT does not read
+    unsigned: bool  # quantizers round to UINT8, as in files for OpenVINO
     plugins: bool  # there are nodes of TensorRT's own, such as EfficientNMS_TRT
     data_dependent: bool  # the size of a result is only known once it is computed, as NonMaxSuppression's
     metadata: Mapping[str, str]
@@ -163,6 +164,7 @@ class OnnxFile:
             quantized=bool(quantizers),
             half=FLOAT16 in scales | weights,
             half_scales=FLOAT16 in scales,
+            unsigned=any(stored.get(name) == UINT8 for node in quantizers for name in node.input[2:]),
             plugins=any(node.op_type.endswith("_TRT") for node in graph.node),
             data_dependent=any(node.op_type in DATA_DEPENDENT for node in graph.node),
             metadata=metadata,
@@ -188,10 +190,10 @@ class OnnxFile:
         return self.inputs[0].name, self.input_spec.nchw(self.inputs[0].shape)
 
 
-FLOAT16 = 10  # TensorProto's number of it
+UINT8, FLOAT16 = 2, 10  # TensorProto's numbers of them
 # TensorProto's number of a type → torch's name
 ONNX_TYPES = {
-    1: "float32", 2: "uint8", 3: "int8", 6: "int32", 7: "int64", 9: "bool", FLOAT16: "float16", 11: "float64",
+    1: "float32", UINT8: "uint8", 3: "int8", 6: "int32", 7: "int64", 9: "bool", FLOAT16: "float16", 11: "float64",
     16: "bfloat16",
 }  # fmt: skip
 
@@ -222,6 +224,11 @@ def decide(file: OnnxFile, api: Api, gpu: Gpu | None, config: BuildConfig) -> De
         if lacking := api.lacks(name, value):
             word = f" {value}" if isinstance(value, str) else ""
             raise InputError(f"{api.name} has no {lacking}; leave out --{name.replace('_', '-')}{word}")
+    if file.unsigned:
+        raise InputError(
+            f"{file.path} has quantizers of UINT8, as OpenVINO's files have them, and TensorRT takes INT8 only; export "
+            "it without --target"
+        )
     if not api.strongly_typed and (file.half_scales or file.opset > MAX_OPSET):
         raise InputError(
             f"{file.path} has opset {file.opset}{' and FP16 scales' * file.half_scales}, which {api.name} does not "

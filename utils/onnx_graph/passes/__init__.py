@@ -17,6 +17,7 @@ from onnx import ModelProto
 from utils.onnx_graph.passes.align_channels import align_channels
 from utils.onnx_graph.passes.decode_boxes import decode_boxes, separate_predictions
 from utils.onnx_graph.passes.fold_constants import fold_constants, remove_identities, simplify
+from utils.onnx_graph.passes.for_openvino import unsigned_activations
 from utils.onnx_graph.passes.int8_kernels import convolve_pools, dense_groups, separate_first
 from utils.onnx_graph.passes.quantizers import (
     merge_quantizers,
@@ -54,6 +55,8 @@ def wanted_passes(config: ExportConfig) -> list[Callable[[ModelProto], ModelProt
         first = [] if config.half else [separate_first]  # measured for TensorRT 8.6
         passes += [separate_parts, *first, align_channels, convolve_pools]
     # how values are stored
+    if config.target != "tensorrt":
+        passes.append(unsigned_activations)
     return passes + [to_half] * config.half + [store_int8_weights] * config.int8_weights
 
 
