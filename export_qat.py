@@ -143,10 +143,12 @@ def check_options(options: ExportOptions) -> None:
         options.reject_unused([*OF_NMS, *OF_MASKS], "without --include onnx_end2end, which puts NMS into the file")
     if options.half and options.typing == "weak":
         raise InputError("--half asks for FP16 and --typing weak for FP32; give one of them")
-    if options.target != "tensorrt" and "onnx_end2end" in options.include and options.nms in (None, "efficient"):
-        raise InputError(
-            f"--target {options.target}: OpenVINO does not run TensorRT's NMS plugin; give --nms onnx, or --nms none"
-        )
+    if options.target != "tensorrt":
+        options.reject_unused(["no_int8_rewrites"], f"with --target {options.target}, whose files have none")
+        if "onnx_end2end" in options.include and options.nms in (None, "efficient"):
+            raise InputError(
+                f"--target {options.target}: OpenVINO lacks TensorRT's NMS plugin; give --nms onnx, or --nms none"
+            )
     if options.input_layout == "nhwc" and options.input != "uint8":
         raise InputError("--input-layout nhwc is for --input uint8; float has nchw")
     if not options.weights:

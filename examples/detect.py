@@ -1,31 +1,37 @@
 #!/usr/bin/env python3
-"""Detect objects with a YOLOv9 engine by TensorRT, cuda-python, NumPy and OpenCV: no torch, nothing of this project.
+"""Detect objects with YOLOv9 by TensorRT or OpenVINO, NumPy and OpenCV: no torch, nothing of this project.
 
     pip install numpy "opencv-python-headless>=4.8" cuda-python    # and TensorRT: JetPack's, or pip install tensorrt
     python detect.py yolov9-c-int8.engine images/ --output drawn   # a folder of images, an image, or a video
 
-Copy this file into your product, which needs `Detector` alone. Class names are those of ENGINE.json, which
-scripts/build_engine.py writes beside the engine. Masks of a segmentation network are left out.
+Without an NVIDIA GPU, OpenVINO runs an ONNX file in the engine's place, and `pip install openvino` replaces the rest.
+Copy this file into your product, which needs `Detector`, or `OpenVinoDetector` for an ONNX file. Class names are those
+in the ONNX file, or in ENGINE.json, which scripts/build_engine.py writes. Masks of a segmentation network are left out.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import platform
+import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import cv2
 import numpy as np
 
-try:
-    import tensorrt as trt
-except ImportError:
-    import tensorrt_lean as trt  # it runs engines that were built with --version-compatible
-try:
-    from cuda.bindings import runtime as cudart  # cuda-python from 12.6 on
-except ImportError:
-    from cuda import cudart
+trt: Any = None
+with suppress(ImportError):  # ONNX files need neither
+    try:
+        import tensorrt as trt
+    except ImportError:
+        import tensorrt_lean as trt  # it runs engines that were built with --version-compatible
+    try:
+        from cuda.bindings import runtime as cudart  # cuda-python from 12.6 on
+    except ImportError:
+        from cuda import cudart
 
 DTYPES = {"FLOAT": np.float32, "HALF": np.float16, "UINT8": np.uint8, "INT32": np.int32, "INT64": np.int64}
 
@@ -39,6 +45,8 @@ class Detector:
         An engine with NMS inside has an `iou` of its own, and finds nothing below its own `conf`. Raises OSError or
         ValueError if a file cannot be read, or is not for here.
         """
+        if trt is None:
+            raise RuntimeError(f"{path} needs TensorRT and cuda-python; an .onnx file needs openvino alone")
         content, note = Path(path).read_bytes(), Path(f"{path}.json")
         about = json.loads(note.read_text(encoding="utf-8")) if note.is_file() else {"metadata": {}}
         self.names = {int(key): name for key, name in json.loads(about["metadata"].get("names", "{}")).items()}
@@ -85,12 +93,8 @@ class Detector:
         return nms(rows, 0.45, np.zeros(len(rows)))  # boxes of several classes at one place are one object
 
     def infer(self, pixels: np.ndarray) -> dict[str, np.ndarray]:
-        """Run the engine on a letterboxed image, uint8 RGB `[H, W, 3]`; outputs by name, without the batch's axis."""
-        feed, kinds = self._host[self._input], cudart.cudaMemcpyKind
-        pixels = cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY)[..., None] if self._grey else pixels
-        feed[:] = pixels if self._nhwc else pixels.transpose(2, 0, 1)  # the same for each image of a static batch
-        if feed.dtype != np.uint8:
-            feed /= 255
+        """Run the network on a letterboxed image, uint8 RGB `[H, W, 3]`; outputs by name, without the batch's axis."""
+        feed, kinds = self._feed(pixels), cudart.cudaMemcpyKind
         copy, device, stream = cudart.cudaMemcpyAsync, self._device, self._stream
         _cuda(copy(device[self._input], feed.ctypes.data, feed.nbytes, kinds.cudaMemcpyHostToDevice, stream))
         if not self._context.execute_async_v3(int(stream)):
@@ -100,6 +104,15 @@ class Detector:
             _cuda(copy(array.ctypes.data, device[name], array.nbytes, kinds.cudaMemcpyDeviceToHost, stream))
         _cuda(cudart.cudaStreamSynchronize(stream))
         return {name: array[0] for name, array in outputs.items()}
+
+    def _feed(self, pixels: np.ndarray) -> np.ndarray:
+        """Write a letterboxed image into the memory of the input, in the input's form."""
+        feed = self._host[self._input]
+        pixels = cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY)[..., None] if self._grey else pixels
+        feed[:] = pixels if self._nhwc else pixels.transpose(2, 0, 1)  # the same for each image of a static batch
+        if feed.dtype != np.uint8:
+            feed /= 255
+        return feed
 
     def _read_detections(self, outputs: dict[str, np.ndarray]) -> np.ndarray:
         """Of an engine with NMS inside: rows of x1, y1, x2, y2 in pixels of the input, score, class."""
@@ -115,6 +128,52 @@ class Detector:
         anchor, label = np.nonzero(scores > self.conf)  # a box counts for each class that it may be
         columns = middle[anchor] - half[anchor], middle[anchor] + half[anchor], scores[anchor, label], label
         return nms(np.column_stack(columns).astype(np.float32), self.iou, label)
+
+
+class OpenVinoDetector(Detector):
+    """An ONNX file in OpenVINO; all else as `Detector`."""
+
+    def __init__(self, path: str | Path, conf: float = 0.25, iou: float = 0.45, device: str = "CPU") -> None:
+        """Load a file on OpenVINO's CPU, GPU or NPU; thresholds as of `Detector`. Raises RuntimeError or ValueError."""
+        import openvino
+
+        core = openvino.Core()
+        network = core.read_model(str(path))
+        places = {key: ["framework", key] for key in ("names", "imgsz", "target")}
+        about = {key: network.get_rt_info(at).value for key, at in places.items() if network.has_rt_info(at)}
+        self.names = {int(key): name for key, name in json.loads(about.get("names", "{}")).items()}
+        self.conf, self.iou = conf, iou
+        self._outputs = [output.any_name for output in network.outputs]
+        if not {"num_dets", "output0"} & set(self._outputs):
+            raise ValueError(f"{path} has {', '.join(self._outputs)}; expected a file of export_qat.py")
+        int8 = any(operation.get_type_name() == "FakeQuantize" for operation in network.get_ops())
+        if int8 and device == "CPU" and about.get("target") != "openvino-avx2" and lacks_vnni():
+            advice = "export it with export_qat.py --target openvino-avx2"
+            print(f"warning: this CPU has no VNNI, so {path} gives wrong detections; {advice}", file=sys.stderr)
+        image, (height, width) = network.inputs[0], json.loads(about.get("imgsz", "[640, 640]"))
+        shape = [dimension.get_length() if dimension.is_static else 0 for dimension in image.partial_shape]
+        self._nhwc, self._grey = shape[3] in (1, 3), 1 in (shape[1], shape[3])
+        dynamic = (1, height, width, 0) if self._nhwc else (1, 0, height, width)
+        shape = [own or size for own, size in zip(shape, dynamic, strict=True)]
+        self.size = (shape[1], shape[2]) if self._nhwc else (shape[2], shape[3])
+        self._input = image.any_name
+        self._host = {self._input: np.zeros(shape, image.element_type.to_dtype())}
+        network.reshape(shape)
+        float_layers = {"INFERENCE_PRECISION_HINT": "f32"} if device == "CPU" else {}  # some CPUs would take BF16
+        network = core.compile_model(network, device, {"PERFORMANCE_HINT": "LATENCY", **float_layers})
+        self._request = network.create_infer_request()
+
+    def infer(self, pixels: np.ndarray) -> dict[str, np.ndarray]:
+        """See `Detector.infer`."""
+        self._request.infer({self._input: self._feed(pixels)})
+        return {name: self._request.get_tensor(name).data[0] for name in self._outputs}
+
+
+def lacks_vnni(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether this is an x86 CPU whose 8-bit products overflow; False where the system does not tell."""
+    if platform.machine().lower() not in ("x86_64", "amd64") or not cpuinfo.is_file():
+        return False
+    return not {"avx512_vnni", "avx_vnni"} & set(cpuinfo.read_text(encoding="utf-8").split())
 
 
 def letterbox(image: np.ndarray, size: tuple[int, int]) -> tuple[np.ndarray, tuple[float, float], tuple[float, float]]:
@@ -174,13 +233,14 @@ def _cuda(answer: tuple[Any, ...]) -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0], allow_abbrev=False)
-    parser.add_argument("engine", type=Path)
+    parser.add_argument("network", type=Path, help="an engine, or an ONNX file for OpenVINO")
     parser.add_argument("source", type=Path, help="a folder of images, an image, or a video")
     parser.add_argument("--output", type=Path, default=Path("drawn"), help="folder (default: drawn)")
     parser.add_argument("--conf", type=float, default=0.25, help="least score (default: 0.25)")
     parser.add_argument("--iou", type=float, default=0.45, help="IoU of NMS (default: 0.45)")
     args = parser.parse_args()
-    detector = Detector(args.engine, args.conf, args.iou)
+    kind = OpenVinoDetector if args.network.suffix == ".onnx" else Detector
+    detector = kind(args.network, args.conf, args.iou)
     args.output.mkdir(parents=True, exist_ok=True)
     for path in sorted(args.source.iterdir()) if args.source.is_dir() else [args.source]:
         if (image := cv2.imread(str(path))) is not None:
@@ -199,5 +259,5 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except (OSError, RuntimeError, ValueError, cv2.error) as error:
+    except (ImportError, OSError, RuntimeError, ValueError, cv2.error) as error:
         raise SystemExit(f"error: {error}") from None

@@ -16,6 +16,7 @@ from random_networks import TINY, convolutions_in, narrow, random_network, save_
 
 from models.quantize import checkpoint, placement
 from models.quantize.flow import export_mode
+from models.quantize.modules import limit_weights_to_7_bits, quantized_weights
 from models.quantize.recipe import Recipe
 from utils.core.errors import QatError
 from utils.jobs.compare_tensors import STEPS, compare_tensors
@@ -27,6 +28,7 @@ from utils.onnx_graph.verify import verify
 from utils.onnx_graph.view import metadata_of
 
 CPU = torch.device("cpu")
+OPENVINO = ("openvino", "openvino-avx2")
 
 
 @pytest.fixture(scope="module")
@@ -241,7 +243,7 @@ def test_program_exports(kind, weights, tmp_path, capsys):
     assert out[-1] == "matches PyTorch (rounding only)"
     assert out[-3:-1] == [f"next: python val_trt.py {path} --data DATA.yaml",
                           f"then, on the machine with the GPU: scripts/generate_trt_engine.sh {path}"]  # fmt: skip
-    assert [line.endswith("all 14 properties hold") for line in out[1:-3]] == ([True] if kind == "quantized" else [])
+    assert [line.endswith("all 15 properties hold") for line in out[1:-3]] == ([True] if kind == "quantized" else [])
     entries = metadata_of(onnx.load(path))
     expected = {"stride": "32", "task": "detect", "batch": "2", "opset": opset, "typing": typing, "dynamic": "none"}
     assert expected.items() <= entries.items()
@@ -278,16 +280,64 @@ def test_names_say_what_is_in_a_file_and_what_is_replaced_is_said(weights, tmp_p
         ("quantized", ("--typing", "strong"), "quantized-int8-strong.onnx", False),
         ("quantized", ("--typing", "strong", "--dynamic", "batch"), "quantized-int8-strong.onnx", True),
         ("float", ("--include", "onnx_end2end", "--half"), "float-fp16-end2end.onnx", False),
+        *(("quantized", ("--target", target), f"quantized-int8-{target}.onnx", False) for target in OPENVINO),
     ]
     for kind, words, name, replaced in cases:
         code, out, err = program(capsys, "--weights", folder / f"{kind}.pt", *quick, *words)
         assert (code, err) == (0, [])
         assert any(line.startswith(f"{folder / name}: ") for line in out)
         assert [line for line in out if line.startswith("replaces")] == [f"replaces {folder / name}"] * replaced
-        assert shlex.split(out[-2])[-1] == str(folder / name)
+        assert str(folder / name) in shlex.split(out[-2])
     shutil.copy(weights["quantized"], folder / "some-int8.pt")
     assert program(capsys, "--weights", folder / "some-int8.pt", *quick, "--typing", "weak")[0] == 0
     assert {path.name for path in folder.glob("*.onnx")} == {name for *_, name, _ in cases} | {"some-int8.onnx"}
+
+
+@pytest.mark.parametrize("more", [(), ("--int8-weights",), ("--input", "uint8")], ids=str)
+@pytest.mark.parametrize("target", OPENVINO)
+def test_a_file_for_openvino(target, more, weights, exported, tmp_path, capsys):
+    """It is compared with PyTorch; its activations have the values of the file for TensorRT, its weights maybe not."""
+    path = tmp_path / "file.onnx"
+    words = ("--weights", weights["quantized"], "--output", path, "--imgsz", SIDE, "--batch-size", 2, "--device", "cpu")
+    code, out, err = program(capsys, *words, "--target", target, *more)
+    assert (code, err) == (0, [])
+    assert out[-1].startswith("matches PyTorch")
+    assert "--runtime openvino" in out[-2]
+    assert not any("generate_trt_engine" in line for line in out)
+    entries = metadata_of(onnx.load(path))
+    assert (entries["target"], entries["typing"]) == (target, "weak")
+    assert program(capsys, "--verify", path)[0] == 0
+    if not more:
+        images = random_images()
+        same = np.array_equal(run(path, images), run(exported("quantized", for_int8_kernels=False).path, images))
+        assert same == (target == "openvino")
+
+
+def test_weights_of_7_bits_are_rounded_from_the_float_ones(networks, weights):
+    network = load_network(weights["quantized"], CPU)
+    limit_weights_to_7_bits(network.model)
+    before = quantized_weights(networks["quantized"].model)
+    for path, (module, quantizer) in quantized_weights(network.model).items():
+        original, own = before[path]
+        step = own.amax / 127 * 2
+        expected = (original.weight.clamp(-own.amax, own.amax) / step).detach().numpy()
+        found = (quantizer(module.weight) / step).detach().numpy()
+        assert np.abs(found).max() <= 64
+        assert np.abs(found - np.rint(found)).max() < 1e-4
+        assert np.abs(found - expected).max() < 0.5001
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "named"),
+    [("float", (), "--target"), ("quantized", ("--typing", "strong"), "--typing strong"),
+     ("quantized", ("--half",), "--half"), ("quantized", ("--opset", 19), "--opset"),
+     ("quantized", ("--include", "onnx_end2end"), "--nms"), ("quantized", ("--no-int8-rewrites",), "--no-int8")],
+)  # fmt: skip
+def test_what_does_not_fit_openvino_is_refused(kind, words, named, weights, tmp_path, capsys):
+    words = ("--weights", weights[kind], "--output", tmp_path / "a.onnx", "--target", "openvino", *words)
+    code, _, err = program(capsys, *words, "--device", "cpu")
+    assert (code, len(err), [*tmp_path.iterdir()]) == (2, 1, [])
+    assert named in err[0]
 
 
 def test_program_verifies(weights, tmp_path, capsys):
@@ -295,7 +345,7 @@ def test_program_verifies(weights, tmp_path, capsys):
     assert program(capsys, "--weights", weights["quantized"], "--output", path, "--imgsz", SIDE)[0] == 0
     code, out, err = program(capsys, "--verify", path)
     assert (code, err) == (0, [])
-    assert out[-1].endswith("all 14 properties hold")
+    assert out[-1].endswith("all 15 properties hold")
     graph = onnx.load(path)
     node = next(node for node in graph.graph.node if node.op_type == "Concat")
     dequantizer = next(other for other in graph.graph.node if node.input[0] in other.output)

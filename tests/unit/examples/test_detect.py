@@ -1,6 +1,8 @@
-"""examples/detect.py and detect.cpp find what `val_trt.py --source` finds, box for box, on stand-ins of TensorRT."""
+"""examples/detect.py and detect.cpp find what `val_trt.py --source` finds, box for box: on stand-ins of TensorRT, and
+in OpenVINO."""
 
 import ctypes
+import json
 import os
 import runpy
 import shutil
@@ -17,12 +19,16 @@ import onnx
 import pytest
 from known_images import MIXED, KnowingModel, export_answers, write_set
 from known_masks import KnowingMasks, export_masks, write_outlined_set
+from qdq_graph import SIZE, good_graph
 from tensorrt_stand_in import stand_in
 
 from utils.core.input_spec import FLOATS, InputSpec
+from utils.jobs.open import open_openvino
 from utils.jobs.visualize import Artist
 from utils.onnx_graph.output_formats import NmsSettings, attach_nms
+from utils.onnx_graph.passes.for_openvino import TARGET_KEY, seven_bit_weights, unsigned_activations
 from utils.onnx_graph.passes.take_bytes import take_bytes
+from utils.onnx_graph.view import set_metadata
 from utils.trt.build import build
 from utils.trt.preflight import BuildConfig
 from utils.trt.runner import TensorRTRunner
@@ -143,6 +149,73 @@ def test_a_folder_and_a_video(known, tmp_path, monkeypatch, load):
         assert before.shape == after.shape
         assert (before != after).any() == any(row[5] > 0.25 for row in sample.answers)
     assert cv2.VideoCapture(str(drawn / "a.mp4")).get(cv2.CAP_PROP_FRAME_COUNT) == 3
+
+
+# ONNX files, in OpenVINO
+
+
+def same_detections(file, images, load, conf=0.25, iou=0.45):
+    """How many objects the example finds in a file, all of them where our own runner finds them."""
+    detector = load(None).OpenVinoDetector(file, conf, iou)
+    count = 0
+    with open_openvino(file, "CPU") as runner:
+        artist = Artist(runner, imgsz=detector.size, conf_thres=conf, iou_thres=iou)
+        for image in images:
+            found, expected = detector(image), artist.detect(image)[0].numpy()[:, :6]
+            np.testing.assert_allclose(found, expected, atol=1e-3)
+            count += len(found)
+    return count, detector
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"batch": 4}, {"form": InputSpec("uint8", "nhwc")}, {"form": InputSpec(channels=1)},
+     {"nms": NmsSettings("onnx", topk=20)}],
+    ids=str,
+)  # fmt: skip
+def test_a_float_file_in_openvino(options, known, tmp_path, load):
+    pytest.importorskip("openvino")
+    form, batch = options.get("form", FLOATS), options.get("batch")
+    file = export_answers(known[1], tmp_path / "a.onnx", batch, None if batch is None else 64, channels=form.channels)
+    model = set_metadata(take_bytes(onnx.load(file), form), {"imgsz": "[64, 64]", **form.metadata()})
+    onnx.save(attach_nms(model, options["nms"]) if "nms" in options else model, file)
+    images = [cv2.imread(str(sample.path)) for sample in known[0]]
+    count, detector = same_detections(file, images, load)
+    assert count >= 8
+    assert (detector.size, detector.names) == ((64, 64), dict(enumerate(NAMES)))
+
+
+@pytest.mark.parametrize(("target", "warned"), [("openvino-avx2", False), ("openvino", True), (None, True)])
+def test_an_int8_file_in_openvino(target, warned, tmp_path, load, monkeypatch, capsys):
+    """Weights of 7 bits: sums are exact on each processor, so that results are the same."""
+    pytest.importorskip("openvino")
+    file, names = tmp_path / "a.onnx", json.dumps({0: "cat", 1: "dog"})
+    entries = {"imgsz": f"[{SIZE}, {SIZE}]", "stride": "16", "names": names, "task": "detect"}
+    model = set_metadata(seven_bit_weights(unsigned_activations(good_graph())), entries)
+    onnx.save(set_metadata(model, {TARGET_KEY: target} if target else {}), file)
+    images = np.random.default_rng(0).integers(0, 256, (12, SIZE, SIZE, 3), np.uint8)
+    if target == "openvino-avx2":  # others would be changed in memory by our runner
+        assert same_detections(file, images, load, conf=0.05)[0] >= 8
+    detect = load(None)
+    for lacking in (True, False):
+        monkeypatch.setitem(detect.OpenVinoDetector.__init__.__globals__, "lacks_vnni", lambda: lacking)  # noqa: B023
+        capsys.readouterr()
+        detect.OpenVinoDetector(file)
+        said = capsys.readouterr().err
+        assert ("--target openvino-avx2" in said, said.count("\n")) == (warned and lacking, int(warned and lacking))
+
+
+@pytest.mark.parametrize(
+    ("machine", "flags", "lacking"),
+    [("x86_64", "sse4_2 avx2", True), ("x86_64", "avx2 avx512f avx512_vnni", False), ("AMD64", "avx_vnni", False),
+     ("aarch64", "asimd", False), ("x86_64", None, False)],
+)  # fmt: skip
+def test_a_processor_without_vnni(machine, flags, lacking, tmp_path, load, monkeypatch):
+    cpuinfo = tmp_path / "cpuinfo"
+    if flags is not None:
+        cpuinfo.write_text(f"processor : 0\nflags\t\t: fpu {flags}\n")
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    assert load(None).lacks_vnni(cpuinfo) is lacking
 
 
 # examples/detect.cpp

@@ -347,3 +347,9 @@ def test_a_state_of_qat_that_is_worse_than_ptq_is_named(ptq, qat, words):
 def test_what_follows_an_export(known, engine_only, lines):
     usual = {"has_gpu": False, "data": "", "reference": "", "unlabelled": False}
     assert AfterExport(**{**usual, **known}).lines("a b.onnx", engine_only=engine_only) == lines
+
+
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_no_engine_follows_the_export_of_a_file_for_openvino(has_gpu):
+    lines = AfterExport(has_gpu, "d.yaml", "f.pt", False).lines("a.onnx", engine_only=False, for_openvino=True)
+    assert lines == ["next: python val_trt.py a.onnx --runtime openvino --reference f.pt --data d.yaml"]

@@ -8,6 +8,7 @@ import onnx
 import pytest
 from qdq_graph import Editor, good_graph
 
+from utils.onnx_graph.passes.for_openvino import TARGET_KEY, seven_bit_weights, unsigned_activations
 from utils.onnx_graph.passes.quantizers import store_int8_weights
 from utils.onnx_graph.passes.to_half import to_half
 from utils.onnx_graph.verify import PROPERTIES, table, verify
@@ -183,7 +184,7 @@ def test_good_graph_passes():
     assert strong.ok
     assert strong.checked == report.checked | {"types": 10}  # every convolution, DFL's too
     assert report.counts == {"quantizers": 24, "convolutions": 9, "float_convolutions": 0}
-    assert "all 14 properties hold" in table(report)
+    assert "all 15 properties hold" in table(report)
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
@@ -247,3 +248,30 @@ def test_an_operator_is_in_float_with_the_convolutions_around_it():
         editor.insert_node("Exp", "/model.0/act/Mul_output_0")
         editor.find("/inserted/Exp").name = "/model.0/Exp"
         assert {finding.rule for finding in verify(editor.model).findings} == breaches
+
+
+UNSIGNED = unsigned_activations(GOOD)
+SEVEN_BITS = seven_bit_weights(UNSIGNED)
+
+
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize(
+    ("model", "target", "broken"),
+    [
+        (UNSIGNED, "openvino", set()),
+        (SEVEN_BITS, "openvino-avx2", set()),
+        (UNSIGNED, "openvino-avx2", {"seven bits"}),
+        (UNSIGNED, "", {"symmetric"}),  # TensorRT's file
+        (GOOD, "openvino", {"symmetric"}),
+    ],
+)
+def test_a_file_for_openvino(model, target, broken, stored):
+    model = store_int8_weights(model) if stored else model
+    report = verify(set_metadata(model, {TARGET_KEY: target} if target else {}))
+    assert {finding.rule for finding in report.findings} == broken
+
+
+def test_only_activations_are_unsigned_for_openvino():
+    edit = Editor(set_metadata(UNSIGNED, {TARGET_KEY: "openvino"}))
+    edit.set_tensor("model.0.conv.weight/zero_point", np.full(8, 128, np.uint8))
+    assert {finding.rule for finding in verify(edit.model).findings} == {"symmetric"}

@@ -11,6 +11,7 @@ from decoding_graph import head_graph
 from one_conv import METADATA, write_onnx
 from onnx import TensorProto, helper, numpy_helper
 from pydantic import ValidationError
+from qdq_graph import Editor
 from tensorrt_stand_in import GPU, stand_in
 
 from utils.core.errors import InputError, QatError
@@ -91,6 +92,8 @@ QUANTIZED, HALF_SCALES = {"quantized": True}, {"half": True, "half_scales": True
         ("8.6.0", QUANTIZED, {"precision": "fp16"}, "for that precision"),
         ("11.1.0", QUANTIZED, {}, "--typing strong, .* give build_engine.py --allow-fp32"),
         ("11.1.0", {}, {}, "--allow-fp32"),
+        ("8.6.0", {"unsigned": True, "quantized": True}, {}, "without --target"),
+        ("11.1.0", {"unsigned": True, "half": True, "quantized": True}, {}, "without --target"),
         ("8.6.0", {}, {"targets": ("SM89",)}, "--target SM89; it builds only for the GPU it runs on"),
     ],
 )
@@ -115,6 +118,10 @@ def test_what_a_file_holds_is_found_in_initializers_and_constants(tmp_path):
     assert OnnxFile.of_model(model, tmp_path) == file
     weights = OnnxFile.read(write_onnx(tmp_path / "b.onnx", (2, 3, 64, 96), FP16))
     assert (weights.quantized, weights.half, weights.half_scales) == (False, True, False)
+    for zero_point, unsigned in ((np.int8(0), False), (np.uint8(128), True)):
+        edit = Editor(onnx.load(write_onnx(tmp_path / "c.onnx", quantized=True)))
+        edit.set_tensor("zero", zero_point)
+        assert OnnxFile.of_model(edit.model, tmp_path).unsigned is unsigned
     flat = dataclasses.replace(file.inputs[0], shape=(3, 4, 5))
     for inputs, said in (((), "nothing"), (file.inputs * 2, ", images float16"), ((flat,), "images .*3, 4, 5]")):
         with pytest.raises(InputError, match=f"takes .*{said}.*; expected one input"):

@@ -51,7 +51,7 @@ def wanted_passes(config: ExportConfig) -> list[Callable[[ModelProto], ModelProt
     ]  # fmt: skip
     if config.simplify:  # onnxslim takes the names away again
         passes += [simplify, name_quantizers, remove_unused]
-    if config.for_int8_kernels:  # of TensorRT: a convolution's parts may need whole blocks
+    if config.for_int8_kernels and config.target == "tensorrt":  # a convolution's parts may need whole blocks
         first = [] if config.half else [separate_first]  # measured for TensorRT 8.6
         passes += [separate_parts, *first, align_channels, convolve_pools]
     # how values are stored
