@@ -153,6 +153,7 @@ class OnnxFile:
         stored |= {node.output[0]: item.t.data_type for node in graph.node for item in node.attribute}  # of a Constant
         quantizers = [node for node in graph.node if node.op_type in ("QuantizeLinear", "DequantizeLinear")]
         scales = {stored.get(node.input[1]) for node in quantizers}
+        zero_points = {stored.get(name) for node in quantizers for name in node.input[2:]}
         weights = {stored.get(node.input[1]) for node in graph.node if node.op_type == "Conv"}
         inputs = tuple(_tensor_spec(value) for value in graph.input if value.name not in stored)
         metadata = {entry.key: entry.value for entry in model.metadata_props}
@@ -164,7 +165,7 @@ class OnnxFile:
             quantized=bool(quantizers),
             half=FLOAT16 in scales | weights,
             half_scales=FLOAT16 in scales,
-            unsigned=any(stored.get(name) == UINT8 for node in quantizers for name in node.input[2:]),
+            unsigned=UINT8 in zero_points,
             plugins=any(node.op_type.endswith("_TRT") for node in graph.node),
             data_dependent=any(node.op_type in DATA_DEPENDENT for node in graph.node),
             metadata=metadata,
