@@ -207,11 +207,10 @@ def openvino_form(model: ModelProto, device: str) -> tuple[ModelProto, str]:
         return model, "weights of 7 bits"
     if not any(node.op_type == "QuantizeLinear" for node in model.graph.node):
         return model, ""
-    model = unsigned_activations(model)
     if multiplies_exactly(device):
         return model, ""
     warn_once(logger, SEVEN_BITS)
-    return seven_bit_weights(model), "weights of 7 bits"
+    return seven_bit_weights(unsigned_activations(model)), "weights of 7 bits"
 
 
 def torch_runner(network: Network, device: torch.device | str) -> Runner:
