@@ -72,29 +72,10 @@ def load_float(path: str | Path, heads: Collection[str] = HEADS) -> FloatCheckpo
     import torch
     from torch import nn
 
-    from utils.core.checkpoints import UPSTREAMS
-
     content = read_checkpoint(path, needed=NETWORK_KEYS)
     if isinstance(content, nn.Module):
         content = {"model": content}
-    if not isinstance(content, Mapping):
-        raise CheckpointError(f"{path} holds a {type(content).__name__}, not a YOLOv9 checkpoint; {UPSTREAMS}")
-    if "state_version" in content:
-        raise CheckpointError(f"{path} is what --resume continues from; give qat_best_*, qat_ep_* or ptq_* beside it")
-    model: Any = content.get("model") if content.get("ema") is None else content["ema"]
-    layers = getattr(model, "model", None)
-    if not hasattr(model, "yaml") or not isinstance(layers, nn.Sequential) or not len(layers):
-        if _is_state_dict(content):
-            raise CheckpointError(
-                f"{path} holds weights without the network (a state_dict). Build the network and save both "
-                "together, in the checkout: m = models.yolo.DetectionModel(YAML, nc=CLASSES); "
-                "m.load_state_dict(WEIGHTS); torch.save({'model': m}, 'new.pt')"
-            )
-        if isinstance(model, nn.Module):
-            raise CheckpointError(f"{path} holds a {type(model).__name__}, which is no network of YOLOv9; {UPSTREAMS}")
-        raise CheckpointError(
-            f"{path} holds no YOLOv9 network under 'ema' or 'model' (keys: {short_repr(list(content))}); {UPSTREAMS}"
-        )
+    model = _network_in(path, content)
     opt = content["opt"] if isinstance(content.get("opt"), Mapping) else {}
     check_head(model, path, heads)
     try:
@@ -135,6 +116,33 @@ def load_float(path: str | Path, heads: Collection[str] = HEADS) -> FloatCheckpo
             f"{path} is damaged or from another version: its network does not compute "
             f"({type(error).__name__}: {reason}); {AGAIN}"
         ) from error
+
+
+def _network_in(path: str | Path, content: Any) -> Any:
+    """The EMA or else the network in a checkpoint's content; `CheckpointError` that names another content."""
+    from torch import nn
+
+    from utils.core.checkpoints import UPSTREAMS
+
+    if not isinstance(content, Mapping):
+        raise CheckpointError(f"{path} holds a {type(content).__name__}, not a YOLOv9 checkpoint; {UPSTREAMS}")
+    if "state_version" in content:
+        raise CheckpointError(f"{path} is what --resume continues from; give qat_best_*, qat_ep_* or ptq_* beside it")
+    model: Any = content.get("model") if content.get("ema") is None else content["ema"]
+    layers = getattr(model, "model", None)
+    if not hasattr(model, "yaml") or not isinstance(layers, nn.Sequential) or not len(layers):
+        if _is_state_dict(content):
+            raise CheckpointError(
+                f"{path} holds weights without the network (a state_dict). Build the network and save both "
+                "together, in the checkout: m = models.yolo.DetectionModel(YAML, nc=CLASSES); "
+                "m.load_state_dict(WEIGHTS); torch.save({'model': m}, 'new.pt')"
+            )
+        if isinstance(model, nn.Module):
+            raise CheckpointError(f"{path} holds no YOLOv9 network but a {type(model).__name__}; {UPSTREAMS}")
+        raise CheckpointError(
+            f"{path} holds no YOLOv9 network under 'ema' or 'model' (keys: {short_repr(list(content))}); {UPSTREAMS}"
+        )
+    return model
 
 
 def _is_state_dict(value: Any) -> bool:
