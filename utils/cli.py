@@ -29,10 +29,17 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
-from utils.core.errors import ENVIRONMENT, HABITS, KEY_VALUE, QatError, removed
+from utils.core.errors import ENVIRONMENT, HABITS, KEY_VALUE, UNHIDE, QatError, removed
 
-if missing := [name for name in ("pydantic", "filelock", "numpy", "yaml") if importlib.util.find_spec(name) is None]:
+if missing := [name for name in ("pydantic", "numpy", "yaml") if importlib.util.find_spec(name) is None]:
     sys.stderr.write(f"error: {sys.executable} has no {missing[0]}; {ENVIRONMENT}\n")
+    sys.exit(2)
+if hiding := [
+    spec
+    for name in ("pydantic", "numpy", "yaml", "torch", "torchvision", "cv2", "PIL", "onnx", "onnxruntime", "tqdm")
+    if (spec := importlib.util.find_spec(name)) and spec.submodule_search_locations is None  # a file, and no folder
+]:
+    sys.stderr.write(f"error: {hiding[0].origin} hides the package {hiding[0].name}; {UNHIDE}\n")
     sys.exit(2)
 
 from utils.core import distributed
@@ -99,7 +106,10 @@ def run_program(
     leaf, (kind, work) = leaves[command]
     if unknown:
         leaf.refuse(unknown)
-    world = distributed.launched()
+    try:
+        world = distributed.launched()
+    except QatError as error:
+        leaf.exit(error.exit_code, f"error: {error}\n")
     if world.size > 1 and command not in together:
         leaf.exit(2, "" if world.rank else f"error: {leaf.prog} is one process; start it without torchrun\n")
     setup_logging(arguments.debug, world.rank)

@@ -3,11 +3,12 @@
 A checkpoint is a zip archive of tensors and a pickle, and a pickle is a program: it names functions and calls them.
 Two steps make it harmless:
 
-1. `_Unpickler` looks each name up in a table instead of importing it, and gives the pickle a shell for it: a class of
-   ours that records the arguments and the state that it receives, and does nothing else.
+1. `_Unpickler` imports no name, and gives the pickle a shell for each: a class of ours that records the arguments and
+   the state that it receives, and does nothing else.
 2. `_Builder` makes tensors, numbers and modules of the shells. A tensor has to lie within its storage. A module has to
    be of a listed class, whose constructor is not called: it starts as an empty `nn.Module` and receives plain data,
-   tensors and child modules. Whatever could be called, such as a hook, is refused.
+   tensors and child modules. Whatever could be called, such as a hook, is refused, and so is each name that is not in
+   a table here; under keys that nothing needs it is left out.
 
 `torch.load(weights_only=True)` compares no checksums, keeps one list of names for the whole process, and refuses
 `getattr`, which checkpoints of segmentation networks name.
@@ -21,7 +22,6 @@ import pickle
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
-from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -44,6 +44,22 @@ PATHS = tuple(f"pathlib.{prefix}{kind}" for prefix in ("", "Pure") for kind in (
 RENAMED = {"__builtin__.": "builtins.", "numpy._core.": "numpy.core.", "pathlib._local.": "pathlib."}
 ARRAY, DTYPE = "numpy.core.multiarray._reconstruct", "numpy.dtype"
 GETATTR = "builtins.getattr"
+
+# Attributes of an instance, as argparse gives options; read as a dictionary.
+NAMESPACES = ("argparse.Namespace", "types.SimpleNamespace")
+# Beginnings of names of data that nothing here needs, wherever they are; read as None.
+UNREAD = ("datetime.", "zoneinfo.", "uuid.", "decimal.", "fractions.")
+# Modules that hold the network as `module`, and only distribute or average it.
+WRAPPERS = (
+    "torch.nn.parallel.data_parallel.DataParallel", "torch.nn.parallel.distributed.DistributedDataParallel",
+    "torch.optim.swa_utils.AveragedModel",
+)  # fmt: skip
+QUANTIZERS = {  # beginning of a name → whose
+    "pytorch_quantization.": "pytorch-quantization, as by yolov9-qat", "modelopt.": "NVIDIA's Model Optimizer",
+    "torchao.": "torchao", "torch.ao.": "PyTorch's own quantization",
+}  # fmt: skip
+LEGACY = bytes.fromhex("80028a0a6cfc9c46f9206aa850192e")  # how files of torch.save began before PyTorch 1.6
+UPSTREAMS = "give the .pt file that upstream's train.py wrote"
 
 # A segment head keeps the forward of the head below it as its attribute `detect`, which a pickle holds as
 # `getattr(DDetect, "forward")`. Class of the head → class whose forward it keeps; getattr has no other use here.
@@ -72,6 +88,7 @@ def read_torch_file(
     file: str | Path,
     modules: Mapping[str, type[nn.Module]] | None = None,
     *,
+    needed: Collection[str] | None = None,
     skip: Collection[str] = (),
     remedy: str = "copy or download it again",
 ) -> Any:
@@ -79,7 +96,9 @@ def read_torch_file(
 
     Args:
         modules: the module classes that the file may hold, by their names in a pickle. Modules may be the content
-            itself or values of a dictionary that is the content.
+            itself or values of a dictionary that is the content; of a wrapper such as DataParallel the network is read.
+        needed: keys of that dictionary whose values must be read whole, by default all. Of other values the parts are
+            left out that would be refused.
         skip: keys of that dictionary whose values are left out, and whose tensors are not read.
         remedy: what to do about a damaged file.
 
@@ -89,49 +108,68 @@ def read_torch_file(
     """
     if not os.path.isfile(file):
         raise CheckpointError(no_file(file, "--weights takes a .pt file"))
-    if _is_safetensors(file):
-        raise CheckpointError(
-            f"{file} is a safetensors file, which holds weights without the network; give the .pt file that upstream's "
-            "train.py wrote"
-        )
+    _check_format(file)
     try:
         with zipfile.ZipFile(file) as archive:  # which compares what it reads with its checksum
             pickles = [name for name in archive.namelist() if name.count("/") == 1 and name.endswith("/data.pkl")]
             if len(pickles) != 1:
                 raise ValueError("a zip file without data.pkl")
-            content = _Unpickler(io.BytesIO(archive.read(pickles[0])), modules or {}).load()
+            unpickler = _Unpickler(io.BytesIO(archive.read(pickles[0])))
+            content = unpickler.load()
             builder = _Builder(modules or {}, lambda key: archive.read(f"{pickles[0][:-8]}data/{key}"))
             if type(content) in (dict, _Dict):
-                return {_key(key): builder.value(value, True) for key, value in content.items() if key not in skip}
+                needed = content if needed is None else needed
+                parts = {
+                    _key(key): builder.value(value, True) if key in needed else builder.listed_part(value)
+                    for key, value in content.items()
+                    if key not in skip
+                }
+                return {key: value for key, value in parts.items() if value is not LEFT_OUT}
             return builder.value(content, True)
     except NotAllowed as error:
-        raise NotAllowed(_refusal(file, error.name), error.name) from error
+        telling = [name for name in unpickler.names if name.startswith(TELLING) and name not in (modules or {})]
+        name = [*telling, error.name][0]
+        raise NotAllowed(_refusal(file, name), name) from error
     except Exception as error:  # a damaged file can break zipfile, the unpickler and the builder anywhere
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         problem = f"is damaged, or no checkpoint of PyTorch 1.6 or newer ({reason})"
         raise CheckpointError(f"{file} {problem}; {remedy}") from error
 
 
-def _is_safetensors(file: str | Path) -> bool:
-    """Whether a file begins as safetensors files do: with the length of a JSON object, and that object."""
+def _check_format(file: str | Path) -> None:
+    """Raise `CheckpointError` for files of other formats that people take for checkpoints."""
     with open(file, "rb") as stream:
-        begin = stream.read(9)
-    return len(begin) == 9 and begin[8:] == b"{" and int.from_bytes(begin[:8], "little") <= os.path.getsize(file) - 8
+        begin = stream.read(len(LEGACY))
+    length = int.from_bytes(begin[:8], "little")  # of the JSON object with which a safetensors file begins
+    if len(begin) > 8 and begin[8:9] == b"{" and length <= os.path.getsize(file) - 8:
+        raise CheckpointError(f"{file} is a safetensors file, which holds weights without the network; {UPSTREAMS}")
+    if begin == LEGACY:
+        raise CheckpointError(
+            f"{file} has the format that PyTorch had before 1.6; if you trust it, write it anew in the checkout: "
+            f"torch.save(torch.load({str(file)!r}, weights_only=False), 'new.pt')"
+        )
 
 
 def _refusal(file: str | Path, name: str) -> str:
     """What a checkpoint is that names a class which is not allowed, and what to do."""
-    if name.startswith("pytorch_quantization."):
-        return f"{file} was quantized with pytorch-quantization, as by yolov9-qat; give the FP32 weights instead"
+    if quantizer := next((QUANTIZERS[begin] for begin in QUANTIZERS if name.startswith(begin)), ""):
+        return f"{file} was quantized with {quantizer}; give the FP32 weights instead"
+    if name.startswith("__torch__."):
+        return f"{file} is a TorchScript file; give the .pt file that it was exported from"
     if name.startswith("models."):
         return (
             f"{file} holds {name}, which YOLOv9 does not have: it is a checkpoint of YOLOv5, YOLOv7 or a fork. A class "
             "of a fork has to be listed first (BLOCKS in utils/upstream/description.py, see CONTRIBUTING.md)"
         )
+    package = name.partition(".")[0]
+    advice = (
+        "Save the network without fusing or wrapping it, as upstream's train.py does (TORCH_MODULES in utils/upstream/ "
+        "lists what is taken)"
+    )
+    if package.isidentifier() and package not in ("torch", "builtins", "utils"):
+        advice = f"If {package} is another project, {UPSTREAMS}; if it is code of your own, save the network without it"
     return (
-        f"{file} holds {name}, which is no data and no module class of YOLOv9 or torch.nn; it was not loaded. Save the "
-        "network without fusing or wrapping it, as upstream's train.py does (TORCH_MODULES in utils/upstream/ lists "
-        "what is taken)"
+        f"{file} holds {name}, which is no data and no module class of YOLOv9 or torch.nn; it was not loaded. {advice}"
     )
 
 
@@ -165,30 +203,45 @@ class _Dict(dict[Any, Any]):
         """A state_dict's is the versions of its modules, which nothing here needs."""
 
 
-@cache  # of names that are allowed
-def _shell(name: str) -> type[_Shell]:
-    return type("Shell", (_Shell,), {"__slots__": (), "name": name})
+class _Foreign(_Shell):
+    """Stands for a name that is not listed: takes arguments and items as any class may, and forgets them."""
+
+    __slots__ = ()
+
+    def __new__(cls, *args: Any, **_: Any) -> Any:
+        return super().__new__(cls, *args)
+
+    def __setitem__(self, key: Any, value: Any) -> None: ...
+
+    def append(self, value: Any) -> None:
+        """Take no item."""
+
+    extend = add = append
+
+
+def _shell(name: str, kind: type[_Shell] = _Shell) -> type[_Shell]:
+    return type("Shell", (kind,), {"__slots__": (), "name": name})
 
 
 _STORAGE = _shell("a storage")
+LEFT_OUT = object()
+TELLING = ("ultralytics.", *QUANTIZERS)  # beginnings of names that tell whose a checkpoint is that was refused
 
 
 class _Unpickler(pickle.Unpickler):
-    """Python's unpickler, which imports nothing: `find_class` gives shells for the names that are allowed."""
+    """Python's unpickler, which imports nothing: `find_class` gives a shell for each name, and notes it in `names`."""
 
-    def __init__(self, stream: io.BytesIO, modules: Collection[str]) -> None:
+    def __init__(self, stream: io.BytesIO) -> None:
         super().__init__(stream)
-        self._modules = modules
+        self.names: dict[str, type[Any]] = {"collections.OrderedDict": _Dict}  # → what stands for it
 
     def find_class(self, module: str, name: str) -> Any:
         full = f"{module}.{name}"
         for beginning, known in RENAMED.items():
             full = known + full.removeprefix(beginning) if full.startswith(beginning) else full
-        if full == "collections.OrderedDict":
-            return _Dict
-        if full in NAMES or full in self._modules:
-            return _shell(full)
-        raise NotAllowed(full[:200])
+        if full not in self.names:
+            self.names[full] = _shell(full[:200], _Shell if full in NAMES else _Foreign)
+        return self.names[full]
 
     def persistent_load(self, pid: Any) -> Any:
         return _STORAGE(*pid)
@@ -213,12 +266,24 @@ class _Builder:
         """A container, text, number or tensor; or a module, which is refused within data."""
         if type(value) in ATOMS:
             return value
-        is_module = isinstance(value, _Shell) and value.name in self._modules
+        is_module = isinstance(value, _Shell) and (value.name in self._modules or value.name in WRAPPERS)
         if is_module and not module_allowed:
             raise NotAllowed(f"a module within data, a {value.name}")
         if id(value) not in self._made:  # a container in itself ends in a RecursionError
             self._made[id(value)] = self._module(value) if is_module else self._data(value)
         return self._made[id(value)]
+
+    def listed_part(self, value: Any) -> Any:
+        """A value without the parts that would be refused; `LEFT_OUT` if nothing is left."""
+        if isinstance(value, _Shell) and value.name in NAMESPACES:
+            value = value.state
+        if type(value) in (dict, _Dict):
+            parts = {_key(key): self.listed_part(item) for key, item in value.items()}
+            return {key: part for key, part in parts.items() if part is not LEFT_OUT}
+        try:
+            return self.value(value)
+        except NotAllowed:
+            return LEFT_OUT
 
     def _data(self, value: Any) -> Any:
         kind = type(value)
@@ -235,6 +300,12 @@ class _Builder:
         if not isinstance(value, _Shell):
             if name in DTYPES:
                 return DTYPES[name]
+            raise NotAllowed(name)
+        if name in NAMESPACES and type(value.state) is dict:
+            return self.value(value.state)
+        if name.startswith(UNREAD):
+            return None
+        if isinstance(value, _Foreign):
             raise NotAllowed(name)
         if name == ARRAY:  # NumPy makes an empty array, and gives it its state
             _, shape, dtype, fortran, data = self.value(value.state)
@@ -253,6 +324,9 @@ class _Builder:
         return self._storages[key].view(STORAGES[kind.name])
 
     def _module(self, shell: _Shell) -> nn.Module:
+        if shell.name in WRAPPERS:
+            network: nn.Module = self.value(shell.state["_modules"]["module"], True)
+            return network
         cls = self._modules[shell.name]
         if shell.args or type(shell.state) is not dict:
             raise ValueError(f"an instance of {shell.name} has constructor arguments, or no state")

@@ -8,7 +8,13 @@ functions of `files.py` in every process. A process by itself never touches torc
 
 from __future__ import annotations
 
+import logging
 import os
+import re
+import signal
+import socket
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,18 +22,26 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from utils.core import device
-from utils.core.errors import QatError
+from utils.core.errors import InputError, QatError
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.distributed import Store
+
+logger = logging.getLogger(__name__)
 
 Thing = TypeVar("Thing")
 
 TIMEOUT = timedelta(minutes=30)  # the longest that one process may let the others wait
+PATIENCE = 10.0  # seconds of waiting for other processes until a line says so
+GRACE = 1.5  # seconds in which Python has to answer a signal, or else the process ends by itself
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # that torchrun sets
-LOST = "another process of this run has ended or does not answer; what it says above, or its log, says why"
-# what Gloo and NCCL say when another process is gone, or too late
-_SIGNS = ("gloo", "nccl", "connection closed", "connection reset", "connection refused", "timed out", "broken pipe")
+WORDS = {signal.SIGTERM: "terminated", signal.SIGINT: "interrupted"}
+# what Gloo and NCCL report when another process is gone, or too late
+_LOST = ("closed by peer", "connection closed", "connection reset", "broken pipe", "timed out", "timeout",
+         "ncclremoteerror")  # fmt: skip
+_LIBRARIES = ("gloo", "nccl", "c10d")  # of which Gloo raises plain RuntimeErrors
+LOST = "has ended or does not answer; its own line above, or its log, has the cause"
 
 
 @dataclass(frozen=True)
@@ -50,10 +64,20 @@ class _State:
 
 
 def launched() -> World:
-    """What torchrun's environment says; a process by itself without it."""
+    """Read torchrun's environment; a process by itself without it. `InputError` for numbers that cannot be."""
     if any(name not in os.environ for name in VARIABLES):
         return World()
-    return World(*(int(os.environ[name]) for name in VARIABLES[:3]))
+    rank, size, local_rank = (_number(name) for name in VARIABLES[:3])
+    if not rank < size:
+        raise InputError(f"RANK={rank} with WORLD_SIZE={size}: processes have the numbers 0 to WORLD_SIZE - 1")
+    return World(rank, size, local_rank)
+
+
+def _number(name: str) -> int:
+    text = os.environ[name]
+    if not (text.isascii() and text.isdigit()):
+        raise InputError(f"the environment has {name}={text!r}; expected a number, as torchrun sets it")
+    return int(text)
 
 
 def world() -> World:
@@ -80,18 +104,153 @@ def joined() -> Iterator[World]:
     on_gpu = torch.cuda.is_available() and world.local_rank < torch.cuda.device_count()
     if on_gpu:
         torch.cuda.set_device(world.local_rank)
+    backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
     try:
-        distributed.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=TIMEOUT)
-        _State.world, device.local_rank = world, world.local_rank
-        yield world
-        gather(None)  # go on when every process has come here
-        distributed.destroy_process_group()  # not after an error: it would wait for the others
+        with _signals_end_waits():
+            with _Meeting(world) as meeting:
+                store = meeting.store()
+                distributed.init_process_group(
+                    backend, store=store, rank=world.rank, world_size=world.size, timeout=TIMEOUT
+                )
+            _State.world, device.local_rank = world, world.local_rank
+            yield world
+            gather(None)  # go on when every process has come here
+            distributed.destroy_process_group()  # not after an error: it would wait for the others
     except RuntimeError as error:
-        if isinstance(error, distributed.DistError) or any(sign in str(error).lower() for sign in _SIGNS):
-            raise QatError(LOST) from error
-        raise
+        text = str(error).lower()
+        if not (isinstance(error, distributed.DistError) or any(name in text for name in _LIBRARIES)):
+            raise
+        problem = "the processes of this run cannot work together"
+        if any(sign in text for sign in _LOST):
+            problem = f"another process of this run {LOST}"
+        raise QatError(f"{problem} ({_reason(error)})") from error
     finally:
         _State.world, device.local_rank = World(), None
+
+
+def _reason(error: Exception) -> str:
+    """The text of an error of torch's, without its stack of C++ and the source file in front."""
+    text = re.sub(r"^\[[^]]*\] ", "", str(error).partition("Exception raised from")[0])
+    return " ".join(text.split())[:300]
+
+
+class _Meeting:
+    """The processes of a run come to MASTER_ADDR:MASTER_PORT and are counted there; a line after 10 s names who lacks.
+
+    Raises `InputError` for a port that cannot be taken, `QatError` where processes do not come within `TIMEOUT`.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world, self._host, self._port = world, os.environ["MASTER_ADDR"], _number("MASTER_PORT")
+        if not 0 < self._port < 1 << 16:
+            raise InputError(f"the environment has MASTER_PORT={self._port}; expected a port from 1 to 65535")
+        self._place = f"{self._host}:{self._port}"
+        self._missing, self._reached = "process 0", False
+        self._until = time.monotonic() + TIMEOUT.total_seconds()
+        self._timer = threading.Timer(PATIENCE, self._say)  # a thread: torch waits outside Python
+        self._timer.daemon = True
+
+    def __enter__(self) -> _Meeting:
+        self._timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+
+    def _say(self) -> None:
+        """Log who lacks; once on each machine where the main process, which counts, can be reached."""
+        if self._world.local_rank == 0 or not self._reached:  # of other processes than the main one warnings are shown
+            level = logging.INFO if self._world.rank == 0 else logging.WARNING
+            logger.log(level, "waiting for %s at %s", self._missing, self._place)
+
+    def store(self) -> Store:
+        """The store in which the processes find each other, when all of them are there."""
+        from torch.distributed import PrefixStore, TCPStore
+
+        agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun itself listens at the port
+        listens = self._world.rank == 0 and not agent
+        if not listens:
+            self._reach()
+        self._reached = True
+        host = "127.0.0.1" if listens else self._host
+        try:
+            tcp = TCPStore(host, self._port, is_master=listens, timeout=TIMEOUT, wait_for_workers=False)
+        except RuntimeError as error:
+            text = str(error)
+            if listens and "EADDRINUSE" in text:
+                raise InputError(
+                    f"port {self._port} is in use; give torchrun another --master-port (without torchrun, set "
+                    "MASTER_PORT)"
+                ) from error
+            raise InputError(f"the processes cannot meet at {self._place}: {_reason(error)}") from error
+        # processes that torchrun starts again find the numbers of their predecessors in its store
+        store = PrefixStore(f"overlay/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", tcp)
+        present = store.add("present", 1)
+        while present < self._world.size:
+            self._missing = f"{self._world.size - present} of {self._world.size} processes"
+            self._pause()
+            present = store.add("present", 0)
+        self._missing = f"the connections of {self._world.size} processes"
+        return store
+
+    def _reach(self) -> None:
+        """Return when something listens at the port: torch's own client fills the log while nothing does."""
+        while True:
+            try:
+                socket.create_connection((self._host, self._port), timeout=5).close()
+                return
+            except OSError as error:
+                self._missing = f"process 0 ({error.strerror or error})"
+            self._pause()
+
+    def _pause(self) -> None:
+        if time.monotonic() > self._until:
+            minutes = TIMEOUT.total_seconds() / 60
+            raise QatError(f"{self._missing} did not come to {self._place} within {minutes:g} minutes")
+        time.sleep(0.1)
+
+
+@contextmanager
+def _signals_end_waits() -> Iterator[None]:
+    """Let SIGTERM and SIGINT end the process also while it waits for others outside Python, in Gloo or NCCL.
+
+    Python's handlers run in the main thread when that returns to Python. The system's own handler writes a byte at
+    once, and a thread reads it: where Python does not answer within `GRACE`, the thread ends the process.
+    """
+    handlers: dict[int, Any] = {number: signal.getsignal(number) for number in WORDS}
+    handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
+    if threading.current_thread() is not threading.main_thread() or not handlers:
+        yield
+        return
+    answered = threading.Event()
+
+    def answer(number: int, frame: Any) -> None:
+        answered.set()
+        handlers[number](number, frame)
+
+    def watch() -> None:
+        while number := os.read(reader, 1)[0]:
+            if number in handlers and not answered.wait(GRACE):
+                os.write(2, f"{WORDS[signal.Signals(number)]}\n".encode())
+                os._exit(128 + number)
+
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    for number in handlers:
+        signal.signal(number, answer)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(before)
+        os.write(writer, b"\0")  # the end of the thread
+        watcher.join()
+        os.close(reader)
+        os.close(writer)
 
 
 def all_sum(values: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 ENVIRONMENT = "activate the environment (. .venv/bin/activate), or make it with install_dependencies.sh"  # what to do
+UNHIDE = "rename it, or take its folder out of PYTHONPATH"
 
 
 def no_file(path: str | Path, expected: str) -> str:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from utils.core import distributed
-from utils.core.errors import DependencyError, InputError, QatError, no_file
+from utils.core.errors import UNHIDE, DependencyError, InputError, QatError, no_file
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -62,6 +62,8 @@ def read_yaml(path: str | Path, expected: str, error: type[InputError] = InputEr
     """The content of a YAML file, plain values only; raises `error` where it is no regular file, or not YAML."""
     import yaml
 
+    if not hasattr(yaml, "safe_load"):
+        raise DependencyError(f"{yaml.__file__} hides the package PyYAML; {UNHIDE}")
     text = read_text(path, expected, error)
     try:
         return yaml.safe_load(text)

@@ -1,32 +1,46 @@
-"""A run folder belongs to one program at a time: `filelock` on the hidden file `.lock` in the folder.
+"""A run folder belongs to one program at a time, which locks the hidden file `.lock` in it (`flock`).
 
     with new_run(project, name, exist_ok) as folder:   # a run that begins
     with held(folder, State.load) as state:            # a run that continues
 
-The operating system releases the lock when the program ends, however it ends.
+The operating system releases the lock when the program ends, however it ends. Where the file system has no locks, a
+warning says so, and the run goes on without.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import logging
+import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from utils.core import distributed
 from utils.core.errors import InputError
 from utils.core.files import check_folder_name
-from utils.core.logging import log_file
+from utils.core.logging import log_file, warn_once
 
 logger = logging.getLogger(__name__)
 
 LOCK_FILE, LOG_FILE = ".lock", "run.log"
 DEFAULT_NAME = "exp"  # of a run; as users of YOLO know it, later runs are exp2, exp3, ...
+HELD = (errno.EAGAIN, errno.EACCES)  # of `flock`: another program has the lock
 TEMPORARY = ".*-" + "[a-f0-9]" * 8 + ".part.*"  # as `files.atomic_path` names a file until it is whole
+
+_open_locks: set[int] = set()  # file descriptors
+
+
+def _close_locks() -> None:
+    """Close the locks in a forked process: a worker that outlives a killed program would hold them."""
+    while _open_locks:
+        os.close(_open_locks.pop())
+
+
+os.register_at_fork(after_in_child=_close_locks)
 
 
 @contextlib.contextmanager
@@ -102,18 +116,34 @@ def _locked(folder: Path) -> Iterator[None]:
     """Lock a folder and remove what a killed program left half written in it."""
     if not folder.is_dir():
         raise InputError(f"{folder} does not exist; expected the folder of a run")
-    lock = FileLock(folder / LOCK_FILE, blocking=False)
+    file = folder / LOCK_FILE
     try:
-        lock.acquire()
-    except Timeout as error:
-        advice = "wait for it to end, or choose another --name"
-        raise InputError(f"{folder} is in use by another program; {advice}") from error
+        lock = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     except OSError as error:
-        raise InputError(f"cannot write {folder / LOCK_FILE}: {error.strerror}") from error
+        raise InputError(f"cannot write {file}: {error.strerror}") from error
+    _open_locks.add(lock)
     try:
+        _lock(lock, folder)
         for path in [*folder.glob(TEMPORARY), *folder.glob(f"weights/{TEMPORARY}")]:
             logger.info("removing %s, which a killed run left", path)
             path.unlink(missing_ok=True)
         yield
     finally:
-        lock.release()
+        if lock in _open_locks:  # not in a forked process
+            _open_locks.remove(lock)
+            os.close(lock)
+
+
+def _lock(file: int, folder: Path) -> None:
+    """Lock an open file; `InputError` if another program has locked it, a warning if that cannot be known."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in HELD:
+            advice = "wait for it to end, or choose another --name"
+            raise InputError(f"{folder} is in use by another program; {advice}") from error
+        warn_once(
+            logger,
+            f"the file system of {folder} has no locks ({error.strerror}): nothing keeps a second program from writing "
+            "there, so start no other with the same --name",
+        )

@@ -181,36 +181,36 @@ def check_classes(names: Mapping[int, str], data: DataConfig, network: str) -> b
     return False
 
 
-def load_data(path: str | Path) -> DataConfig:
-    """Read a data.yaml.
+def load_data(path: str | Path, split: str = "val") -> DataConfig:
+    """Read a data.yaml, whose `split` is to be used.
 
     A relative `path:` is looked for in the checkout as upstream does, then in the working folder and beside the YAML:
     the first of these that holds the images of a split is taken, or else the first that exists.
 
     Raises:
-        DataError: the file is missing or is no such YAML, names and nc disagree, or val's images are not there.
+        DataError: the file is missing or is no such YAML, names and nc disagree, or the split's images are not there.
     """
     file = Path(path)
     content = validate(DataYaml, read_yaml(file, "--data takes a dataset's YAML", DataError), file, DataError)
-    entries = {split: tuple(paths) for split in SPLITS if (paths := getattr(content, split))}
+    entries = {name: tuple(paths) for name in SPLITS if (paths := getattr(content, name))}
     if not entries:
         raise DataError(f"{file} has no 'train:', 'val:' or 'test:'; they name the folders of images")
     bases = (Path(__file__).resolve().parents[2], Path.cwd(), file.resolve().parent)
     candidates = list(dict.fromkeys((base / (content.path or "")).resolve() for base in bases))
     with_images = (
-        root for split in ("val", "train", "test") for root in candidates
-        if split in entries and all(_resolve(root, entries[split]))
+        root for name in dict.fromkeys((split, "val", "train", "test")) for root in candidates
+        if name in entries and all(_resolve(root, entries[name]))
     )  # fmt: skip
     root = next(with_images, None) or next(filter(os.path.isdir, candidates), candidates[0])
     splits, missing = {}, {}
-    for split, paths in entries.items():
+    for name, paths in entries.items():
         found = _resolve(root, paths)
         if all(found):
-            splits[split] = tuple(filter(None, found))
+            splits[name] = tuple(filter(None, found))
         else:
-            missing[split] = paths[found.index(None)]
-    if "val" in missing:
-        raise DataError(_not_found(file, "val", missing["val"], root))
+            missing[name] = paths[found.index(None)]
+    if split in missing:
+        raise DataError(_not_found(file, split, missing[split], root))
     is_coco = len(content.names) == COCO_CLASSES and entries.get("val", ("",))[0].endswith("val2017.txt")
     return DataConfig(file, root, content.names, splits, is_coco, missing)
 

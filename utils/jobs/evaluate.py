@@ -148,7 +148,7 @@ def evaluate_file(options: ValOptions, runner: Runner | None = None) -> Report:
             sizes[float_file] = weights_of(float_file, float_runner)
             known[float_file] = float_runner.metadata.get("data")
         options = options.model_copy(update={"data": dataset_of(options.data, known)})
-        data = load_data(options.data or "")
+        data = load_data(options.data or "", options.task)
         config = make_config(options, data)
         same_names = True
         if runner.names and not options.single_cls:  # before images are read: their labels would be blamed

@@ -6,8 +6,10 @@ checkpoint. So each text that it evaluates has to be listed here, and everything
 
 from __future__ import annotations
 
+import ast
 import shlex
 from collections.abc import Collection, Mapping
+from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,11 @@ ACTIVATIONS = frozenset(
     for name in ("SiLU", "ReLU", "ReLU6", "Hardswish", "Mish", "LeakyReLU", "ELU")
     for arguments in ("", "inplace=True")
 ) | {"nn.LeakyReLU(0.1)", "nn.LeakyReLU(0.1, inplace=True)", "nn.GELU()", "nn.Identity()"}
+PARAMETERS: dict[str, dict[str, Any]] = {  # of activations, with their defaults
+    **{name: {"inplace": False} for name in ("SiLU", "ReLU", "ReLU6", "Hardswish", "Mish")},
+    "LeakyReLU": {"negative_slope": 0.01, "inplace": False}, "ELU": {"alpha": 1.0, "inplace": False},
+    "GELU": {"approximate": "none"}, "Identity": {},
+}  # fmt: skip
 LARGEST = 10_000  # of any number: classes, channels, the size of an anchor
 
 
@@ -44,8 +51,7 @@ def check_description(description: Any) -> dict[str, Any]:
     for key in NUMBERS:
         _check_numbers(description.get(key), key)
     activation = description.get("activation")
-    if activation is not None and (type(activation) is not str or activation not in {"", *ACTIVATIONS}):
-        raise _wrong("activation", activation, f"one of {', '.join(sorted(ACTIVATIONS))}")
+    changes = {} if activation in (None, "") else {"activation": _check_activation(activation)}
     for part in ("backbone", "head"):
         if type(description[part]) is not list:
             raise _wrong(part, description[part], "a list of layers")
@@ -59,7 +65,36 @@ def check_description(description: Any) -> dict[str, Any]:
         _check_numbers([sources, count], where)
         _check_numbers(arguments, f"{where} ({name})", WORDS)
     known = (*REQUIRED, *NUMBERS, "activation")
-    return {key: description[key] for key in description if key in known}
+    return {key: description[key] for key in description if key in known} | changes
+
+
+def _check_activation(text: Any) -> str:
+    """The activation of `ACTIVATIONS` that computes the same; `InputError` if none does."""
+    expected = f"one of {', '.join(sorted(ACTIVATIONS))}"
+    if type(text) is not str or len(text) > 100:
+        raise _wrong("activation", text, expected)
+    try:
+        call = _parsed_call(text)
+    except (SyntaxError, ValueError, TypeError) as error:
+        raise _wrong("activation", text, expected) from error
+    for activation in sorted(ACTIVATIONS):
+        if _parsed_call(activation) == call:
+            return activation
+    raise _wrong("activation", text, expected)
+
+
+def _parsed_call(text: str) -> tuple[str, dict[str, Any]]:
+    """Name and arguments of a call such as `nn.ReLU(True)`, defaults too; nothing is evaluated but constants."""
+    call = ast.parse(text.strip(), mode="eval").body
+    if not isinstance(call, ast.Call):
+        raise ValueError("not a call")
+    module, _, name = ast.unparse(call.func).rpartition(".")
+    if module not in ("nn", "torch.nn") or name not in PARAMETERS:
+        raise ValueError("not an activation of torch.nn")
+    signature = Signature([Parameter(key, Parameter.POSITIONAL_OR_KEYWORD) for key in PARAMETERS[name]])
+    named = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
+    arguments = signature.bind_partial(*map(ast.literal_eval, call.args), **named).arguments
+    return name, PARAMETERS[name] | arguments
 
 
 def _check_numbers(value: Any, where: str, words: Collection[str] = (), depth: int = 0) -> None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+NETWORK_KEYS = ("model", "ema")  # of a checkpoint, where the network is
 AGAIN = "copy the file again, or export it from the training run again"
 
 # The module classes that a checkpoint may hold: what networks of upstream's YAMLs are made of.
@@ -71,21 +72,21 @@ def load_float(path: str | Path, heads: Collection[str] = HEADS) -> FloatCheckpo
     import torch
     from torch import nn
 
-    content = read_checkpoint(path)
-    if not isinstance(content, Mapping):
-        raise CheckpointError(f"{path} holds a {type(content).__name__}, not a YOLOv9 checkpoint")
-    if "state_version" in content:
-        raise CheckpointError(f"{path} is what --resume continues from; give qat_best_*, qat_ep_* or ptq_* beside it")
-    model: Any = content.get("model") if content.get("ema") is None else content["ema"]
-    layers = getattr(model, "model", None)
-    if not hasattr(model, "yaml") or not isinstance(layers, nn.Sequential) or not len(layers):
-        raise CheckpointError(
-            f"{path} holds no YOLOv9 network under 'ema' or 'model' (keys: {short_repr(list(content))})"
-        )
+    content = read_checkpoint(path, needed=NETWORK_KEYS)
+    if isinstance(content, nn.Module):
+        content = {"model": content}
+    model = _network_in(path, content)
     opt = content["opt"] if isinstance(content.get("opt"), Mapping) else {}
     check_head(model, path, heads)
     try:
         head = model.model[-1]
+        if isinstance(model.stride, (list, tuple)):
+            model.stride = torch.tensor(model.stride)
+        if not isinstance(model.names, (Mapping, list, tuple)):
+            raise CheckpointError(
+                f"{path}: the names of its classes are {short_repr(model.names)}; set a list of {head.nc} texts as the "
+                "network's `names`, and save it again"
+            )
         names = model.names if isinstance(model.names, Mapping) else dict(enumerate(model.names))
         names = {int(key): str(value) for key, value in names.items()}
         check_class_names(path, names, head.nc, AGAIN)
@@ -115,6 +116,45 @@ def load_float(path: str | Path, heads: Collection[str] = HEADS) -> FloatCheckpo
             f"{path} is damaged or from another version: its network does not compute "
             f"({type(error).__name__}: {reason}); {AGAIN}"
         ) from error
+
+
+def _network_in(path: str | Path, content: Any) -> Any:
+    """The EMA or else the network in a checkpoint's content; `CheckpointError` that names another content."""
+    from torch import nn
+
+    from utils.core.checkpoints import UPSTREAMS
+
+    if not isinstance(content, Mapping):
+        raise CheckpointError(f"{path} holds a {type(content).__name__}, not a YOLOv9 checkpoint; {UPSTREAMS}")
+    if "state_version" in content:
+        raise CheckpointError(f"{path} is what --resume continues from; give qat_best_*, qat_ep_* or ptq_* beside it")
+    model: Any = content.get("model") if content.get("ema") is None else content["ema"]
+    layers = getattr(model, "model", None)
+    if not hasattr(model, "yaml") or not isinstance(layers, nn.Sequential) or not len(layers):
+        if _is_state_dict(content):
+            raise CheckpointError(
+                f"{path} holds weights without the network (a state_dict). Build the network and save both "
+                "together, in the checkout: m = models.yolo.DetectionModel(YAML, nc=CLASSES); "
+                "m.load_state_dict(WEIGHTS); torch.save({'model': m}, 'new.pt')"
+            )
+        if isinstance(model, nn.Module):
+            raise CheckpointError(f"{path} holds no YOLOv9 network but a {type(model).__name__}; {UPSTREAMS}")
+        raise CheckpointError(
+            f"{path} holds no YOLOv9 network under 'ema' or 'model' (keys: {short_repr(list(content))}); {UPSTREAMS}"
+        )
+    return model
+
+
+def _is_state_dict(value: Any) -> bool:
+    """Whether it holds weights by name, also below further keys."""
+    import torch
+
+    if not isinstance(value, Mapping):
+        return False
+    return any(
+        (isinstance(item, torch.Tensor) and str(name).endswith("weight")) or _is_state_dict(item)
+        for name, item in value.items()
+    )
 
 
 def hash_of_weights(model: nn.Module) -> str:
@@ -247,14 +287,14 @@ def module_classes() -> dict[str, type[nn.Module]]:
     return classes
 
 
-def read_checkpoint(file: str | Path) -> Any:
-    """What a checkpoint of upstream's holds, also its training state; raises as `checkpoints.read_torch_file`."""
+def read_checkpoint(file: str | Path, needed: Collection[str] | None = None) -> Any:
+    """What a checkpoint of upstream's holds; `needed` and what is raised are as of `checkpoints.read_torch_file`."""
     from torch import nn
 
     from utils.core import checkpoints
 
     try:
-        content = checkpoints.read_torch_file(file, module_classes())
+        content = checkpoints.read_torch_file(file, module_classes(), needed=needed)
     except checkpoints.NotAllowed as error:
         if not is_theirs(error):
             raise

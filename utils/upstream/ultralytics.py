@@ -26,6 +26,9 @@ BLOCKS = (
     "nn.Upsample",
 )  # fmt: skip
 HEAD = "Detect"
+TAKEN = (
+    "of their networks the detectors yolov9t to yolov9e are taken (head Detect); train others by upstream's train.py"
+)
 TRAINING_STATE = ("optimizer", "scaler", "train_metrics", "train_results")
 
 
@@ -71,13 +74,13 @@ def read_theirs(path: str | Path, build: Callable[[Mapping[str, Any]], Any]) -> 
         CheckpointError: the network is not a YOLOv9 detector, or its weights are not those of its description.
     """
     try:
-        content = read_torch_file(path, _AnyModule(), skip=TRAINING_STATE)
+        content = read_torch_file(path, _AnyModule(), needed=("model", "ema"), skip=TRAINING_STATE)
     except NotAllowed as error:
         if GETATTR in error.name:
             raise CheckpointError(
                 f"{_named(path)} that was fused; give weights/best.pt as the training left it"
             ) from error
-        raise CheckpointError(f"{_named(path)} that holds {error.name}; it was not loaded") from error
+        raise CheckpointError(f"{_named(path)} that holds {error.name}; {TAKEN}") from error
     theirs = content.get("model") if content.get("ema") is None else content["ema"]
     if not isinstance(theirs, nn.Module) or not isinstance(getattr(theirs, "yaml", None), Mapping):
         raise CheckpointError(f"{_named(path)} without a network under 'ema' or 'model'; give weights/best.pt")
@@ -109,13 +112,12 @@ def described(path: str | Path, theirs: Mapping[str, Any], layers: Any) -> dict[
     rows = [[*row] for row in (*backbone, *head_rows)]
     for row in rows[:-1]:
         if row[2] not in BLOCKS:
-            raise CheckpointError(f"{_named(path)}: {name}, which is not YOLOv9 (it has the block {row[2]!s:.40})")
+            raise CheckpointError(
+                f"{_named(path)}: {name}, which is not YOLOv9 (it has the block {row[2]!s:.40}); {TAKEN}"
+            )
     if not rows or rows[-1][2] != HEAD:
         head = rows[-1][2] if rows else "no layers"
-        raise CheckpointError(
-            f"{_named(path)}: {name}, whose head is {head!s:.40}; of Ultralytics' networks detectors are taken, with "
-            f"the head {HEAD}"
-        )
+        raise CheckpointError(f"{_named(path)}: {name}, whose head is {head!s:.40}; {TAKEN}")
     try:
         *_, head = layers.children()
         class_channels = int(next(head.cv3.parameters()).shape[0])

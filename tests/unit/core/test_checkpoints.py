@@ -2,11 +2,17 @@
 
 import copy
 import json
+import logging
 import random
 import re
+import uuid
 import zipfile
-from collections import OrderedDict
+from argparse import Namespace
+from collections import Counter, OrderedDict, defaultdict, deque
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
 from pathlib import Path, PosixPath
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +21,7 @@ import torch
 from hostile_canary import Outcome, watched
 from hostile_files import call, instance, items, mapping, module, named, storage, tensor, torch_file, value
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from utils.core import checkpoints
 from utils.core.errors import CheckpointError
@@ -142,8 +149,9 @@ files = sorted(Path({folder!r}).glob("*.pt"))
 """
 READ = """
 for path in files:
+    needed = ("model",) if "unneeded" in path.stem else None
     try:
-        line = f"read: {checkpoints.read_torch_file(path, test_checkpoints.MODULES)!r}"
+        line = f"read: {checkpoints.read_torch_file(path, test_checkpoints.MODULES, needed=needed)!r}"
     except checkpoints.CheckpointError as error:
         line = str(error)
     print(json.dumps([path.stem, line]))
@@ -163,6 +171,7 @@ def run(code: str, names: list[str], folder: Path) -> Outcome:
     """Let a process that is watched read the attacks of these names."""
     for name in names:
         torch_file(folder / f"{list(ATTACKS).index(name)}.pt", ATTACKS[name], FOUR)
+        torch_file(folder / f"{list(ATTACKS).index(name)} unneeded.pt", mapping(model=b"N", note=ATTACKS[name]), FOUR)
     before = BEFORE.format(tests=str(Path(__file__).parent), folder=str(folder))
     return watched(code, folder / "report", before=before, cwd=ROOT)
 
@@ -176,13 +185,16 @@ def test_attacks_are_refused_in_one_line_and_leave_no_mark(tmp_path):
         assert re.search(rf"{index}\.pt (holds|is damaged)", line), (name, line)
         assert "\n" not in line
         assert len(line) < 500
+        line = lines.get(f"{index} unneeded", "the process has ended")
+        assert re.search(r"unneeded\.pt is damaged|^read: {'model': None(, 'note': {)?", line), (name, line)
+        assert not re.search("^read.*(Shell|object at)", line), (name, line)
     assert (outcome.returncode, outcome.events) == (0, []), outcome.err
 
 
 def test_attacks_would_run_a_command(tmp_path):
     names = ["reduce os.system", "inst", "obj", "stack_global", "from the memo", "ext1", "ext2", "ext4"]
     outcome = run(CONTROL, names, tmp_path)
-    assert sum("os.system" in event for event in outcome.events) == len(names), outcome.err
+    assert sum("os.system" in event for event in outcome.events) == 2 * len(names), outcome.err
 
 
 # --- files that are damaged -------------------------------------------------------------------------------------------
@@ -253,7 +265,13 @@ def test_what_is_no_checkpoint_is_called_what_it_is(tmp_path):
     for name, content in {"empty": b"", **{f"part {end}": whole[:end] for end in (30, 1000, -1, -200)}}.items():
         (tmp_path / f"{name}.pt").write_bytes(content)
     (tmp_path / "whole.pt").unlink()
-    expected = {"script": "__torch__", "zip": "without data.pkl", "folder": "is a folder", "missing": "does not exist"}
+    expected = {
+        "script": "is a TorchScript file",
+        "legacy": "torch.save",
+        "zip": "without data.pkl",
+        "folder": "is a folder",
+        "missing": "does not exist",
+    }
     for path in [*tmp_path.iterdir(), tmp_path / "missing.pt"]:
         with pytest.raises(CheckpointError, match=expected.get(path.stem, "PyTorch 1.6 or newer")) as caught:
             checkpoints.read_torch_file(path)
@@ -322,13 +340,68 @@ def test_networks_arrays_and_paths(tmp_path):
     [
         ("pytorch_quantization.nn.modules.quant_conv.QuantConv2d", "was quantized with pytorch-quantization"),
         ("models.common.C3", "it is a checkpoint of YOLOv5, YOLOv7 or a fork"),
-        ("my_package.Head", "which is no data and no module class of YOLOv9"),
+        ("my_package.Head", "holds my_package.Head, which is no data and no module class of YOLOv9"),
+        ("my_package.Head", "If my_package is another project, give the .pt file that upstream's train.py wrote"),
+        ("modelopt.torch.quantization.nn.QuantConv2d", "was quantized with NVIDIA's Model Optimizer; give the FP32"),
+        ("torch.ao.nn.quantized.modules.conv.Conv2d", "was quantized with PyTorch's own quantization; give the FP32"),
+        ("torch.fx.graph_module.reduce_graph_module", "Save the network without fusing or wrapping it"),
     ],
 )
 def test_checkpoints_of_other_projects_are_named(tmp_path, name, problem):
     with pytest.raises(checkpoints.NotAllowed, match=re.escape(problem)) as refused:
         read(tmp_path, mapping(model=module(name)))
     assert "\n" not in str(refused.value)
+
+
+def test_the_tool_that_quantized_is_named_whatever_else_is_refused_first(tmp_path):
+    children = mapping(a=module("my_package.Head"), b=module("pytorch_quantization.nn.TensorQuantizer"))
+    with pytest.raises(checkpoints.NotAllowed, match="was quantized with pytorch-quantization"):
+        read(tmp_path, mapping(model=module(SEQUENTIAL, children)))
+
+
+class Options(dict):
+    """A class of somebody's, with items and attributes."""
+
+
+def test_what_nothing_needs_may_be_of_any_class(tmp_path):
+    """datetime and options wherever they are; other classes under keys that are not needed."""
+    zone, options = timezone(timedelta(hours=2)), Options(a=1)
+    options.more = [1]
+    network = nn.Sequential(nn.ReLU())
+    network.args = Namespace(started=datetime.now(zone), lr=0.1)
+    content = {
+        "model": network, "when": datetime.now(zone), "day": date.today(), "took": timedelta(3), "zone": zone,
+        "opt": Namespace(imgsz=96, data=Path("a.yaml"), when=datetime.now(), inner=SimpleNamespace(x=1), own=options),
+        "counted": Counter("aab"), "default": defaultdict(list, a=[1]), "queue": deque([1]), "kind": nn.Conv2d,
+        "function": len, "id": uuid.uuid4(), "price": Decimal("1.5"), "own": options, "level": logging.INFO,
+        "optimizer": torch.optim.SGD([nn.Parameter(torch.ones(1))], 0.1),
+        "generator": np.random.default_rng(0), "enum": re.IGNORECASE, "loss": nn.BCELoss(), "range": range(3),
+    }  # fmt: skip
+    torch.save(content, tmp_path / "a.pt")
+    found = checkpoints.read_torch_file(tmp_path / "a.pt", MODULES, needed=("model",))
+    assert found["opt"] == {"imgsz": 96, "data": "a.yaml", "when": None, "inner": {"x": 1}}
+    assert found["model"].args == {"started": None, "lr": 0.1}
+    assert found["level"] == logging.INFO
+    assert not found.keys() & {"own", "queue", "kind", "function", "generator", "loss"}
+    with pytest.raises(checkpoints.NotAllowed):
+        checkpoints.read_torch_file(tmp_path / "a.pt", MODULES)
+    torch.save({"model": {"a": options}}, tmp_path / "b.pt")
+    with pytest.raises(checkpoints.NotAllowed, match=r"test_checkpoints\.Options"):
+        checkpoints.read_torch_file(tmp_path / "b.pt", MODULES, needed=("model",))
+
+
+@pytest.mark.parametrize("wrapper", [nn.DataParallel, AveragedModel])
+def test_of_a_wrapper_the_network_is_read(tmp_path, wrapper):
+    network, x = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), torch.rand(1, 3, 8, 8)
+    for content in (wrapper(network), {"model": wrapper(network)}):
+        torch.save(content, tmp_path / "a.pt")
+        found = checkpoints.read_torch_file(tmp_path / "a.pt", MODULES)
+        found = found["model"] if isinstance(found, dict) else found
+        assert type(found) is nn.Sequential
+        assert torch.equal(found(x), network(x))
+    evil = module("torch.nn.parallel.data_parallel.DataParallel", mapping(module=call("os.system", COMMAND)))
+    with pytest.raises(checkpoints.NotAllowed, match=r"os\.system"):
+        read(tmp_path, evil)
 
 
 def test_a_safetensors_file_is_named(tmp_path):

@@ -1,14 +1,23 @@
 """Files that are none, a disk that is full, and run folders, which no two programs share."""
 
+import errno
+import fcntl
 import os
 import re
 import resource
+import signal
+import subprocess
 import sys
+import time
 from functools import partial
+from pathlib import Path
+from types import ModuleType
+from unittest import mock
 
 import onnx
 import pytest
 
+from utils.core import logging as logging_of_ours
 from utils.core.errors import DataError, DependencyError, InputError, QatError
 from utils.core.files import atomic_path, check_file, check_files, read_json, read_onnx, read_yaml, save_torch
 from utils.core.run_folder import LOCK_FILE, LOG_FILE, held, make_run_dir, new_run
@@ -102,6 +111,51 @@ def test_a_folder_belongs_to_one_program_until_that_ends(tmp_path):
         assert name == "exp"
 
 
+NO_LOCKS = [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EIO, 524]  # ENOTSUPP, of Linux itself
+
+
+@pytest.mark.parametrize("number", NO_LOCKS)
+def test_a_file_system_without_locks_costs_one_warning(tmp_path, monkeypatch, caplog, number):
+    def flock(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr(logging_of_ours._memory, "said_once", set())
+    with new_run(tmp_path, "exp") as folder:
+        (folder / "report.json").write_text("{}")
+    for _ in range(2):
+        with held(folder, lambda path: path.name) as name:
+            assert name == "exp"
+    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert str(folder) in line
+    assert os.strerror(number) in line
+    assert (folder / "report.json").read_text() == "{}"
+
+
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.EACCES])
+def test_a_lock_of_another_program_is_told_from_no_locks(tmp_path, monkeypatch, number):
+    monkeypatch.setattr(fcntl, "flock", mock.Mock(side_effect=OSError(number, os.strerror(number))))
+    with pytest.raises(InputError, match="is in use by another program"), new_run(tmp_path, "exp"):
+        pass
+
+
+def test_a_forked_worker_does_not_hold_the_lock_of_a_program_that_was_killed(tmp_path):
+    """The program is killed while its worker lives on."""
+    reader, writer = os.pipe()
+    program = os.fork()
+    if not program:
+        with new_run(tmp_path, "exp"):
+            if not os.fork():
+                time.sleep(5)
+                os._exit(0)
+            os.write(writer, b"x")
+            os.kill(os.getpid(), signal.SIGKILL)
+    assert os.read(reader, 1) == b"x"
+    os.waitpid(program, 0)
+    with held(tmp_path / "exp"):
+        pass
+
+
 def test_what_is_no_run_folder_is_refused(tmp_path):
     (tmp_path / "exp" / LOCK_FILE).mkdir(parents=True)
     for folder in (tmp_path / "exp", tmp_path / "missing"):
@@ -151,3 +205,26 @@ def test_half_written_files_are_cleared_and_nothing_else(tmp_path):
         pass
     found = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
     assert found == {*kept, LOCK_FILE}
+
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.mark.parametrize(("file", "package"), [("yaml.py", "yaml"), ("numpy.py", "numpy"), ("cv2.py", "cv2")])
+def test_a_file_that_hides_a_package_is_named_and_not_the_users_data(tmp_path, file, package):
+    (tmp_path / file).write_text("raise SystemExit('imported')")
+    run = subprocess.run(
+        [sys.executable, ROOT / "val_trt.py", "x.onnx", "--data", "data.yaml"], cwd=tmp_path, capture_output=True,
+        text=True, env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    assert (run.returncode, run.stdout, run.stderr.count("\n")) == (2, "", 1)
+    assert f"{tmp_path / file} hides the package {package}" in run.stderr
+
+
+def test_a_package_of_that_name_without_a_reader_is_named_as_well(tmp_path, monkeypatch):
+    other = ModuleType("yaml")
+    other.__file__ = "/somewhere/yaml/__init__.py"
+    monkeypatch.setitem(sys.modules, "yaml", other)
+    (tmp_path / "data.yaml").write_text("val: a")
+    with pytest.raises(DependencyError, match=r"^/somewhere/yaml/__init__\.py hides"):
+        read_yaml(tmp_path / "data.yaml", "")

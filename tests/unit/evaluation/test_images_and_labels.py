@@ -310,3 +310,13 @@ def test_a_jpeg_without_its_last_bytes_is_decoded_as_imread_does(tmp_path, missi
     file = tmp_path / "a.jpg"
     file.write_bytes(cv2.imencode(".jpg", noise)[1].tobytes()[:-missing])
     np.testing.assert_array_equal(decode(str(file)), cv2.imread(str(file)))
+
+
+@pytest.mark.parametrize("others", ["", "val: images/none\n", "train: images/none\nval: images/none\n"])
+def test_images_of_test_need_no_other_split(tmp_path, others):
+    (tmp_path / "images/test").mkdir(parents=True)
+    Image.new("RGB", (16, 16)).save(tmp_path / "images/test/a.png")
+    (tmp_path / "data.yaml").write_text(f"{others}test: images/test\nnames: [x]\n")
+    assert len(load_data(tmp_path / "data.yaml", "test").read("test").images) == 1
+    with pytest.raises(DataError, match="val"):
+        load_data(tmp_path / "data.yaml").read("val")
