@@ -83,7 +83,7 @@ def merge_branches(model: Any) -> None:
 
 
 def change_biases(model: Any) -> None:
-    """Convolutions before a batch norm get biases, also in branches of RepConvN; the head's class scores lose theirs."""
+    """Convolutions before a batch norm get biases, also in branches of RepConvN; the head's class scores lose them."""
     for block in blocks(model, "Conv"):
         block.conv.bias = nn.Parameter(torch.randn(block.conv.out_channels))
     for branch in model.model[-1].cv3:

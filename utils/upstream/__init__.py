@@ -6,6 +6,7 @@ that this folder was copied into.
 checkout.py      imports upstream from the checkout, with what it needs on a current stack; its dataset of known images
 description.py   its model descriptions (YAML), checked before upstream evaluates their strings
 network.py       its networks and checkpoints: load, build, fuse
+renamed.py       checkpoints of MultimediaTechLab's and LibreYOLO's YOLOv9, as upstream's networks
 structure.py     a network as data: classes, attributes and shapes of its modules, and the network made of it again
 ultralytics.py   checkpoints of Ultralytics' YOLOv9, as upstream's networks
 """

@@ -19,6 +19,7 @@ from utils.core.tasks import predicted
 from utils.core.text import plural, short_repr
 from utils.upstream.checkout import import_upstream
 from utils.upstream.description import ALL_HEADS, BLOCKS, HEADS, check_description, check_head
+from utils.upstream.renamed import origin_of, read_renamed
 from utils.upstream.ultralytics import is_theirs, read_theirs
 
 if TYPE_CHECKING:
@@ -361,6 +362,8 @@ def read_checkpoint(file: str | Path) -> Any:
         if not is_theirs(error):
             raise
         content = read_theirs(file, build_model, resize)
+    if origin_of(content):
+        content = read_renamed(file, content, build_model, resize)
     if isinstance(content, dict) and "quantized_state" in content:
         raise CheckpointError(
             f"{file} is a quantized checkpoint; this command takes the float weights it was made from, and "
