@@ -58,15 +58,20 @@ def _describe(module: nn.Module, path: str) -> dict[str, Any]:
         left_out.update(OWN_KEYS)
     if cls.__name__ in KEPT_FORWARDS:
         left_out.add(KEPT_AS)  # the forward of the head below, which is set anew
-    shapes = {name: None if value is None else list(value.shape) for name, value in module._parameters.items()}
+    attributes = {key: value for key, value in vars(module).items() if key not in left_out}
     return {
         "class": f"{cls.__module__}.{cls.__qualname__}",
-        "attributes": {
-            key: _data(value, f"{path}.{key}") for key, value in vars(module).items() if key not in left_out
+        "attributes": _all_data(attributes, path),
+        "parameters": {
+            name: None if value is None else list(value.shape) for name, value in module._parameters.items()
         },
-        "parameters": shapes,
-        "buffers": {name: _data(value, f"{path}.{name}") for name, value in module._buffers.items()},
+        "buffers": _all_data(module._buffers, path),
     }
+
+
+def _all_data(values: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """Copies of what a module has under these names, as `_data`."""
+    return {name: _data(value, f"{path}.{name}") for name, value in values.items()}
 
 
 def _data(value: Any, where: str) -> Any:
