@@ -59,12 +59,11 @@ def _describe(module: nn.Module, path: str) -> dict[str, Any]:
     if cls.__name__ in KEPT_FORWARDS:
         left_out.add(KEPT_AS)  # the forward of the head below, which is set anew
     attributes = {key: value for key, value in vars(module).items() if key not in left_out}
+    shapes = {name: None if value is None else list(value.shape) for name, value in module._parameters.items()}
     return {
         "class": f"{cls.__module__}.{cls.__qualname__}",
         "attributes": _all_data(attributes, path),
-        "parameters": {
-            name: None if value is None else list(value.shape) for name, value in module._parameters.items()
-        },
+        "parameters": shapes,
         "buffers": _all_data(module._buffers, path),
     }
 
