@@ -1,8 +1,8 @@
 """From a YOLOv9 network as it is trained, with an auxiliary branch, to the GELAN network that is deployed.
 
 Training networks end in a head of two halves: the first reads the auxiliary branch, the second the main branch. The
-deployed network is the main branch, renumbered: tensors move. Which layers these are is read off the network's own
-description, from the second half of its head to the image.
+deployed network is the main branch, renumbered: layers move as they are, pruned ones too. Which layers these are is
+read off the network's own description, from the second half of its head to the image.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from utils.core.errors import CheckpointError, InputError, QatError
 from utils.core.files import save_torch
 from utils.core.input_spec import channels_of
 from utils.core.tasks import predicted
+from utils.core.text import plural
 
 CHECK_SIDE = 64  # pixels of the image on which both networks are compared
 TOLERANCE = 1e-3  # pixels, and score: float arithmetic in another order
@@ -90,26 +91,24 @@ def deploy_description(training: Mapping[str, Any], nc: int) -> dict[str, Any]:
 
 
 def convert(training: upstream.FloatCheckpoint) -> upstream.FloatCheckpoint:
-    """The deployed network of a training checkpoint, float32, not fused.
+    """The deployed network of a training checkpoint, float32, not fused, with copies of the main branch's layers.
 
     Raises:
-        CheckpointError: its tensors are not those that its description says.
+        CheckpointError: the network has other layers than its description.
     """
     model: Any = upstream.build_model(deploy_description(training.yaml, training.nc))
-    layers, source = list(main_branch(training.yaml)), training.model.state_dict()
-    head = HEADS[type(training.model.model[-1]).__name__]
-    state = {}
-    try:
-        for name in model.state_dict():
-            _, index, rest = name.split(".", 2)
-            if int(index) == len(layers) - 1:
-                part, _, inner = rest.partition(".")
-                rest = f"{head.main[part]}.{inner}"
-            state[name] = source[f"model.{layers[int(index)]}.{rest}"]
-        model.load_state_dict(state)
-    except (KeyError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise CheckpointError(f"the checkpoint's tensors are not those of its description: {reason}") from error
+    source: Any = training.model
+    branch = list(main_branch(training.yaml))
+    if len(source.model) <= branch[-1]:
+        raise CheckpointError(
+            f"the checkpoint has {plural(len(source.model), 'layer')}, and its description {branch[-1] + 1}"
+        )
+    for index, layer in enumerate(branch[:-1]):
+        placed, moved = model.model[index], copy.deepcopy(source.model[layer])
+        moved.i, moved.f = placed.i, placed.f
+        model.model[index] = moved
+    for part, original in HEADS[type(source.model[-1]).__name__].main.items():
+        setattr(model.model[-1], part, copy.deepcopy(getattr(source.model[-1], original)))
     model.names = dict(training.names)
     model.nc = training.nc
     model.stride = model.model[-1].stride = torch.as_tensor(training.model.stride).clone()

@@ -1,8 +1,9 @@
 """Quantized checkpoints: recipe and state, no pickled code.
 
 The file is a torch zip of plain containers and tensors, and nothing else is read (`utils/core/checkpoints.py`).
-Loading builds upstream's network from its YAML, places quantizers by the stored recipe, and fills in weights and scales
-in full precision, so that a fresh process computes what the saving process computed.
+Loading builds the FP32 model from its own modules (`utils/upstream/structure.py`; files of before 2.0: from its YAML),
+places quantizers by the stored recipe, and fills in weights and scales in full precision, so that a fresh process
+computes what the saving process computed.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ from utils.core.input_spec import size_in
 from utils.core.text import short_repr
 from utils.core.weights import FLOAT_HASH
 from utils.upstream.description import HEADS, check_description, check_head
+from utils.upstream.structure import describe_modules, rebuild_modules
 
 FORMAT = "yolov9-quantized"
 FORMAT_VERSION = 1
 AGAIN = "quantize again from the float weights"
-STATE = "quantized_state"
+STATE, MODULES = "quantized_state", "fp32_modules"
 
 
 @dataclass(frozen=True)
@@ -77,9 +79,30 @@ def save(path: str | Path, checkpoint: QuantizedCheckpoint) -> None:
         "stride": int(checkpoint.stride),
         "yaml": dict(checkpoint.yaml),
         "extra": dict(checkpoint.extra),
+        MODULES: checkpoint.model.fp32_modules,
         STATE: {name: value.detach().cpu().clone() for name, value in checkpoint.model.state_dict().items()},
     }
     save_torch(content, path)
+
+
+def check_rebuilds(path: str | Path, model: nn.Module) -> None:
+    """Raises `CheckpointError` for a fused FP32 model that a quantized checkpoint of it would not build again.
+
+    Args:
+        path: of the model, for the message, which names the first module or tensor that differs.
+    """
+    from utils import upstream
+
+    try:
+        for name, reason in upstream.unfused(model):
+            raise CheckpointError(f"{name} {reason}")
+        rebuilt = rebuild_modules(describe_modules(model), upstream.module_classes())
+        shapes, again = ({name: value.shape for name, value in one.state_dict().items()} for one in (model, rebuilt))
+        for name in shapes | again:
+            if shapes.get(name) != again.get(name):
+                raise CheckpointError(f"{name} is {again.get(name)} when it is built again, not {shapes.get(name)}")
+    except (CheckpointError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be quantized and built again: {error}") from error
 
 
 def load_quantized(path: str | Path, heads: Sequence[str] = HEADS) -> QuantizedCheckpoint:
@@ -113,12 +136,17 @@ def _restore(path: str | Path, content: Mapping[str, Any], heads: Sequence[str])
 
     nc, state = int(content["nc"]), content[STATE]
     recipe, yaml = Recipe.from_stored(content["recipe"]), check_description(content["yaml"])
-    model = upstream.build_model(yaml, nc)
+    model: Any
+    if MODULES in content:
+        model = rebuild_modules(content[MODULES], upstream.module_classes())
+        model.yaml = yaml
+    else:
+        model = upstream.fuse(upstream.build_model(yaml, nc))
+        upstream.resize(model, state)
     check_head(model, path, heads)
-    model = upstream.fuse(model)
     placement.apply(model, placement.plan(model, recipe))
     names = {int(key): str(value) for key, value in content["names"].items()}
-    upstream.check_class_names(path, names, nc, AGAIN)
+    upstream.check_class_names(path, names, model.model[-1].nc, AGAIN)
     upstream.check_finite(path, state, AGAIN)
     result = model.load_state_dict(state, strict=False)
     different = [*result.missing_keys, *result.unexpected_keys]
@@ -138,7 +166,7 @@ def kind(path: str | Path) -> Literal["float", "quantized"]:
     Raises:
         CheckpointError: the file is missing, or is no PyTorch file.
     """
-    return "float" if _read(path, skip=(STATE,)) is None else "quantized"
+    return "float" if _read(path, skip=(STATE, MODULES)) is None else "quantized"
 
 
 def summary(path: str | Path) -> dict[str, Any]:
@@ -150,7 +178,7 @@ def summary(path: str | Path) -> dict[str, Any]:
     Raises:
         CheckpointError: the file is missing, is no PyTorch file, or of an unknown version.
     """
-    return _read(path, skip=(STATE, "yaml")) or {}
+    return _read(path, skip=(STATE, MODULES, "yaml")) or {}
 
 
 def _read(path: str | Path, skip: Collection[str] = ()) -> dict[str, Any] | None:

@@ -27,6 +27,7 @@ from models.quantize.recipe import Recipe
 from utils.core.errors import RecipeError
 from utils.core.tasks import IMAGES
 from utils.core.text import plural, short_repr
+from utils.upstream.structure import describe_modules
 
 logger = logging.getLogger(__name__)
 
@@ -116,8 +117,12 @@ def plan(model: nn.Module, recipe: Recipe) -> Plan:
     )
 
 
-def apply(model: nn.Module, plan: Plan) -> None:
-    """Replace modules by their quantized stand-ins, in place; amax of every weight is set, of activations it is 1."""
+def apply(model: Any, plan: Plan) -> None:
+    """Replace modules by their quantized stand-ins, in place; amax of every weight is set, of activations it is 1.
+
+    Before that the FP32 model's modules are described (`fp32_modules`), from which a checkpoint builds it again.
+    """
+    model.fp32_modules = describe_modules(model)
     scales = nn.ModuleDict({scale_key(name): TensorQuantizer() for name in plan.scales})
     for path, module in list(model.named_modules()):
         if _is_unit(module):

@@ -6,8 +6,9 @@ import pickle
 import onnx
 import pytest
 import torch
+from changed_networks import cut, prune
 from torch import nn
-from ultralytics_files import DESCRIPTION, NAMES, network, write_theirs
+from ultralytics_files import DESCRIPTION, NAMES, network, with_class_channels, write_theirs
 
 from models.quantize import checkpoint
 from utils import upstream
@@ -29,14 +30,15 @@ def test_the_network_computes_what_it_did_and_keeps_what_the_file_says(checkout,
     assert torch.equal(outputs(read.model), outputs(model.half()))
     assert (read.names, read.nc, read.stride, read.imgsz) == (NAMES, 3, 32, 96)
     assert (read.data, read.origin) == ("animals.yaml", "Ultralytics 8.4.190")
-    assert read.yaml["class_channels"] == class_channels
+    assert read.model.model[-1].cv3[0][0].conv.out_channels == class_channels
 
 
 def test_it_is_quantized_and_exported(checkout, run, demo_data, tmp_path):
     """The demo set has ten classes, and this network finds none of them: `--force`."""
     ten = {**DESCRIPTION, "nc": 10}
     torch.manual_seed(0)
-    model = upstream.build_model({**ten, "depth_multiple": 1, "width_multiple": 1, "anchors": 3, "class_channels": 24})
+    model = upstream.build_model({**ten, "depth_multiple": 1, "width_multiple": 1, "anchors": 3})
+    model = with_class_channels(model, 24)
     names = {number: str(number) for number in range(10)}
     weights = write_theirs(tmp_path / "best.pt", model, yaml=ten, names=names)
     run("qat.py", "quantize", "--weights", weights, "--data", demo_data, "--imgsz", 64, "--ptq-only", "--force",
@@ -44,7 +46,7 @@ def test_it_is_quantized_and_exported(checkout, run, demo_data, tmp_path):
         "--device", "cpu", "--project", tmp_path, "--name", "mine")  # fmt: skip
     quantized = tmp_path / "mine/weights/ptq_mine.pt"
     read = checkpoint.load_quantized(quantized)
-    assert (read.origin, read.yaml["class_channels"]) == ("Ultralytics 8.4.190", 24)
+    assert (read.origin, read.model.model[-1].cv3[2][1].conv.out_channels) == ("Ultralytics 8.4.190", 24)
     said = run("export_qat.py", "--weights", quantized, "--typing", "weak", "--device", "cpu")
     assert "matches PyTorch" in said
     entries = {entry.key: entry.value for entry in onnx.load(quantized.with_name("ptq_mine-int8.onnx")).metadata_props}
@@ -62,14 +64,13 @@ def changed(index: int, block: str) -> dict:
     ("changes", "problem"),
     [
         ({"yaml": changed(3, "C3k2")}, "yolo11n, which is not YOLOv9 (it has the block C3k2)"),
-        ({"yaml": changed(-1, "Segment")}, "yolo11n, whose head is Segment"),
+        ({"yaml": changed(-1, "Segment")}, "yolo11n, whose head is Segment (a ConvTranspose2d"),
+        ({"yaml": changed(-1, "OBB")}, "yolo11n, whose head is OBB; of"),
         ({"yaml": {**DESCRIPTION, "backbone": [], "head": []}}, "whose head is no layers"),
         ({"yaml": {**DESCRIPTION, "backbone": None}}, "has no backbone and head of layers"),
         ({"yaml": {**DESCRIPTION, "head": [[-1, 1], 3]}}, "has no backbone and head of layers"),
-        ({"yaml": {**DESCRIPTION, "nc": None}}, "upstream cannot build this model description"),
         ({"yaml": "yolov9t.yaml"}, "without a network under 'ema' or 'model'"),
         ({"yaml": changed(0, "ADown")}, "upstream cannot build this model description"),
-        ({"yaml": {**DESCRIPTION, "nc": 4}}, "whose weights are not those of its description"),
         ({"forward": nn.Identity().extra_repr}, "was fused"),  # a bound method, as `fuse` leaves it
         ({"args": pickle.PickleBuffer}, "holds"),
     ],
@@ -82,8 +83,45 @@ def test_another_network_of_theirs_is_named(checkout, tmp_path, changes, problem
     assert problem in str(refused.value)
 
 
-def test_a_pruned_network_is_refused_by_the_first_weight_that_differs(checkout, tmp_path):
+def test_a_pruned_network_keeps_its_channels(checkout, tmp_path):
+    """Channels are those of the weights: inner ones, the class branch's, and those that two blocks share."""
     model = network()
-    model.model[0].conv.weight = nn.Parameter(model.model[0].conv.weight[:4])
-    with pytest.raises(CheckpointError, match=r"first: \['model\.0\.conv\.weight'\]"):
+    cut(model.model[0], model.model[1].cv1, 0.25)
+    prune(model)
+    read = upstream.load_float(write_theirs(tmp_path / "best.pt", model))
+    assert torch.equal(outputs(read.model), outputs(model.half()))
+    shapes = [{name: value.shape for name, value in one.state_dict().items()} for one in (read.model, model)]
+    assert shapes[0] == shapes[1]
+
+
+def test_a_network_that_lacks_a_weight_is_refused_by_its_name(checkout, tmp_path):
+    model = network()
+    model.model[0].bn = nn.Identity()
+    with pytest.raises(CheckpointError, match=r"first: model\.0\.bn\.bias\)"):
         upstream.load_float(write_theirs(tmp_path / "best.pt", model))
+
+
+def another_activation(model):
+    model.model[1].cv1.act = nn.ReLU()
+    return "model.1.cv1.act"
+
+
+def another_dilation(model):
+    model.model[3].cv1.conv.dilation = (2, 2)
+    return "model.3.cv1.conv"
+
+
+@pytest.mark.parametrize("change", [another_activation, another_dilation])
+def test_what_computes_something_else_is_refused_by_its_name(checkout, tmp_path, change):
+    model = network()
+    name = change(model)
+    with pytest.raises(CheckpointError, match=rf"first: {name}\)"):
+        upstream.load_float(write_theirs(tmp_path / "best.pt", model))
+
+
+@pytest.mark.parametrize("nc", [7, None])
+def test_the_number_of_classes_is_that_of_the_head(checkout, tmp_path, nc):
+    model = network()
+    read = upstream.load_float(write_theirs(tmp_path / "best.pt", model, yaml={**DESCRIPTION, "nc": nc}))
+    assert (read.nc, read.names) == (3, NAMES)
+    assert torch.equal(outputs(read.model), outputs(model.half()))

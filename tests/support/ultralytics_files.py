@@ -31,13 +31,26 @@ NAMES = {0: "cat", 1: "dog", 2: "owl"}
 def network(class_channels: int = 20, seed: int = 0) -> nn.Module:
     """The network of `DESCRIPTION` in upstream's classes, with random weights that a detector could have."""
     torch.manual_seed(seed)
-    model = upstream.build_model(
-        {**DESCRIPTION, "depth_multiple": 1.0, "width_multiple": 1.0, "anchors": 3, "class_channels": class_channels}
+    model = with_class_channels(
+        upstream.build_model({**DESCRIPTION, "depth_multiple": 1.0, "width_multiple": 1.0, "anchors": 3}),
+        class_channels,
     )
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             nn.init.normal_(module.running_mean, std=0.1)
             nn.init.uniform_(module.running_var, 0.5, 1.5)
+    return model
+
+
+def with_class_channels(model: Any, channels: int) -> nn.Module:
+    """The network with a class branch of so many channels, and new weights there: Ultralytics' has its own width."""
+    head = model.model[-1]
+    for branch in head.cv3:
+        first, second, last = branch
+        first.conv = nn.Conv2d(first.conv.in_channels, channels, 3, padding=1, bias=False)
+        second.conv = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        first.bn, second.bn = (nn.BatchNorm2d(channels, eps=1e-3).eval() for _ in range(2))
+        branch[2] = nn.Conv2d(channels, last.out_channels, 1)
     return model
 
 

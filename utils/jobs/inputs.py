@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
 from pydantic import Field, create_model
 
-from models.quantize import placement
+from models.quantize import checkpoint, placement
 from models.quantize.finetune import as_input, seed_everything
 from models.quantize.recipe import Number, Recipe
 from utils import upstream
@@ -100,7 +100,8 @@ class Inputs(Generic[Kind]):
         _read_splits(data, options)
         check_left_out(data, options.force)
         hyp = _read_augmentation(options)
-        plan = placement.plan(upstream.fuse(source.model), recipe)
+        checkpoint.check_rebuilds(options.weights, upstream.fuse(source.model))
+        plan = placement.plan(source.model, recipe)
         placement.check(plan, recipe)
         imgsz = one_size(fitting_size(options.imgsz, source.stride))
         held_out = choose_held_out(data, recipe.finetune.held_out)

@@ -133,10 +133,11 @@ def load_network(weights: str | Path, device: torch.device | str = "cpu", *, aux
         model, kind = source.model, "ptq" if source.extra.get("stage") == "PTQ" else "qat"
     else:
         source, kind = upstream.load_float(weights, (*HEADS, TRAINING_HEAD) if auxiliary else HEADS), "float"
-        if source.yaml["head"][-1][2] == TRAINING_HEAD:
+        if type(source.model.model[-1]).__name__ == TRAINING_HEAD:
             source = reparam.convert(source)
         model = upstream.call_fused(upstream.fuse(source.model))
-    return Network(model.to(device), source, kind, str(source.yaml["head"][-1][2]), task_of_head(model.model[-1]))
+    head = model.model[-1]
+    return Network(model.to(device), source, kind, type(head).__name__, task_of_head(head))
 
 
 def dataset_of(data: str | None, known: Mapping[Path, str | None]) -> str:

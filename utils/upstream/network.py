@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,6 +19,7 @@ from utils.core.tasks import predicted
 from utils.core.text import plural, short_repr
 from utils.upstream.checkout import import_upstream
 from utils.upstream.description import ALL_HEADS, BLOCKS, HEADS, check_description, check_head
+from utils.upstream.renamed import origin_of, read_renamed
 from utils.upstream.ultralytics import is_theirs, read_theirs
 
 if TYPE_CHECKING:
@@ -95,6 +96,8 @@ def load_float(path: str | Path, heads: Collection[str] = HEADS) -> FloatCheckpo
         for module in model.modules():
             if type(module).__name__ == "Upsample" and not hasattr(module, "recompute_scale_factor"):
                 module.recompute_scale_factor = None  # saved by a torch before 1.11
+            if isinstance(module, nn.Conv2d):
+                set_channels(module)
         with torch.no_grad():
             side, masks = 2 * network_stride(model), int(getattr(head, "nm", 0))
             outputs = predicted(deepcopy(model)(torch.zeros(1, channels_of(model), side, side)))  # does it compute?
@@ -204,10 +207,7 @@ def build_model(config: Mapping[str, Any] | str | Path, nc: int | None = None) -
     head = [*description["backbone"], *description["head"]][-1][2]
     kind = SegmentationModel if "Segment" in head else DetectionModel
     try:
-        model = kind(description, ch=description.get("ch", 3), nc=nc).eval()
-        if description.get("class_channels"):
-            set_class_channels(model.model[-1], description["class_channels"])
-        return model
+        return kind(description, ch=description.get("ch", 3), nc=nc).eval()
     except InputError:
         raise
     except Exception as error:  # upstream assumes that layers fit together, and fails anywhere when they do not
@@ -217,21 +217,52 @@ def build_model(config: Mapping[str, Any] | str | Path, nc: int | None = None) -
         Conv.default_act, RepConvN.default_act = defaults
 
 
-def set_class_channels(head: nn.Module, channels: int) -> None:
-    """Give a `Detect` head a class branch of so many channels, with new weights: Ultralytics' has another width."""
+def resize(model: nn.Module, state: Mapping[str, Any]) -> None:
+    """Give convolutions and batch norms the channels that tensors of the same names have, in place, with new weights.
+
+    Kernels, strides and paddings stay. A convolution with as many groups as channels stays depthwise, others keep their
+    number of groups.
+
+    Args:
+        state: name → tensor, as a state_dict; names that the network does not have are left out of account.
+    """
+    import torch
     from torch import nn
 
-    from models.common import Conv
+    for path, module in model.named_modules():
+        weight = state.get(f"{path}.weight")
+        own = getattr(module, "weight", None)
+        if own is None or not isinstance(weight, torch.Tensor) or weight.shape == own.shape:
+            continue
+        if isinstance(module, nn.BatchNorm2d) and weight.dim() == 1:
+            tensors = {"weight": module.weight, "bias": module.bias}
+            tensors |= {"running_mean": module.running_mean, "running_var": module.running_var}
+            for name, value in tensors.items():
+                if value is not None:
+                    setattr(module, name, _resized(value, weight.shape))
+            module.num_features = len(weight)
+        if isinstance(module, nn.Conv2d) and weight.shape[2:] == own.shape[2:]:
+            if module.groups == module.out_channels > 1:
+                module.groups = len(weight)
+            module.weight = _resized(own, weight.shape)
+            if module.bias is not None:
+                module.bias = _resized(module.bias, weight.shape[:1])
+            set_channels(module)
 
-    head.cv3 = nn.ModuleList(
-        nn.Sequential(Conv(branch[0].conv.in_channels, channels, 3), Conv(channels, channels, 3),
-                      nn.Conv2d(channels, head.nc, 1))
-        for branch in head.cv3
-    )  # fmt: skip
-    for module in head.cv3.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.eps, module.momentum = 1e-3, 0.03  # as upstream's `initialize_weights`
-    head.eval()
+
+def _resized(tensor: torch.Tensor, shape: torch.Size) -> Any:
+    """A tensor of ones, or a parameter where `tensor` is one."""
+    import torch
+    from torch import nn
+
+    made = torch.ones(shape, dtype=tensor.dtype)
+    return nn.Parameter(made) if isinstance(tensor, nn.Parameter) else made
+
+
+def set_channels(convolution: nn.Conv2d) -> None:
+    """Set the attributes that count channels to those of the weight, which pruning by hand leaves as they were."""
+    convolution.out_channels = convolution.weight.shape[0]
+    convolution.in_channels = convolution.weight.shape[1] * convolution.groups
 
 
 def read_description(path: str | Path) -> dict[str, Any]:
@@ -245,21 +276,93 @@ def read_description(path: str | Path) -> dict[str, Any]:
 def fuse(model: nn.Module) -> nn.Module:
     """Fold batch norms into convolutions and RepConvN branches into one, in place; float32, evaluation mode.
 
-    Unlike after upstream's `fuse` the network can be copied: no bound method is stored on an instance.
+    Unlike after upstream's `fuse` the network can be copied: no bound method is stored on an instance. What is folded
+    already, or cannot be folded (`unfused` lists it), stays as it is.
     """
     import_upstream()
+    from torch import nn
     from torch.nn.utils.fusion import fuse_conv_bn_eval
 
     from models.common import Conv, RepConvN
 
     for module in model.modules():
-        if isinstance(module, RepConvN) and not hasattr(module, "conv"):
+        if isinstance(module, RepConvN) and not _why_not_merged(module):
+            _prepare_branches(module)
             module.fuse_convs()
     for module in model.modules():
-        if isinstance(module, Conv) and hasattr(module, "bn"):
-            module.conv = fuse_conv_bn_eval(module.conv, module.bn)
+        if isinstance(module, Conv) and hasattr(module, "bn") and not _why_not_folded(module):
+            if isinstance(module.bn, nn.BatchNorm2d):
+                module.conv = fuse_conv_bn_eval(module.conv, module.bn)
             del module.bn
     return model
+
+
+def unfused(model: nn.Module) -> Iterator[tuple[str, str]]:
+    """Paths of the Conv and RepConvN that `fuse` has left as they were, each with the reason."""
+    import_upstream()
+    from models.common import Conv, RepConvN
+
+    for path, module in model.named_modules():
+        if isinstance(module, RepConvN) and not hasattr(module, "conv"):
+            yield path, _why_not_merged(module)
+        if isinstance(module, Conv) and hasattr(module, "bn"):
+            yield path, _why_not_folded(module)
+
+
+def _why_not_folded(module: Any) -> str:
+    """Why the batch norm of a Conv cannot be folded; empty where it can, or was (and may have left an Identity)."""
+    from torch import nn
+
+    if not hasattr(module, "bn"):
+        return ""
+    if not isinstance(module.conv, nn.Conv2d):
+        return f"has a {type(module.conv).__name__} in place of its convolution"
+    if not isinstance(module.bn, (nn.BatchNorm2d, nn.Identity)):
+        return f"has a {type(module.bn).__name__} in place of its batch norm"
+    if isinstance(module.bn, nn.BatchNorm2d) and module.bn.running_mean is None:
+        return "has a batch norm without running mean and variance"
+    return ""
+
+
+def _why_not_merged(module: Any) -> str:
+    """Why the branches of a RepConvN cannot be merged into one convolution; empty where they can, or are."""
+    from torch import nn
+
+    from models.common import Conv
+
+    if hasattr(module, "conv"):
+        return ""
+    for name, kernel in (("conv1", (3, 3)), ("conv2", (1, 1))):
+        branch = getattr(module, name)
+        if not isinstance(branch, Conv):
+            return f"has a {type(branch).__name__} as its branch {name}"
+        if not isinstance(branch.act, nn.Identity):
+            return f"has an activation in its branch {name}"
+        if reason := _why_not_folded(branch):
+            return f"has a branch {name} that {reason}"
+        if branch.conv.kernel_size != kernel:
+            return f"has a branch {name} with the kernel {branch.conv.kernel_size}"
+    if module.bn is not None and not isinstance(module.bn, nn.BatchNorm2d):
+        return f"has a {type(module.bn).__name__} as its third branch"
+    return ""
+
+
+def _prepare_branches(module: Any) -> None:
+    """Give the branches of a RepConvN what upstream's `fuse_convs` reads: batch norms with weights, no other bias."""
+    import torch
+    from torch import nn
+
+    for branch in (module.conv1, module.conv2):
+        convolution = branch.conv
+        if isinstance(branch.bn, nn.Identity):
+            branch.bn = nn.BatchNorm2d(convolution.out_channels, eps=0.0).eval()  # mean 0, variance 1: changes nothing
+        if branch.bn.weight is None:
+            branch.bn.weight = nn.Parameter(torch.ones_like(branch.bn.running_var))
+            branch.bn.bias = nn.Parameter(torch.zeros_like(branch.bn.running_mean))
+        if convolution.bias is not None:
+            branch.bn.running_mean = branch.bn.running_mean - convolution.bias.detach()
+            convolution.bias = None
+    module.c1 = module.conv1.conv.in_channels
 
 
 def call_fused(model: nn.Module) -> nn.Module:
@@ -298,7 +401,9 @@ def read_checkpoint(file: str | Path, needed: Collection[str] | None = None) -> 
     except checkpoints.NotAllowed as error:
         if not is_theirs(error):
             raise
-        content = read_theirs(file, build_model)
+        content = read_theirs(file, build_model, resize)
+    if origin_of(content):
+        content = read_renamed(file, content, build_model, resize)
     if isinstance(content, dict) and "quantized_state" in content:
         raise CheckpointError(
             f"{file} is a quantized checkpoint; this command takes the float weights it was made from, and "

@@ -2,8 +2,8 @@
 
 Their detectors yolov9t to yolov9e are upstream's GELAN networks with the head `Detect`: modules of the same names and
 shapes, in other classes. So the weights alone are taken, by name, into a network that upstream's classes make of the
-description in the checkpoint; of Ultralytics nothing is imported. One width is not in the description: that of the
-class branch, which is the checkpoint's own (`class_channels`).
+description in the checkpoint; of Ultralytics nothing is imported. Channels are the checkpoint's own: those of the class
+branch and of pruned layers are not in the description.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from torch import nn
 
 from utils.core.checkpoints import GETATTR, NotAllowed, read_torch_file
 from utils.core.errors import CheckpointError, InputError
-from utils.core.text import short_repr
 
 PREFIX = "ultralytics."
 THEIR_NAMES = {"nn.Identity": "Silence"}  # blocks that upstream calls otherwise
@@ -29,6 +28,8 @@ HEAD = "Detect"
 TAKEN = (
     "of their networks the detectors yolov9t to yolov9e are taken (head Detect); train others by upstream's train.py"
 )
+PROTOTYPES = " (a ConvTranspose2d enlarges its mask prototypes, where upstream's repeats pixels)"
+SETTINGS = ("stride", "padding", "dilation", "groups", "padding_mode", "eps", "mode", "scale_factor", "negative_slope")
 TRAINING_STATE = ("optimizer", "scaler", "train_metrics", "train_results")
 
 
@@ -62,13 +63,16 @@ def is_theirs(error: NotAllowed) -> bool:
     return error.name.startswith(PREFIX)
 
 
-def read_theirs(path: str | Path, build: Callable[[Mapping[str, Any]], Any]) -> dict[str, Any]:
+def read_theirs(
+    path: str | Path, build: Callable[[Mapping[str, Any]], Any], resize: Callable[[Any, Mapping[str, Any]], None]
+) -> dict[str, Any]:
     """A checkpoint of Ultralytics in the form of upstream's: `model`, `opt`, and `origin` in words.
 
     No code of the file is run.
 
     Args:
         build: makes a network of upstream's with random weights from a description, as `build_model`.
+        resize: gives a network the channels of a state_dict, as `network.resize`.
 
     Raises:
         CheckpointError: the network is not a YOLOv9 detector, or its weights are not those of its description.
@@ -84,12 +88,15 @@ def read_theirs(path: str | Path, build: Callable[[Mapping[str, Any]], Any]) -> 
     theirs = content.get("model") if content.get("ema") is None else content["ema"]
     if not isinstance(theirs, nn.Module) or not isinstance(getattr(theirs, "yaml", None), Mapping):
         raise CheckpointError(f"{_named(path)} without a network under 'ema' or 'model'; give weights/best.pt")
-    layers: Any = getattr(theirs, "model", None)
-    description = described(path, theirs.yaml, layers)
+    description = described(path, theirs.yaml)
+    layers = getattr(theirs, "model", None)
+    for head in [*layers.children()][-1:] if isinstance(layers, nn.Module) else []:
+        description["nc"] = getattr(head, "nc", description["nc"])
     try:
         model = build(description)
     except InputError as error:
         raise CheckpointError(f"{_named(path)}: {error}") from error
+    resize(model, theirs.state_dict())
     _take_weights(path, model, theirs)
     model.nc, model.names = description["nc"], getattr(theirs, "names", model.names)
     arguments = content.get("train_args")
@@ -98,12 +105,11 @@ def read_theirs(path: str | Path, build: Callable[[Mapping[str, Any]], Any]) -> 
     return {"model": model, "ema": None, "opt": options, "origin": origin}
 
 
-def described(path: str | Path, theirs: Mapping[str, Any], layers: Any) -> dict[str, Any]:
-    """Upstream's description of a network of Ultralytics; `CheckpointError` for another one than a YOLOv9 detector.
+def described(path: str | Path, theirs: Mapping[str, Any]) -> dict[str, Any]:
+    """Upstream's description of a network of Ultralytics, from the description in its checkpoint.
 
-    Args:
-        theirs: the description in the checkpoint.
-        layers: the network's layers, of which the last has the class branch.
+    Raises:
+        CheckpointError: it is another one than a YOLOv9 detector.
     """
     name = Path(str(theirs.get("yaml_file", "a network without a name"))).stem
     backbone, head_rows = (theirs.get(part) for part in ("backbone", "head"))
@@ -117,12 +123,8 @@ def described(path: str | Path, theirs: Mapping[str, Any], layers: Any) -> dict[
             )
     if not rows or rows[-1][2] != HEAD:
         head = rows[-1][2] if rows else "no layers"
-        raise CheckpointError(f"{_named(path)}: {name}, whose head is {head!s:.40}; {TAKEN}")
-    try:
-        *_, head = layers.children()
-        class_channels = int(next(head.cv3.parameters()).shape[0])
-    except (AttributeError, ValueError, StopIteration) as error:
-        raise CheckpointError(f"{_named(path)}, whose class branch has no weights") from error
+        why = PROTOTYPES if head == "Segment" else ""
+        raise CheckpointError(f"{_named(path)}: {name}, whose head is {head!s:.40}{why}; {TAKEN}")
     for row in rows:
         row[2] = THEIR_NAMES.get(row[2], row[2])
     split = len(backbone)
@@ -132,7 +134,6 @@ def described(path: str | Path, theirs: Mapping[str, Any], layers: Any) -> dict[
         "depth_multiple": theirs.get("depth_multiple", 1.0),
         "width_multiple": theirs.get("width_multiple", 1.0),
         "anchors": 3,
-        "class_channels": class_channels,
         "backbone": rows[:split],
         "head": rows[split:],
     }
@@ -144,20 +145,35 @@ def _is_rows(part: Any) -> TypeGuard[list[list[Any]]]:
 
 
 def _take_weights(path: str | Path, model: nn.Module, theirs: nn.Module) -> None:
-    """Copy all weights by name; `CheckpointError` for the first name or shape that only one of the networks has."""
-    ours = model.state_dict()
-    found = theirs.state_dict()
+    """Copy all weights by name.
+
+    Raises:
+        CheckpointError: a weight, or a module of torch's, is not the same in both networks; it names the first.
+    """
+    ours, found = model.state_dict(), theirs.state_dict()
     different = [
         name
         for name in sorted({*ours, *found})
         if name not in ours or name not in found or ours[name].shape != found[name].shape
     ]
+    modules = dict(theirs.named_modules(remove_duplicate=False))
+    different += [
+        name
+        for name, module in model.named_modules(remove_duplicate=False)
+        if type(module).__module__.startswith("torch.") and name in modules and _differs(module, modules[name])
+    ]
     if different:
         raise CheckpointError(
-            f"{_named(path)}, whose weights are not those of its description (first: {short_repr(different[:1])}); a "
-            "fused, pruned or changed network is not taken"
+            f"{_named(path)}, whose network is not that of its description (first: {different[0][:100]}); a network "
+            "that was fused, or in which blocks were replaced, is not taken"
         )
     model.load_state_dict({name: value.to(ours[name].dtype) for name, value in found.items()})
+
+
+def _differs(module: nn.Module, theirs: nn.Module) -> bool:
+    """Whether a module of torch's computes something else than theirs of the same weights."""
+    same = type(module).__name__ == type(theirs).__name__
+    return not same or any(getattr(module, key, None) != getattr(theirs, key, None) for key in SETTINGS)
 
 
 def _named(path: str | Path) -> str:
