@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -151,6 +151,11 @@ def id_key(value: Any) -> int | str | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return None
     return int(value) if value == int(value) else None
+
+
+def sorted_ids(ids: Iterable[int | str]) -> list[int | str]:
+    """Ids in their order, numbers before texts."""
+    return sorted(ids, key=lambda entry_id: (isinstance(entry_id, str), entry_id))
 
 
 def _object(entry: Any, name: str) -> CocoObject:

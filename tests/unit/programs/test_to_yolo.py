@@ -8,13 +8,11 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from fork_server import ForkServer
 from PIL import Image
 
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.images import read_labels
 
-PROGRAM = Path(__file__).resolve().parents[3] / "scripts/to_yolo.py"
 VOC = """<annotation><folder>x</folder><filename>{}</filename><path>C:\\Users\\me\\{}</path>
 <size><width>{}</width><height>{}</height><depth>3</depth></size>{}</annotation>"""
 OBJECT = """<object><name>{}</name><difficult>{}</difficult><bndbox><xmin>{}</xmin><ymin>{}</ymin><xmax>{}</xmax>
@@ -41,11 +39,10 @@ JSON = {
 DOG, CAR = [2, 0.2, 0.5, 0.2, 0.8], [0, 0.25, 0.25, 0.5, 0.5]  # the labels of the first and the third annotation
 
 
-@pytest.fixture(scope="module")
-def convert():
-    """Runs the program in a process of its own."""
-    with ForkServer(PROGRAM.parents[1], "import utils.core.options, utils.jobs.convert.run") as server:
-        yield lambda *words: server.run([PROGRAM, *words], PROGRAM.parents[1], 60)
+@pytest.fixture
+def convert(start):
+    """Runs the program in this process: exit code, lines on standard output and standard error."""
+    return lambda *words: start("scripts/to_yolo.py", *words)
 
 
 @pytest.fixture
@@ -80,11 +77,13 @@ def result_of(convert, folder: Path, source, *words) -> tuple[dict, dict[str, np
     if isinstance(source, dict):
         (folder / "a.json").write_text(json.dumps(source))
         source = "a.json"
-    done = convert(folder / source, "--images", folder / "images", "--output", folder / "out", "--val", "0", *words)
-    assert (done.returncode, done.stderr) == (0, "")
+    code, out, err = convert(
+        folder / source, "--images", folder / "images", "--output", folder / "out", "--val", "0", *words
+    )
+    assert (code, err) == (0, [])
     labels = {path.stem: np.array(list(map(str.split, path.open())), float) for path in folder.glob("out/labels/*/*")}
     assert {path.stem for path in folder.glob("out/images/*/*")} == set(labels)
-    return load_data(folder / "out/data.yaml").names, labels, done.stdout.splitlines()
+    return load_data(folder / "out/data.yaml").names, labels, out
 
 
 def refused(convert, folder: Path, source, *words) -> str:
@@ -93,10 +92,10 @@ def refused(convert, folder: Path, source, *words) -> str:
         (folder / "a.json").write_text(json.dumps(source))
         source = "a.json"
     before = sorted(folder.iterdir())
-    done = convert(folder / source, "--images", folder / "images", "--output", folder / "out", *words)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    code, _, err = convert(folder / source, "--images", folder / "images", "--output", folder / "out", *words)
+    assert (code, len(err)) == (2, 1)
     assert sorted(folder.iterdir()) == before
-    return done.stderr
+    return err[0]
 
 
 def test_voc(convert, folder):
@@ -505,6 +504,47 @@ def test_an_empty_outline_is_none(convert, folder, nothing):
     assert "outlines" not in "".join(lines)
 
 
+def test_labels_are_a_perfect_detector_for_pycocotools(convert, folder, tmp_path):
+    """Random boxes of both orders, in two resolutions, partly with outlines; crowds are what is left out."""
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+
+    rng = np.random.default_rng(3)
+    images = [{**image, "width": width, "height": width // 2}
+              for image, width in zip(JSON["images"], (200, 400, 100), strict=True)]  # fmt: skip
+    annotations, plain = [], []
+    for number in range(1, 25):
+        image = images[number % 3]
+        side = np.array([image["width"], image["height"]])
+        (left, top), (width, height) = rng.uniform(0, 0.5, 2) * side, rng.uniform(0.2, 0.5, 2) * side
+        right, bottom = left + width, top + height
+        entry = {"id": number, "image_id": image["id"], "category_id": int(rng.choice([3, 17, 18])), "iscrowd": 0}
+        entry["segmentation"] = [[left, top, right, top, right, bottom, left, bottom]] if number % 2 else []
+        box = [left, top, width, height]
+        plain.append({**entry, "bbox": box, "area": width * height})
+        annotations.append({**entry, "bbox": [right, bottom, -width, -height] if number % 5 else box})
+    names, labels, lines = result_of(convert, folder, changed(images=images, annotations=annotations))
+    assert "objects: 24" in lines[-2]
+    (tmp_path / "plain.json").write_text(json.dumps(changed(images=images, annotations=plain)))
+    truth = COCO(str(tmp_path / "plain.json"))
+    by_name = {category["name"]: category["id"] for category in reversed(JSON["categories"])}
+    by_name["cat"] = 17
+    detections = []
+    for image in images:
+        stem = Path(image["file_name"].replace("\\", "/")).stem
+        for label, *points in labels[stem]:
+            xy = np.array(points).reshape(-1, 2) * (image["width"], image["height"])
+            box = [*xy.min(0), *np.ptp(xy, 0)]
+            category = by_name[names[int(label)]]
+            detections.append({"image_id": image["id"], "category_id": category, "bbox": box, "score": 1.0})
+    evaluator = COCOeval(truth, truth.loadRes(detections), "bbox")
+    evaluator.params.iouThrs = np.array([0.99])
+    evaluator.evaluate()
+    evaluator.accumulate()
+    precision = evaluator.eval["precision"][0, :, :, 0, -1]
+    assert precision[precision > -1].min() == 1
+
+
 # what cannot be converted
 
 
@@ -527,7 +567,7 @@ def test_what_is_wrong_is_one_line(file, content, part, convert, folder):
     (folder / file).write_text(content)
     source = {"a.json": "a.json", "xml/c.txt": "nowhere"}.get(file, "xml")
     assert part in refused(convert, folder, source)
-    assert convert(folder / source, "--images", folder, "--output", folder / "xml").returncode == 2
+    assert convert(folder / source, "--images", folder, "--output", folder / "xml")[0] == 2
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(convert, folder):

@@ -7,7 +7,7 @@ from pathlib import Path, PureWindowsPath
 
 import numpy as np
 
-from utils.evaluation.coco_file import CocoFile, read_coco
+from utils.evaluation.coco_file import CocoFile, read_coco, sorted_ids
 from utils.jobs.convert.outlines import rings_of
 from utils.jobs.convert.records import AnnotatedImage, AnnotatedObject, Annotations, Tally, stated_size
 
@@ -67,7 +67,7 @@ def _class_names(file: CocoFile, tally: Tally) -> dict[int | str, str]:
     for key, entry in file.categories.items():
         parents[str(entry.get("supercategory"))].add(key)
     names: dict[int | str, str] = {}
-    for key in sorted(file.categories, key=lambda key: (isinstance(key, str), key)):
+    for key in sorted_ids(file.categories):
         name = str(file.categories[key]["name"])
         if key in used or not parents[name] - {key}:
             names[key] = name
