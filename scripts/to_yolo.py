@@ -35,9 +35,9 @@ class ConvertOptions(Options):
 
 def convert_annotations(options: ConvertOptions) -> None:
     """Read everything, then write the dataset."""
-    from utils.jobs.convert.run import convert
+    from utils.jobs.convert.run import convert_to_yolo
 
-    convert(
+    convert_to_yolo(
         options.annotations,
         options.images,
         options.output,

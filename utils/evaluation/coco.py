@@ -162,15 +162,14 @@ class CocoEvaluation:
         self._category_numbers = _numbered(content.categories)
         for image in content.images.values():
             self._ids.setdefault(PureWindowsPath(str(image["file_name"])).stem, []).append(image["id"])
-        self._coco.dataset = {
-            "info": {},  # loadRes copies this and the licenses
-            "licenses": [],
-            "images": [{**image, "id": self._image_numbers[image["id"]]} for image in content.images.values()],
-            "categories": [{**part, "id": self._category_numbers[part["id"]]} for part in content.categories.values()],
-            "annotations": [
-                {"id": number, **self._annotation(thing, content)} for number, thing in enumerate(content.objects, 1)
-            ],
-        }
+        self._coco.dataset = {"info": {}, "licenses": []}  # loadRes copies both
+        for part, numbers, entries in (
+            ("images", self._image_numbers, content.images),
+            ("categories", self._category_numbers, content.categories),
+        ):
+            self._coco.dataset[part] = [{**entry, "id": numbers[entry["id"]]} for entry in entries.values()]
+        annotations = [self._annotation(thing, content) for thing in content.objects]
+        self._coco.dataset["annotations"] = [{"id": number, **one} for number, one in enumerate(annotations, 1)]
         with self._in_one_line():
             self._coco.createIndex()
         self._set_categories(content, data)
@@ -178,13 +177,16 @@ class CocoEvaluation:
 
     def _annotation(self, thing: CocoObject, content: CocoFile) -> dict[str, Any]:
         """An annotation as pycocotools takes it; without an area that of its box."""
+        image, category = content.images[thing.image], content.categories[thing.category]
         box = _ordered(thing.box)
         area = thing.entry.get("area")
+        if area is None:
+            area = box[2] * box[3]
         return {
-            "image_id": self._image_numbers[content.images[thing.image]["id"]],
-            "category_id": self._category_numbers[content.categories[thing.category]["id"]],
+            "image_id": self._image_numbers[image["id"]],
+            "category_id": self._category_numbers[category["id"]],
             "bbox": box,
-            "area": box[2] * box[3] if area is None else float(area),
+            "area": float(area),
             "iscrowd": int(thing.crowd),
             "segmentation": thing.entry.get("segmentation"),
         }

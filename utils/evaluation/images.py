@@ -94,15 +94,14 @@ class SplitImages:
     def counts(self, root: Path) -> SplitCounts:
         """How many images, objects and oddities there are; names count from `root`."""
         images = [image for image in self.images if image.path not in self.undecodable]
+        flat = [str(label_file(image.path)) for image in images for row in image.labels.rows if not row[3:].all()]
         named: dict[str, list[str]] = {
             "without_a_label_file": [str(label_file(image.path)) for image in images if not image.labelled],
             "left_out": [*self.left_out, *(f"{path}: cannot be decoded" for path in sorted(self.undecodable))],
             "bad_label_lines": self.bad_lines,
             "clipped_labels": self.clipped_lines,
             "boxes_among_polygons": [image.path for image in images for _ in range(image.labels.boxes)],
-            "boxes_without_area": [
-                str(label_file(image.path)) for image in images for row in image.labels.rows if not row[3:].all()
-            ],
+            "boxes_without_area": flat,
             "also_in_train": [image.path for image in images if image.path in self.in_train],
         }
         first = {name: lines[0].replace(f"{root}{os.sep}", "") for name, lines in named.items() if lines}

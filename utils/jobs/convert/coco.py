@@ -44,15 +44,11 @@ def read_coco_annotations(path: Path, tally: Tally, *, force: bool) -> Annotatio
             outline = ()
             tally.changed["outlines that cannot be read (their boxes are written)"].append(f"{thing.name}: {error}")
         objects[thing.image].append(AnnotatedObject(thing.name, class_names[thing.category], corners, outline))
-    images = [
-        AnnotatedImage(
-            f"image {entry['id']} of {path}",
-            (PureWindowsPath(str(entry["file_name"])).stem,),
-            stated_size(entry.get("width"), entry.get("height")),
-            tuple(objects[key]),
-        )
-        for key, entry in file.images.items()
-    ]
+    images: list[AnnotatedImage] = []
+    for key, entry in file.images.items():
+        stem = PureWindowsPath(str(entry["file_name"])).stem
+        size = stated_size(entry.get("width"), entry.get("height"))
+        images.append(AnnotatedImage(f"image {entry['id']} of {path}", (stem,), size, tuple(objects[key])))
     return Annotations(images, list(dict.fromkeys(class_names.values())))
 
 

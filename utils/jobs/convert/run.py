@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 Size = tuple[float, float]  # width, height
 FRACTIONS_TO = 1.01  # coordinates up to here can be fractions of the image
 LEAST_OVERLAP = 0.5  # IoU of a box with the bounds of its outline; below it one of them is wrong
+ROUNDING = 1e-5  # of the image: boxes that reach so far outside are not said to be clipped
 FORCE = "--force leaves them out"
 
 
@@ -39,7 +40,7 @@ class PlacedObject:
     outline: np.ndarray | None
 
 
-def convert(source: Path, folder: Path, output: Path, *, val: float, boxes: bool, force: bool) -> None:
+def convert_to_yolo(source: Path, folder: Path, output: Path, *, val: float, boxes: bool, force: bool) -> None:
     """Convert annotations to a dataset in `output`, and print what it holds and what was left out.
 
     Args:
@@ -192,7 +193,7 @@ def placed_objects(path: Path, image: AnnotatedImage, size: Size, fractions: boo
         if not (box[0] < box[1]).all():
             tally.left_out["boxes without an area in the image"].append(thing.source)
             continue
-        if (box != np.stack([low, high])).any():
+        if np.abs(box - np.stack([low, high])).max() > ROUNDING:
             tally.changed["boxes clipped"].append(thing.source)
         outline = placed_outline(thing, divisor, np.stack([low, high]), tally)
         placed.append(PlacedObject(thing.name, box, outline))
