@@ -16,6 +16,7 @@ import numpy as np
 
 from utils.core.errors import DataError, DependencyError, QatError
 from utils.core.files import distinct_names, refuse_overwrite, write_text
+from utils.core.logging import warn_once
 from utils.core.tasks import DETECT, SEGMENT
 from utils.core.text import short_repr
 from utils.evaluation.coco_file import CocoFile, CocoObject, check_partners, id_key, read_coco, sorted_ids
@@ -34,9 +35,7 @@ UNUSED = (12, 26, 29, 30, 45, 66, 68, 69, 71, 83)  # COCO numbers its 80 categor
 COCO_CATEGORIES = [number for number in range(1, 91) if number not in UNUSED]
 STATISTICS = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large",
               "ar_1", "ar_10", "ar_100", "ar_small", "ar_medium", "ar_large")  # fmt: skip
-
-
-PARTNER_IOU = 0.5
+PARTNER_IOU = 0.5  # of a label and the annotation of the same object
 NAMED = 3  # classes in a message
 ADVICE = "correct it, or move the annotations away: then only the predictions are written"
 
@@ -156,8 +155,8 @@ class CocoEvaluation:
             )
         content.check_joins(advice=ADVICE)
         if lost := [*content.without_image, *content.without_category]:
-            text = "%d annotations of %s have an unknown image or category and do not count (first: %s)"
-            logger.warning(text, len(lost), file, lost[0])
+            text = f"annotations of {file} have an unknown image or category and do not count (first: {lost[0]})"
+            warn_once(logger, f"{len(lost)} {text}")
         self._image_numbers = _numbered(content.images)
         self._category_numbers = _numbered(content.categories)
         for image in content.images.values():
@@ -235,7 +234,7 @@ class CocoEvaluation:
         what = f"objects of the label files and of {self.file} have no partner of their class in the other"
         hint = "its boxes are fractions, and COCO's are pixels; " if annotations.are_fractions() else ""
         check_partners(alone, total, what, f"{numbers}; {hint}{ADVICE}")
-        logger.warning("%d of %d %s (first: %s); %s", len(alone), total, what, alone[0], numbers)
+        warn_once(logger, f"{len(alone)} of {total} {what} (first: {alone[0]}); {numbers}")
 
     def _labels(self, image: ImageFile) -> Boxes:
         """The boxes of a label file, in pixels."""

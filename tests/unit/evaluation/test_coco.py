@@ -5,10 +5,12 @@ import logging
 from dataclasses import replace
 
 import pytest
-from known_images import SQUARE
+from known_images import SQUARE, export_answers
 from known_sets import CONFIG, Known
 
+import val_trt
 from utils.core.errors import DataError
+from utils.jobs import evaluate as evaluate_job
 
 SAVING = replace(CONFIG, save_json=True)
 
@@ -241,3 +243,15 @@ def test_masks_of_another_resolution_are_refused_before_the_evaluation(tmp_path)
     known = Known(tmp_path, SQUARE, 6, masks=True)
     edit(known, lambda content: [image.update(width=128, height=128) for image in content["images"]])
     assert "128x128" in refused(known)
+
+
+def test_annotations_are_checked_before_the_fp32_model_is_evaluated(known, tmp_path, monkeypatch, capsys):
+    evaluations = []
+    monkeypatch.setattr(evaluate_job, "evaluate", lambda *_, **__: evaluations.append(1))
+    files = [export_answers(known.model, tmp_path / f"{name}.onnx", 1, 64) for name in ("int8", "float")]
+    edit(known, classes_exchanged)
+    words = ["--engine-file", files[0], "--reference", files[1], "--data", known.folder / "data.yaml", "--save-json"]
+    words += ["--project", tmp_path / "runs", "--device", "cpu", "--imgsz", 64]
+    assert val_trt.main([str(word) for word in words]) == 2
+    assert evaluations == []
+    assert "instances_val.json" in capsys.readouterr().err

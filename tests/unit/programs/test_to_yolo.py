@@ -470,7 +470,8 @@ def test_a_mask_in_run_lengths_becomes_its_edge(convert, folder, compressed):
     expected = mask.repeat(4, 0).repeat(4, 1)
     assert overlap(drawn(labels[0, 1:], 200, 100), expected) > 0.97
     points = labels[0, 1:].reshape(-1, 2) * (200, 100)
-    np.testing.assert_allclose([*points.min(0), *np.ptp(points, 0)], box, atol=0.3)
+    np.testing.assert_allclose([*points.min(0), *np.ptp(points, 0)], box, atol=0.5)
+    assert len(points) < 150  # not one for each pixel of the edge
 
 
 def test_an_outline_is_clipped_as_a_polygon(convert, folder):
