@@ -37,7 +37,7 @@ STATISTICS = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large",
               "ar_1", "ar_10", "ar_100", "ar_small", "ar_medium", "ar_large")  # fmt: skip
 PARTNER_IOU = 0.5  # of a label and the annotation of the same object
 NAMED = 3  # classes in a message
-ADVICE = "correct it, or move the annotations away: then only the predictions are written"
+ADVICE = "correct them, or move the annotations away: then only the predictions are written"
 
 
 @dataclass

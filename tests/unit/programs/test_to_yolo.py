@@ -212,7 +212,7 @@ def test_a_size_of_the_same_shape_is_that_of_a_copy(convert, folder, stated, sca
     assert (reason is None) == ("changed" not in "".join(lines))
 
 
-@pytest.mark.parametrize("stated", [(100, 100), (1000, 400), (205, 100), (200, 110)])
+@pytest.mark.parametrize("stated", [(100, 100), (1000, 400), (205, 100), (200, 110), (1, 1), (12, 5)])
 def test_a_size_of_another_shape_is_refused(convert, folder, stated):
     images = [{**JSON["images"][0], "width": stated[0], "height": stated[1]}, *JSON["images"][1:]]
     error = refused(convert, folder, changed(images=images))

@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 Size = tuple[float, float]  # width, height
 FRACTIONS_TO = 1.01  # coordinates up to here can be fractions of the image
+MOST_STRETCHED = 0.05  # by rounding the sides of a small copy
 LEAST_OVERLAP = 0.5  # IoU of a box with the bounds of its outline; below it one of them is wrong
 ROUNDING = 1e-5  # of the image: boxes that reach so far outside are not said to be clipped
 FORCE = "--force leaves them out"
@@ -242,7 +243,8 @@ def is_scaled(first: Size, second: Size) -> bool:
     (width, height), (large_width, large_height) = sorted([first, second], key=lambda size: size[0] * size[1])
     across = abs(large_width * height / large_height - width)
     down = abs(large_height * width / large_width - height)
-    return min(across, down) <= 1
+    stretched = abs(width * large_height / (height * large_width) - 1)
+    return min(across, down) <= 1 and stretched <= MOST_STRETCHED
 
 
 def placed_outline(thing: AnnotatedObject, divisor: np.ndarray, box: np.ndarray, tally: Tally) -> np.ndarray | None:
