@@ -94,7 +94,10 @@ class SplitImages:
     def counts(self, root: Path) -> SplitCounts:
         """How many images, objects and oddities there are; names count from `root`."""
         images = [image for image in self.images if image.path not in self.undecodable]
-        flat = [str(label_file(image.path)) for image in images for row in image.labels.rows if not row[3:].all()]
+        flat: list[str] = []
+        for image in images:
+            without_area = (image.labels.rows[:, 3:] == 0).any(1)
+            flat += [str(label_file(image.path))] * int(without_area.sum())
         named: dict[str, list[str]] = {
             "without_a_label_file": [str(label_file(image.path)) for image in images if not image.labelled],
             "left_out": [*self.left_out, *(f"{path}: cannot be decoded" for path in sorted(self.undecodable))],
