@@ -65,9 +65,9 @@ class ExportOptions(NmsOptions, InputOptions):
         "scales). Without --typing it decides: strong from 19 on", metavar="N",
     )  # fmt: skip
     half: bool = option(False, "float weights in FP16, as --typing strong; inputs and outputs stay FP32")
-    target: Literal["tensorrt", "openvino", "openvino-avx2"] = option(
-        "tensorrt", "what runs the INT8 file. openvino: CPUs, and Intel's GPUs and NPUs; weakly typed, with unsigned "
-        "activations; openvino-avx2: also weights of 7 bits, for CPUs without VNNI (default: tensorrt)",
+    target: Literal["tensorrt", "openvino-avx2"] = option(
+        "tensorrt", "what runs the INT8 file. tensorrt: engines, and with --typing weak OpenVINO on CPUs with VNNI; "
+        "openvino-avx2: OpenVINO on CPUs without VNNI, with weights of 7 bits (default: tensorrt)",
     )  # fmt: skip
     int8_weights: bool = option(
         False, "store quantized weights as INT8, for ONNX Runtime and TensorRT 10 and later: a third of a weakly typed "
@@ -94,7 +94,7 @@ class ExportOptions(NmsOptions, InputOptions):
     )  # fmt: skip
     output: str | None = option(
         None, "the file to write (default: beside the weights, NAME.onnx, NAME-fp16.onnx, NAME-int8.onnx, "
-        "NAME-int8-strong.onnx or NAME-int8-openvino.onnx, and NAME-int8-end2end.onnx with NMS)", metavar="FILE",
+        "NAME-int8-strong.onnx or NAME-int8-openvino-avx2.onnx, and NAME-int8-end2end.onnx with NMS)", metavar="FILE",
     )  # fmt: skip
     verify: str | None = option(None, "check an exported Q/DQ ONNX instead of exporting", metavar="FILE")
 

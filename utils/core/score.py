@@ -57,6 +57,7 @@ class SplitCounts(StrictModel, extra="ignore"):  # reports of earlier versions c
         name: of the split, and how much of it was read if not all.
         backgrounds: images without objects, with a label file or without.
         boxes_among_polygons: which upstream takes for polygons of two points.
+        boxes_without_area: objects that no detection can match, which are counted as upstream counts them.
         also_in_train: images that are training images, too, by file or by content.
         first: field → the first image, label file or line that it counts, and why.
     """
@@ -71,6 +72,7 @@ class SplitCounts(StrictModel, extra="ignore"):  # reports of earlier versions c
     clipped_labels: int
     boxes_among_polygons: int
     also_in_train: int = 0
+    boxes_without_area: int = 0
     first: dict[str, str]
 
     @property

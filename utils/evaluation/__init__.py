@@ -13,6 +13,7 @@ nms.py          raw predictions → detections
 confusion.py    which classes are taken for which others
 metrics.py      detections and labels, image by image → precision, recall, AP
 bootstrap.py    its standard error, by resampling the images
+coco_file.py    COCO annotations of others, read and joined by their ids
 coco.py         predictions as files: text, COCO JSON; pycocotools
 loop.py         evaluate(runner, data, config) → EvalResult; Evaluation: update, gather, result
 results.py      what an evaluation found, and how it is printed

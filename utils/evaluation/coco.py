@@ -6,17 +6,22 @@ import contextlib
 import io
 import json
 import logging
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from utils.core.errors import DataError, DependencyError, QatError
-from utils.core.files import distinct_names, read_json, refuse_overwrite, write_text
+from utils.core.files import distinct_names, refuse_overwrite, write_text
+from utils.core.logging import warn_once
 from utils.core.tasks import DETECT, SEGMENT
 from utils.core.text import short_repr
+from utils.evaluation.coco_file import CocoFile, CocoObject, check_partners, id_key, read_coco, sorted_ids
 from utils.evaluation.data_yaml import DataConfig
-from utils.evaluation.images import label_file, source_name
+from utils.evaluation.images import ImageFile, label_file, source_name
 from utils.evaluation.masks import run_lengths
 
 if TYPE_CHECKING:
@@ -30,6 +35,57 @@ UNUSED = (12, 26, 29, 30, 45, 66, 68, 69, 71, 83)  # COCO numbers its 80 categor
 COCO_CATEGORIES = [number for number in range(1, 91) if number not in UNUSED]
 STATISTICS = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large",
               "ar_1", "ar_10", "ar_100", "ar_small", "ar_medium", "ar_large")  # fmt: skip
+PARTNER_IOU = 0.5  # of a label and the annotation of the same object
+NAMED = 3  # classes in a message
+ADVICE = "correct them, or move the annotations away: then only the predictions are written"
+
+
+@dataclass
+class Boxes:
+    """Boxes with the names of their classes: left, top, width and height in pixels."""
+
+    names: list[str] = field(default_factory=list)
+    boxes: list[list[float]] = field(default_factory=list)
+
+    def extend(self, other: Boxes) -> None:
+        """Add those of another image."""
+        self.names += other.names
+        self.boxes += other.boxes
+
+    def differences(self, annotations: Boxes) -> str:
+        """How many labels and annotations there are of the first classes that differ in their number."""
+        labels, others = Counter(self.names), Counter(annotations.names)
+        differing = [name for name in {**labels, **others} if labels[name] != others[name]]
+        words = [f"{name}: {labels[name]} labels, {others[name]} annotations" for name in differing[:NAMED]]
+        more = f", and {len(differing) - NAMED} more classes" if len(differing) > NAMED else ""
+        return "; ".join(words) + more if words else "equally many of each class, in other places"
+
+    def are_fractions(self) -> bool:
+        """Whether all of them lie in 0..1."""
+        return bool(self.boxes) and np.array(self.boxes).max() <= 1
+
+
+def without_partner(first: Boxes, second: Boxes) -> int:
+    """Number of boxes of one image that no box of the same class in the other source overlaps."""
+    from pycocotools import mask as coco_masks
+
+    if not first.names or not second.names:
+        return len(first.names) + len(second.names)
+    overlaps = coco_masks.iou(np.array(first.boxes), np.array(second.boxes), [0] * len(second.names))
+    same = np.array(first.names)[:, None] == np.array(second.names)
+    partners = same & (overlaps >= PARTNER_IOU)
+    return int((~partners.any(1)).sum() + (~partners.any(0)).sum())
+
+
+def _numbered(entries: Mapping[int | str, dict[str, Any]]) -> dict[int | str, int]:
+    """A number from 1 on for each id as it is written, in the order of the ids."""
+    return {entries[key]["id"]: number for number, key in enumerate(sorted_ids(entries), 1)}
+
+
+def _ordered(box: Sequence[float]) -> list[float]:
+    """A box with positive width and height."""
+    left, top, width, height = box
+    return [min(left, left + width), min(top, top + height), abs(width), abs(height)]
 
 
 class CocoEvaluation:
@@ -43,13 +99,13 @@ class CocoEvaluation:
     """
 
     def __init__(
-        self, data: DataConfig, config: EvalConfig, paths: Sequence[str], json_file: Path, masks: bool
+        self, data: DataConfig, config: EvalConfig, images: Sequence[ImageFile], json_file: Path, masks: bool
     ) -> None:
         """Read the annotations of a split, before the evaluation; with `masks` each must have a segmentation.
 
         Raises:
-            DataError: the annotations cannot be read, or lack a category that the dataset names or one of the images
-                at `paths`.
+            DataError: the annotations cannot be read, lack a category that the dataset names or one of the `images`,
+                or have other objects than the label files.
             DependencyError: pycocotools is not installed.
             InputError: `json_file`, which `finish` writes, is the annotations.
         """
@@ -59,16 +115,19 @@ class CocoEvaluation:
             raise DependencyError("COCO JSON needs pycocotools; install it with: pip install pycocotools") from error
         self.file = data.annotations_of(config.split)
         self.results: dict[str, list[dict[str, Any]]] = {}
-        self.category_ids = COCO_CATEGORIES if data.is_coco else list(range(data.nc))
+        self.category_ids: list[int | str] = list(COCO_CATEGORIES if data.is_coco else range(data.nc))
         self._json_file, self._masks, self._single_cls, self._coco = json_file, masks, config.single_cls, COCO()
-        self._ids: dict[str, list[int]] = {}  # by the image's name without folder and suffix
+        self._ids: dict[str, list[int | str]] = {}  # by the image's name without folder and suffix
         if self.file:
             refuse_overwrite([json_file], [self.file], "choose another --name or --project")
-            with self._in_one_line():
-                self._read(self.file, data)
-            stems = Counter(Path(path).stem for path in paths)
+            objects = self._read(self.file, data)
+            stems = Counter(Path(image.path).stem for image in images)
             if wrong := [stem for stem in stems if len(self._ids.get(stem, ())) != 1 or stems[stem] > 1]:
                 raise DataError(f"the image {wrong[0]} is not in {self.file}, or there are several of that name")
+            if not config.unlabelled:
+                self._compare([image for image in images if image.labelled], objects)
+            with self._in_one_line():
+                self._read_masks(images)
 
     @contextlib.contextmanager
     def _in_one_line(self) -> Iterator[io.StringIO]:
@@ -83,30 +142,126 @@ class CocoEvaluation:
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             raise DataError(f"{self.file}: pycocotools cannot read these annotations: {reason}") from error
 
-    def _read(self, file: Path, data: DataConfig) -> None:
-        """Fill in what pycocotools relies on, and let it read boxes and masks now, not after the evaluation."""
-        content = read_json(file, "expected COCO's annotations", DataError)
-        annotations = content["annotations"]
-        for number, annotation in enumerate(annotations, 1):
-            _, _, width, height = annotation["bbox"]
-            annotation["id"] = number  # pycocotools takes the id 0 for "no match"
-            annotation.setdefault("iscrowd", 0)
-            annotation.setdefault("area", width * height)
-        for image in content["images"]:
-            self._ids.setdefault(Path(image["file_name"]).stem, []).append(image["id"])
-        self._coco.dataset = {"info": {}, "licenses": [], **content}  # loadRes copies both
-        self._coco.createIndex()
-        for annotation in annotations if self._masks else ():
-            if annotation["image_id"] in self._coco.imgs:
-                annotation["segmentation"] = self._coco.annToRLE(annotation)
+    def _read(self, file: Path, data: DataConfig) -> list[CocoObject]:
+        """Give pycocotools the annotations, with what it relies on; return them without crowds.
+
+        Its ids are numbers from 1 on, in the order of those that are written: it takes 0 for "no match", and cannot
+        compare numbers with text.
+        """
+        content = read_coco(file)
+        if content.broken:
+            raise DataError(
+                f"{file}: {len(content.broken)} entries cannot be used (first: {content.broken[0]}); {ADVICE}"
+            )
+        content.check_joins(advice=ADVICE)
+        if lost := [*content.without_image, *content.without_category]:
+            text = f"annotations of {file} have an unknown image or category and do not count (first: {lost[0]})"
+            warn_once(logger, f"{len(lost)} {text}")
+        self._image_numbers = _numbered(content.images)
+        self._category_numbers = _numbered(content.categories)
+        for image in content.images.values():
+            self._ids.setdefault(PureWindowsPath(str(image["file_name"])).stem, []).append(image["id"])
+        self._coco.dataset = {"info": {}, "licenses": []}  # loadRes copies both
+        for part, numbers, entries in (
+            ("images", self._image_numbers, content.images),
+            ("categories", self._category_numbers, content.categories),
+        ):
+            self._coco.dataset[part] = [{**entry, "id": numbers[entry["id"]]} for entry in entries.values()]
+        annotations = [self._annotation(thing, content) for thing in content.objects]
+        self._coco.dataset["annotations"] = [{"id": number, **one} for number, one in enumerate(annotations, 1)]
+        with self._in_one_line():
+            self._coco.createIndex()
+        self._set_categories(content, data)
+        return [thing for thing in content.objects if not thing.crowd]
+
+    def _annotation(self, thing: CocoObject, content: CocoFile) -> dict[str, Any]:
+        """An annotation as pycocotools takes it; without an area that of its box."""
+        image, category = content.images[thing.image], content.categories[thing.category]
+        box = _ordered(thing.box)
+        area = thing.entry.get("area")
+        if area is None:
+            area = box[2] * box[3]
+        return {
+            "image_id": self._image_numbers[image["id"]],
+            "category_id": self._category_numbers[category["id"]],
+            "bbox": box,
+            "area": float(area),
+            "iscrowd": int(thing.crowd),
+            "segmentation": thing.entry.get("segmentation"),
+        }
+
+    def _set_categories(self, content: CocoFile, data: DataConfig) -> None:
+        """Find the category of each class, by name but for COCO's own; `DataError` where there is none."""
+        self._category_names = {key: str(part["name"]) for key, part in content.categories.items()}
         if self._single_cls:  # any category will do, as long as the annotations have it
-            self.category_ids = [content["categories"][0]["id"]]
-        elif not data.is_coco:
-            by_name = {str(category["name"]): category["id"] for category in content["categories"]}
+            self.category_ids = [category["id"] for category in content.categories.values()][:1]
+        elif data.is_coco:
+            known = {key: category["id"] for key, category in content.categories.items()}
+            self.category_ids = [known.get(number, number) for number in COCO_CATEGORIES]
+        else:
+            by_name = {str(category["name"]): category["id"] for category in content.categories.values()}
             if missing := [name for name in data.names.values() if name not in by_name]:
-                known = short_repr(list(by_name))
-                raise DataError(f"{file} has no category {missing[0]!r}, which {data.file} names; it has {known}")
+                names = short_repr(list(by_name))
+                raise DataError(
+                    f"{content.path} has no category {missing[0]!r}, which {data.file} names; it has {names}"
+                )
             self.category_ids = [by_name[name] for name in data.names.values()]
+        keys = [id_key(category) for category in self.category_ids]
+        self._class_names = [self._category_names[key] if key in self._category_names else str(key) for key in keys]
+
+    def _compare(self, images: Sequence[ImageFile], objects: Iterable[CocoObject]) -> None:
+        """Compare annotations with label files, class by class and box by box, on these images.
+
+        A warning says which classes differ. `DataError` where more than `MOST_WITHOUT_PARTNER` of the objects have no
+        partner: an object of their class in the other source, with an IoU of at least `PARTNER_IOU`.
+        """
+        of_image: dict[int | str | None, list[CocoObject]] = defaultdict(list)
+        for thing in objects:
+            of_image[thing.image].append(thing)
+        labels, annotations, alone = Boxes(), Boxes(), list[str]()
+        for image in images:
+            of_labels, of_annotations = (
+                self._labels(image),
+                self._annotated(of_image[id_key(self.image_id(image.path))]),
+            )
+            alone += [image.path] * without_partner(of_labels, of_annotations)
+            labels.extend(of_labels)
+            annotations.extend(of_annotations)
+        if not alone:
+            return
+        numbers = labels.differences(annotations)
+        total = len(labels.names) + len(annotations.names)
+        what = f"objects of the label files and of {self.file} have no partner of their class in the other"
+        hint = "its boxes are fractions, and COCO's are pixels; " if annotations.are_fractions() else ""
+        check_partners(alone, total, what, f"{numbers}; {hint}{ADVICE}")
+        warn_once(logger, f"{len(alone)} of {total} {what} (first: {alone[0]}); {numbers}")
+
+    def _labels(self, image: ImageFile) -> Boxes:
+        """The boxes of a label file, in pixels."""
+        rows: np.ndarray = image.labels.rows.astype(np.float64)
+        corner = rows[:, 1:3] - rows[:, 3:] / 2
+        boxes = np.concatenate([corner, rows[:, 3:]], 1) * (*image.size, *image.size)
+        classes = [0 if self._single_cls else int(label) for label in rows[:, 0]]
+        return Boxes([self._class_names[label] for label in classes], boxes.tolist())
+
+    def _annotated(self, things: Sequence[CocoObject]) -> Boxes:
+        """The boxes of annotations."""
+        names = [self._class_names[0] if self._single_cls else self._category_names[thing.category] for thing in things]
+        return Boxes(names, [_ordered(thing.box) for thing in things])
+
+    def _read_masks(self, images: Sequence[ImageFile]) -> None:
+        """Turn the outlines of these images into run lengths, in the images' own pixels."""
+        sizes = {self.image_id(image.path): image.size for image in images}
+        for annotation in self._coco.dataset["annotations"] if self._masks else ():
+            size = sizes.get(annotation["image_id"])
+            if size is None:
+                continue
+            mask = self._coco.annToRLE(annotation)
+            height, width = mask["size"]
+            if (width, height) != size:
+                found = f"{width}x{height} pixels, and the image has {size[0]}x{size[1]}"
+                raise DataError(f"{self.file}: annotation {annotation['id']}, counted from 1, is a mask of {found}")
+            annotation["segmentation"] = mask
 
     def image_id(self, path: str) -> int | str:
         """The id of an image: the annotations', or else its name as upstream takes it: a number if it is one."""
@@ -133,20 +288,32 @@ class CocoEvaluation:
         if not self.file:
             logger.info("pycocotools: no annotations for this split, so only the predictions were written")
             return None, None
-        boxes = self._evaluate(paths, results, DETECT.iou_type)
+        numbers = {self._image_numbers[self.image_id(path)] for path in paths}
+        objects = [thing for thing in self._coco.dataset["annotations"] if thing["image_id"] in numbers]
+        if all(thing["iscrowd"] for thing in objects):
+            text = "pycocotools: %s has no object on these images, so only the predictions were written"
+            logger.warning(text, self.file)
+            return None, None
+        numbered = [self._with_numbers(entry) for entry in results]
+        boxes = self._evaluate(sorted(numbers), numbered, DETECT.iou_type)
         # the areas of results with boxes would be those of the boxes
-        without = [{key: value for key, value in entry.items() if key != "bbox"} for entry in results]
-        return boxes, self._evaluate(paths, without, SEGMENT.iou_type) if self._masks else None
+        without = [{key: value for key, value in entry.items() if key != "bbox"} for entry in numbered]
+        return boxes, self._evaluate(sorted(numbers), without, SEGMENT.iou_type) if self._masks else None
 
-    def _evaluate(self, paths: Sequence[str], results: list[dict[str, Any]], iou_type: str) -> dict[str, float]:
-        """Pycocotools' 12 statistics on images at `paths`."""
+    def _with_numbers(self, entry: dict[str, Any]) -> dict[str, Any]:
+        """A result with pycocotools' ids; 0 for a category that the annotations lack."""
+        category = self._category_numbers.get(entry["category_id"], 0)
+        return {**entry, "image_id": self._image_numbers[entry["image_id"]], "category_id": category}
+
+    def _evaluate(self, images: list[int], results: list[dict[str, Any]], iou_type: str) -> dict[str, float]:
+        """Pycocotools' 12 statistics on images; -1 where there is no object of a size."""
         if not results:
             return dict.fromkeys(STATISTICS, 0.0)
         from pycocotools.cocoeval import COCOeval
 
         with self._in_one_line() as printed:
             evaluator = COCOeval(self._coco, self._coco.loadRes(results), iou_type)
-            evaluator.params.imgIds = [self.image_id(path) for path in paths]
+            evaluator.params.imgIds = images
             evaluator.params.useCats = int(not self._single_cls)
             evaluator.evaluate()
             evaluator.accumulate()
@@ -154,7 +321,7 @@ class CocoEvaluation:
         logger.info("pycocotools, %s:", iou_type)
         for line in printed.getvalue().splitlines():
             if line.startswith(" Average"):
-                logger.info(line)
+                logger.info(line.replace("= -1.000", "= no objects"))
         return {name: float(value) for name, value in zip(STATISTICS, evaluator.stats, strict=True)}
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -36,6 +37,11 @@ def _by_id(names: Any) -> Any:
     return {number: str(names[number]) for number in range(len(names))}
 
 
+def _number_in_quotes(nc: Any) -> Any:
+    """A number that is written as text, such as '10', which upstream takes."""
+    return int(nc) if isinstance(nc, str) and re.fullmatch(r"\s*[0-9]{1,9}\s*", nc) else nc
+
+
 FilePath = Annotated[str, Field(pattern=r"^[^\x00]*$")]
 ONE_OR_MORE = BeforeValidator(lambda split: split if isinstance(split, list) else [split] if split else [])
 Split = Annotated[list[Annotated[FilePath, Field(min_length=1)]], ONE_OR_MORE]
@@ -45,7 +51,7 @@ class DataYaml(StrictModel, extra="ignore"):  # upstream's files have `download`
     """A data.yaml as it is written: a split is a folder of images, a list of images, or several of them."""
 
     names: Annotated[dict[int, str], BeforeValidator(_by_id)]
-    nc: float | None = None
+    nc: Annotated[float | None, BeforeValidator(_number_in_quotes)] = None
     path: FilePath | None = None
     train: Split = Field(default_factory=list)
     val: Split = Field(default_factory=list)
@@ -116,7 +122,7 @@ class DataConfig:
             chosen = [files[i] for i in np.linspace(0, len(files) - 1, max(limit, 1)).astype(int)]
             name = f"{split} ({len(chosen)} of {plural(len(files), 'image')})"
         part = read_images(chosen, self.nc, name=name, progress=progress)
-        part.left_out += [f"{file}: {Path(file).suffix} is not read; convert it to PNG or JPEG" for file in others]
+        part.left_out += others
         whole = self.parts.get((split, None))
         if whole:
             part.in_train = whole.in_train
@@ -184,8 +190,9 @@ def check_classes(names: Mapping[int, str], data: DataConfig, network: str) -> b
 def load_data(path: str | Path, split: str = "val") -> DataConfig:
     """Read a data.yaml, whose `split` is to be used.
 
-    A relative `path:` is looked for in the checkout as upstream does, then in the working folder and beside the YAML:
-    the first of these that holds the images of a split is taken, or else the first that exists.
+    A relative `path:` is looked for in the checkout as upstream does, then in the working folder and beside the YAML;
+    without `path:` splits are looked for beside the YAML first. The first of these that holds the images of a split is
+    taken, or else the first that exists; a warning says which, where others hold such images, too.
 
     Raises:
         DataError: the file is missing or is no such YAML, names and nc disagree, or the split's images are not there.
@@ -195,13 +202,19 @@ def load_data(path: str | Path, split: str = "val") -> DataConfig:
     entries = {name: tuple(paths) for name in SPLITS if (paths := getattr(content, name))}
     if not entries:
         raise DataError(f"{file} has no 'train:', 'val:' or 'test:'; they name the folders of images")
-    bases = (Path(__file__).resolve().parents[2], Path.cwd(), file.resolve().parent)
+    elsewhere, here = (Path(__file__).resolve().parents[2], Path.cwd()), file.resolve().parent
+    bases = (*elsewhere, here) if content.path else (here, *elsewhere)
     candidates = list(dict.fromkeys((base / (content.path or "")).resolve() for base in bases))
     with_images = (
-        root for name in dict.fromkeys((split, "val", "train", "test")) for root in candidates
+        (name, root)
+        for name in dict.fromkeys((split, "val", "train", "test"))
+        for root in candidates
         if name in entries and all(_resolve(root, entries[name]))
-    )  # fmt: skip
-    root = next(with_images, None) or next(filter(os.path.isdir, candidates), candidates[0])
+    )
+    shown_split, root = next(with_images, ("", None))
+    if root:
+        _say_which(file, shown_split, entries[shown_split][0], root, candidates)
+    root = root or next(filter(os.path.isdir, candidates), candidates[0])
     splits, missing = {}, {}
     for name, paths in entries.items():
         found = _resolve(root, paths)
@@ -219,8 +232,21 @@ def _not_found(file: Path, split: str, entry: str, root: Path) -> str:
     return f"{file}: {split} images {entry!r} not found in {root}; correct 'path:' or '{split}:'"
 
 
+def _say_which(file: Path, split: str, entry: str, root: Path, candidates: Sequence[Path]) -> None:
+    """Warn where an entry of the YAML is there in several places, of which the first is taken."""
+    places = list(dict.fromkeys(place for folder in (root, *candidates) for place in _places(folder, entry)))
+    if len(places) > 1:
+        text = f"{file}: {split} images {entry!r} are taken from {places[0]}, and not from {', '.join(places[1:])}"
+        warn_once(logger, f"{text}; absolute paths in the YAML decide")
+
+
 def _resolve(root: Path, entries: tuple[str, ...]) -> list[str | None]:
-    """The absolute path of each entry, None where it lies nowhere. `../x` is also looked for as `x`, as upstream."""
-    entries = tuple(entry.replace("\\", "/") for entry in entries)  # a file from Windows
-    places = ([root / entry, root / entry.removeprefix("../")] for entry in entries)
-    return [next((str(place.resolve()) for place in pair if os.path.exists(place)), None) for pair in places]
+    """The absolute path of each entry, None where it lies nowhere."""
+    return [next(iter(_places(root, entry)), None) for entry in entries]
+
+
+def _places(root: Path, entry: str) -> list[str]:
+    """Where an entry lies in a root, as absolute paths: `../x` is also looked for as `x`, as upstream."""
+    entry = entry.replace("\\", "/")  # a file from Windows
+    places = (root / entry, root / entry.removeprefix("../"))
+    return list(dict.fromkeys(str(place.resolve()) for place in places if os.path.exists(place)))

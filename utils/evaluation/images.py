@@ -13,6 +13,7 @@ import logging
 import mimetypes
 import os
 import re
+import struct
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -93,12 +94,17 @@ class SplitImages:
     def counts(self, root: Path) -> SplitCounts:
         """How many images, objects and oddities there are; names count from `root`."""
         images = [image for image in self.images if image.path not in self.undecodable]
+        flat: list[str] = []
+        for image in images:
+            without_area = (image.labels.rows[:, 3:] == 0).any(1)
+            flat += [str(label_file(image.path))] * int(without_area.sum())
         named: dict[str, list[str]] = {
             "without_a_label_file": [str(label_file(image.path)) for image in images if not image.labelled],
             "left_out": [*self.left_out, *(f"{path}: cannot be decoded" for path in sorted(self.undecodable))],
             "bad_label_lines": self.bad_lines,
             "clipped_labels": self.clipped_lines,
             "boxes_among_polygons": [image.path for image in images for _ in range(image.labels.boxes)],
+            "boxes_without_area": flat,
             "also_in_train": [image.path for image in images if image.path in self.in_train],
         }
         first = {name: lines[0].replace(f"{root}{os.sep}", "") for name, lines in named.items() if lines}
@@ -184,8 +190,8 @@ def read_header(file: str) -> tuple[int, int] | str:
     """(width, height) as OpenCV decodes the image, or why evaluation leaves it out."""
     try:
         with open(file, "rb") as stream, Image.open(stream) as image:  # reads the header only
-            size, kind, exif, end = image.size, image.format or "", Image.Exif(), ENDS.get(image.format or "", b"")
-            exif.load(image.info.get("exif", b"") if kind in TURNED else b"")  # image.getexif() would decode a PNG
+            size, kind, end = image.size, image.format or "", ENDS.get(image.format or "", b"")
+            turned = kind in TURNED and _is_turned(image.info.get("exif", b""))  # image.getexif() would decode a PNG
             stream.seek(-len(end), os.SEEK_END)
             if stream.read() != end:  # upstream's reader loads such a JPEG, and checks every PNG
                 image.load() if kind == "JPEG" else image.verify()
@@ -197,7 +203,25 @@ def read_header(file: str) -> tuple[int, int] | str:
         return f"{file}: its content is {kind}, which is not read; convert it to PNG or JPEG"
     if min(size) < SMALLEST:
         return f"{file}: {size[0]}x{size[1]} pixels, smaller than {SMALLEST}"
-    return size[::-1] if exif.get(ExifTags.Base.Orientation) in (5, 6, 7, 8) else size
+    return size[::-1] if turned else size
+
+
+def _is_turned(exif: bytes) -> bool:
+    """Whether OpenCV exchanges width and height: it reads the orientation as 16 bits, whatever its type is."""
+    data = exif.removeprefix(b"Exif\0\0")
+    order = {b"MM": ">", b"II": "<"}.get(data[:2])
+    if order is None:
+        return False
+    try:
+        (start,) = struct.unpack_from(f"{order}I", data, 4)
+        (entries,) = struct.unpack_from(f"{order}H", data, start)
+        for place in range(start + 2, start + 2 + 12 * entries, 12):
+            (tag,) = struct.unpack_from(f"{order}H", data, place)
+            if tag == ExifTags.Base.Orientation:
+                return struct.unpack_from(f"{order}H", data, place + 8)[0] in (5, 6, 7, 8)
+    except struct.error:  # it ends early
+        return False
+    return False
 
 
 def read_labels(path: Path, nc: int) -> Labels | None:
@@ -250,6 +274,10 @@ def _label(words: list[str], nc: int) -> tuple[np.ndarray, np.ndarray, bool]:
         raise ValueError(f"{len(values)} values; expected class cx cy w h, or a class and a polygon; found {line}")
     if not 0 <= values[0] < nc or values[0] != int(values[0]):  # NaN fails the first comparison
         raise ValueError(f"class {words[0]} is none of the dataset's, 0 to {nc - 1}")
+    if _is_pose(values[1:]):
+        raise ValueError(
+            f"a box and the keypoints of a pose; expected class cx cy w h, or a class and a polygon; found {line}"
+        )
     box, points = values[1:], values[1:].reshape(-1, 2)
     if len(values) > 5:
         low, high = points.min(0), points.max(0)
@@ -264,6 +292,16 @@ def _label(words: list[str], nc: int) -> tuple[np.ndarray, np.ndarray, bool]:
     if not (box[:2].min() >= -OUTSIDE and box[2:].min() > 0 and (box <= most).all() and (low < high).all()):
         raise ValueError(f"coordinates must be fractions of the image, 0 to 1; found {line}")
     return np.concatenate([values[:1], (low + high) / 2, high - low]), points.clip(0, 1), True
+
+
+def _is_pose(values: np.ndarray) -> bool:
+    """Whether values are cx cy w h and at least two keypoints x y v in this box, or 0 0 0; upstream sees a polygon."""
+    if len(values) < 10 or len(values) % 3 != 1:
+        return False
+    keypoints = values[4:].reshape(-1, 3)
+    inside = (np.abs(keypoints[:, :2] - values[:2]) <= values[2:4] / 2 + OUTSIDE).all(1)
+    shown = keypoints[:, 2] == 1
+    return bool(shown.any() and ((shown & inside) | (keypoints == 0).all(1)).all())
 
 
 def _text(path: Path) -> str:
@@ -312,24 +350,48 @@ def find_images(paths: Iterable[str]) -> list[str]:
 
 
 def list_images(paths: Iterable[str]) -> tuple[list[str], list[str]]:
-    """The images of folders and lists, each once, sorted as upstream does; and those in other formats, such as GIF.
+    """The images of folders and lists, each once, sorted as upstream does; and why others are left out, a line each.
+
+    Those are images in other formats, such as GIF, lines of a list that name no image, and links from a folder to one
+    that it lies in, which upstream follows 40 times.
 
     `DataError` if a path does not exist, or there is no image.
     """
     paths = list(paths)
-    listed: list[str] = []
+    in_folders: list[str] = []
+    in_lists: list[str] = []
     for path in map(Path, paths):
         if path.is_dir():
-            listed += glob.glob(f"{glob.escape(str(path))}/**/*.*", recursive=True)  # without hidden ones, as upstream
+            pattern = f"{glob.escape(str(path))}/**/*.*"
+            in_folders += glob.glob(pattern, recursive=True)  # without hidden ones, as upstream
         elif path.is_file():
-            listed += [str(path)] if path.suffix.lower() in SUFFIXES else _read_list(path)
+            in_lists += [str(path)] if path.suffix.lower() in SUFFIXES else _read_list(path)
         else:
             raise DataError(no_file(path, "expected a folder of images or a list of them"))
-    files = [file for file in listed if os.path.splitext(file)[1].lower() in SUFFIXES]
+    loops = _loops(in_folders)
+    in_folders = [file for file in in_folders if os.path.dirname(file) not in loops]
+    files = {file for file in in_folders + in_lists if os.path.splitext(file)[1].lower() in SUFFIXES}
     if not files:
         raise DataError(f"no images in {', '.join(paths)}; expected {' '.join(sorted(SUFFIXES))}")
-    others = {file for file in set(listed) - set(files) if (mimetypes.guess_type(file, False)[0] or "")[:6] == "image/"}
-    return sorted(set(files)), sorted(others)
+    others = [
+        f"{file}: {Path(file).suffix} is not read; convert it to PNG or JPEG"
+        for file in sorted({*in_folders} - files)
+        if (mimetypes.guess_type(file, False)[0] or "").startswith("image/")
+    ]
+    others += [f"{line}: not the name of an image; a list has one a line" for line in sorted({*in_lists} - files)]
+    if loops:
+        others.append(f"{min(loops, key=len)}: a link to a folder that it lies in; its images count once")
+    return sorted(files), others
+
+
+def _loops(files: Iterable[str]) -> set[str]:
+    """The folders of `files` that are, by a link, one of the folders above them."""
+    folders = {os.path.dirname(file) for file in files}
+    return {
+        folder
+        for folder in folders
+        if os.path.realpath(folder) in {os.path.realpath(parent) for parent in Path(folder).parents}
+    }
 
 
 def _read_list(path: Path) -> list[str]:

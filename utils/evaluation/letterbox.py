@@ -38,9 +38,14 @@ class Letterbox:
 
     @classmethod
     def of(cls, original: tuple[int, int], fit: tuple[int, int], shape: tuple[int, int]) -> Letterbox:
-        """Where an image, resized to fit into `fit`, lies in an input of `shape`; all (height, width) in pixels."""
+        """Where an image, resized to fit into `fit`, lies in an input of `shape`; all (height, width) in pixels.
+
+        An image that `shape` was not made for, since its file says another size than its pixels have, fits into both.
+        """
         ratio = min(fit[0] / original[0], fit[1] / original[1])
         height, width = (max(int(side * ratio), 1) for side in original)  # upstream truncates here
+        if height > shape[0] or width > shape[1]:
+            return cls.of(original, shape, shape)
         return cls(original, (height, width), ((shape[1] - width) / 2, (shape[0] - height) / 2))
 
 

@@ -181,7 +181,7 @@ class Evaluation:
         self._coco: CocoEvaluation | None = None
         if config.save_json:
             json_file = folder / f"{name}_predictions.json"
-            self._coco = CocoEvaluation(data, config, self._paths, json_file, self._dataset.masks)
+            self._coco = CocoEvaluation(data, config, self._dataset.images, json_file, self._dataset.masks)
 
     def update(self, batch: Batch, detections: BatchDetections) -> None:
         """Take in what is detected in a batch that is not empty."""

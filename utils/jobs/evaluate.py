@@ -28,6 +28,7 @@ from utils.core.score import AGREEMENT
 from utils.core.tasks import AP_CONFIDENCE
 from utils.core.text import plural, short_repr
 from utils.core.weights import FLOAT_HASH, onnx_weight_bytes
+from utils.evaluation.coco import CocoEvaluation
 from utils.evaluation.config import EvalConfig
 from utils.evaluation.data_yaml import DataConfig, check_classes, load_data
 from utils.evaluation.input_plan import InputPlan
@@ -160,6 +161,10 @@ def evaluate_file(options: ValOptions, runner: Runner | None = None) -> Report:
         reference, own = None, stage(file, options.openvino)
         folder = stack.enter_context(new_run(options.project, options.name, options.exist_ok, options.WRITTEN))
         if float_file and float_runner:
+            if config.save_json:  # the annotations are checked before the FP32 model is evaluated
+                images = data.read(config.split, config.limit).images
+                masks = bool(runner.form.masks) and not config.unlabelled
+                CocoEvaluation(data, config, images, folder / f"{file.stem}_predictions.json", masks)
             plan = InputPlan.of(runner, config.imgsz, config.batch_size, rect=config.rect)
             float_config = replace(config, imgsz=plan.imgsz, save_json=False, save_txt=False, curves=False)
             result = evaluate(float_runner, data, float_config, name=float_file.stem, as_reference=True)

@@ -150,10 +150,44 @@ def test_root_is_found_beside_the_yaml_or_in_the_working_folder(tmp_path, monkey
 
 
 @pytest.mark.parametrize(
+    ("path", "entry", "expected"),
+    [
+        (None, "images/val", "yamls"),
+        (None, "../images/val", "parent"),  # as it is written before as upstream searches
+        ("", "images/val", "yamls"),
+        (".", "images/val", "work"),  # the working folder comes before that of the YAML, as written for upstream
+        ("absolute", "images/val", "elsewhere"),
+    ],
+)
+def test_the_folder_of_the_yaml_comes_first_and_a_choice_is_said(tmp_path, monkeypatch, caplog, path, entry, expected):
+    roots = {"yamls": tmp_path / "set/yamls", "parent": tmp_path / "set", "work": tmp_path / "work"}
+    roots["elsewhere"] = tmp_path / "elsewhere"
+    for name, root in roots.items():
+        (root / "images/val").mkdir(parents=True)
+        cv2.imwrite(str(root / f"images/val/{name}.png"), np.zeros((20, 20, 3), np.uint8))
+    monkeypatch.chdir(roots["work"])
+    content = {} if path is None else {"path": str(roots["elsewhere"]) if path == "absolute" else path}
+    file = write_yaml(roots["yamls"] / "d.yaml", val=entry, names=["x"], **content)
+    with caplog.at_level("WARNING"):
+        data = load_data(file)
+    assert data.splits["val"] == (str(roots[expected] / "images/val"),)
+    taken = [message for message in caplog.messages if str(roots[expected] / "images/val") in message]
+    assert len(taken) == (path != "absolute")
+
+
+def test_one_candidate_is_not_worth_a_line(folder, monkeypatch, caplog):
+    monkeypatch.chdir(folder)
+    write_yaml(folder / "beside.yaml", val="images/val", names=["a", "b", "c"])
+    assert load_data("beside.yaml").splits["val"] == (str(folder / "images/val"),)
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
     ("text", "names"),
     [
         ("names: [0, 1.5, yes]\nnc: 3", ["0", "1.5", "True"]),
         ("names: {1: b, 0: a}\nnc: 2.0", ["a", "b"]),
+        ("names: [a, b]\nnc: '2'", ["a", "b"]),
         ("names: [a]\npath:\ntrain:\ntest: ''", ["a"]),  # empty entries are none
         ("names: [a]\nnc: 1\nroboflow: {version: 1}\ndownload: |\n  import os\nminival: x", ["a"]),
     ],
@@ -174,6 +208,8 @@ BAD_YAML = {  # content → what the message names beside the file
     "val: .\nnames: {a: b}": "names",
     "val: .\nnames: [a, null]": "names",
     "val: .\nnc: 3\nnames: [a, b]": "nc",
+    "val: .\nnc: '3'\nnames: [a, b]": "nc",
+    "val: .\nnc: many\nnames: [a]": "nc",
     "val: .\nnc: true\nnames: [a]": "nc",
     "val: nowhere\nnames: [a]": "val",
     "val: 3\nnames: [a]": "val",

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import struct
 from pathlib import Path
 
 import cv2
@@ -15,7 +16,15 @@ from utils.core.errors import DataError
 from utils.evaluation.batch import collate
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.dataset import ImageDataset, make_loader
-from utils.evaluation.images import decode, find_images, images_in_both, label_file, read_images, read_labels
+from utils.evaluation.images import (
+    decode,
+    find_images,
+    images_in_both,
+    label_file,
+    read_header,
+    read_images,
+    read_labels,
+)
 from utils.jobs.inputs import image_batches
 
 
@@ -320,3 +329,111 @@ def test_images_of_test_need_no_other_split(tmp_path, others):
     assert len(load_data(tmp_path / "data.yaml", "test").read("test").images) == 1
     with pytest.raises(DataError, match="val"):
         load_data(tmp_path / "data.yaml").read("val")
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data", "ignore:Truncated File Read")
+@pytest.mark.parametrize("order", ["MM", "II"])
+@pytest.mark.parametrize(("kind", "letter"), [(3, "H"), (4, "I"), (1, "B"), (6, "b"), (9, "i"), (11, "f"), (None, "")])
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_header_has_the_size_that_opencv_decodes_whatever_type_its_orientation_has(
+    tmp_path, order, kind, letter, count
+):
+    sign = {"MM": ">", "II": "<"}[order]
+    value = struct.pack(sign + letter, 6).ljust(4, b"\0") if kind else b""  # None: an EXIF block that ends early
+    entry = struct.pack(f"{sign}HHHI", 1, 0x0112, kind or 3, count)
+    exif = b"Exif\0\0" + order.encode() + struct.pack(f"{sign}HI", 42, 8) + entry + value
+    jpeg = cv2.imencode(".jpg", np.zeros((20, 40, 3), np.uint8))[1].tobytes()
+    file = tmp_path / "a.jpg"
+    file.write_bytes(jpeg[:2] + b"\xff\xe1" + struct.pack(">H", len(exif) + 2) + exif + jpeg[2:])
+    assert read_header(str(file)) == decode(str(file)).shape[1::-1]
+
+
+@pytest.mark.parametrize("size", [(20, 40), (64, 20), (300, 200), (1, 700), (64, 64)])
+@pytest.mark.parametrize("shape", ["rect", "square"])
+def test_an_image_of_another_size_than_its_header_said_is_fitted(folder, size, shape):
+    """As one that is replaced after its labels were read; the label's half of the image is white, the rest black."""
+    for number, path in enumerate(images_of(folder)):
+        cv2.imwrite(path, np.zeros((40, 20 + 100 * (number > 0), 3), np.uint8))
+        label_file(path).write_text("0 0.25 0.5 0.5 1\n")
+    split = load_data(folder / "data.yaml").read("val")
+    dataset = ImageDataset(split, 64, rect=shape == "rect")
+    picture = np.zeros((size[1], size[0], 3), np.uint8)
+    picture[:, : max(size[0] // 2, 1)] = 255
+    cv2.imwrite(split.images[0].path, picture)
+    pixels, _, box, labels, _ = dataset[0]
+    assert tuple(pixels.shape[1:]) == dataset.shapes[0]
+    assert box.original == picture.shape[:2]
+    left, top, right, bottom = labels[0, 1:].numpy() * np.tile(box.ratio[::-1], 2) + np.tile(box.pad, 2)
+    rows, columns = np.nonzero((pixels > 200).all(0).numpy())
+    seen = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+    if min(size) > 1:
+        np.testing.assert_allclose([left, top, right, bottom], seen, atol=1.6)
+
+
+def test_a_rectangle_for_a_header_that_lies_does_not_stop_the_others(folder):
+    """One of four wide images is a tall one when it is decoded."""
+    paths = images_of(folder)
+    for path in paths:
+        cv2.imwrite(path, np.zeros((20, 160, 3), np.uint8))
+    data = load_data(folder / "data.yaml")
+    data.read("val")
+    cv2.imwrite(paths[2], np.zeros((160, 20, 3), np.uint8))
+    loader = make_loader(data, "val", imgsz=64, batch_size=4, rect=True, workers=0)
+    (batch,) = loader
+    assert len(batch) == 4
+    assert [box.original for box in batch.letterboxes] == [(20, 160), (20, 160), (160, 20), (20, 160)]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [["a.png 1,2,3,4,0"], ["'a.png'", '"b.png"'], ["a.jpg,0"], ["# images", "folder/"], ["a.gif"]],
+)
+def test_lines_of_a_list_that_name_no_image_are_counted(folder, lines):
+    names = [f"images/val/{Path(path).name}" for path in images_of(folder)]
+    (folder / "list.txt").write_text("\n".join([*names, *lines]))
+    content = json.loads((folder / "data.yaml").read_text()) | {"val": "list.txt"}
+    (folder / "data.yaml").write_text(json.dumps(content))
+    data = load_data(folder / "data.yaml")
+    data.read("val")
+    (counts,) = data.counts()
+    assert (counts.images, counts.left_out) == (4, len(lines))
+    assert "list" in counts.first["left_out"]
+
+
+@pytest.mark.parametrize("target", ["..", ".", "../.."])
+def test_a_link_to_a_folder_that_it_lies_in_counts_its_images_once(folder, target):
+    (folder / "images/val/loop").symlink_to(target)
+    data = load_data(folder / "data.yaml")
+    images = data.read("val").images
+    assert [image.path for image in images] == images_of(folder)
+    (counts,) = data.counts()
+    assert counts.left_out == 1
+    assert "loop" in counts.first["left_out"]
+
+
+def test_boxes_without_an_area_are_counted(folder):
+    (folder / "labels/val/000000000002.txt").write_text("0 0.5 0.5 0 0.2\n0 0.5 0.5 0.1 0.2\n1 0.2 0.2 0 0\n")
+    data = load_data(folder / "data.yaml")
+    data.read("val")
+    (counts,) = data.counts()
+    assert (counts.boxes_without_area, counts.left_out) == (2, 0)
+    assert "boxes without area 2 (first: labels/val/000000000002.txt)" in str(counts)
+
+
+@pytest.mark.parametrize(
+    ("line", "is_pose"),
+    [
+        ("0 0.5 0.5 0.4 0.4 0.4 0.4 1 0.6 0.6 1", True),
+        ("0 0.5 0.5 0.4 0.4 0.4 0.4 1 0 0 0", True),
+        ("0 0.5 0.5 0.4 0.4 0.4 0.4 1 0.5 0.5 1 0.6 0.6 1 0.6 0.4 1", True),
+        ("0 0.5 0.5 0.4 0.4 0.1 0.4 1 0.6 0.6 1", False),  # a keypoint outside of the box: a polygon
+        ("0 0 0 1 0 1 0.5 1 1 0 1", False),  # a polygon along the border
+        ("0 0 0 0 1 0.5 1 1 1 1 0", False),
+        ("0 0.1 0.1 0.5 0.2 0.5 0.6 0.3 0.6 0.1 0.6", False),
+    ],
+)
+def test_a_pose_is_not_taken_for_a_polygon(tmp_path, line, is_pose):
+    (tmp_path / "a.txt").write_text(line)
+    labels = read_labels(tmp_path / "a.txt", 1)
+    assert (len(labels.bad), len(labels.rows)) == ((1, 0) if is_pose else (0, 1))
+    assert all("pose" in text for text in labels.bad)

@@ -185,7 +185,7 @@ def test_a_float_file_in_openvino(options, known, tmp_path, load):
     assert (detector.size, detector.names) == ((64, 64), dict(enumerate(NAMES)))
 
 
-@pytest.mark.parametrize(("target", "warned"), [("openvino-avx2", False), ("openvino", True), (None, True)])
+@pytest.mark.parametrize(("target", "warned"), [("openvino-avx2", False), (None, True)])
 def test_an_int8_file_in_openvino(target, warned, tmp_path, load, monkeypatch, capsys):
     """Weights of 7 bits: sums are exact on each processor, so that results are the same."""
     pytest.importorskip("openvino")

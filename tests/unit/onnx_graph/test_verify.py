@@ -259,11 +259,10 @@ SEVEN_BITS = seven_bit_weights(UNSIGNED)
 @pytest.mark.parametrize(
     ("model", "target", "broken"),
     [
-        (UNSIGNED, "openvino", set()),
         (SEVEN_BITS, "openvino-avx2", set()),
         (UNSIGNED, "openvino-avx2", {"seven bits"}),
         (UNSIGNED, "", {"symmetric"}),  # TensorRT's file
-        (GOOD, "openvino", {"symmetric"}),
+        (GOOD, "openvino-avx2", {"symmetric", "seven bits"}),
     ],
 )
 def test_a_file_for_openvino(model, target, broken, stored):
@@ -273,6 +272,6 @@ def test_a_file_for_openvino(model, target, broken, stored):
 
 
 def test_only_activations_are_unsigned_for_openvino():
-    edit = Editor(set_metadata(UNSIGNED, {TARGET_KEY: "openvino"}))
+    edit = Editor(set_metadata(SEVEN_BITS, {TARGET_KEY: "openvino-avx2"}))
     edit.set_tensor("model.0.conv.weight/zero_point", np.full(8, 128, np.uint8))
     assert {finding.rule for finding in verify(edit.model).findings} == {"symmetric"}

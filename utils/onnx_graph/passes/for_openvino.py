@@ -7,8 +7,8 @@ processors with VNNI. On x86 without VNNI (AVX2, AVX-512 of Skylake) they are wr
 - The products of two neighbouring channels are added in 16 bits, which saturate: 255 * 127 * 2 > 32767. OpenVINO's
   documentation names the way out, weights of 7 bits: `seven_bit_weights`.
 
-TensorRT takes no unsigned Q/DQ, so neither pass is part of an export for it. Files for OpenVINO (`Target`) have
-unsigned activations; the weights of one for AVX2 are rounded to 7 bits from the float ones, before it is traced.
+TensorRT takes no unsigned Q/DQ, and with VNNI signed activations are faster, so neither pass is part of another export.
+The weights of a file for AVX2 are rounded to 7 bits from the float ones, before it is traced.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from onnx import ModelProto
 
 from utils.onnx_graph.view import DEQUANTIZE, QUANTIZE, GraphView, drop_unused, pure, store
 
-Target = Literal["tensorrt", "openvino", "openvino-avx2"]
+Target = Literal["tensorrt", "openvino-avx2"]
 TARGET_KEY = "target"  # of the metadata of a quantized file, where it is not for TensorRT
 SEVEN_BIT_TARGET: Target = "openvino-avx2"  # the one whose weights are -64..64
 MIDDLE = np.uint8(128)  # what 0 becomes in bytes without sign

@@ -1,0 +1,92 @@
+"""Pascal VOC's XML files."""
+
+from __future__ import annotations
+
+import codecs
+import math
+import re
+from pathlib import Path, PureWindowsPath
+from xml.etree import ElementTree
+
+import numpy as np
+
+from utils.core.text import short_repr
+from utils.jobs.convert.records import AnnotatedImage, AnnotatedObject, Annotations, Tally, stated_size
+
+DECLARED = re.compile(rb"""\s*<\?xml[^>]*?\sencoding\s*=\s*["']([\w.:-]+)["']""")
+SIDES = (("xmin", "ymin"), ("xmax", "ymax"))
+
+
+def read_voc(folder: Path, tally: Tally) -> Annotations:
+    """Read each XML file of a folder and its subfolders, but for hidden ones; difficult objects are left out.
+
+    A file that cannot be read gives a `broken` image.
+    """
+    images: list[AnnotatedImage] = []
+    for path in visible_files(folder):
+        if path.suffix.lower() != ".xml":
+            continue
+        try:
+            root = parse_xml(path.read_bytes())
+        except (ElementTree.ParseError, ValueError, LookupError) as error:
+            tally.left_out["broken annotation files"].append(f"{path}: {error}")
+            images.append(AnnotatedImage(str(path), (path.stem,), broken=True))
+            continue
+        objects = _objects(root, path, tally)
+        size = stated_size(root.findtext("size/width"), root.findtext("size/height"))
+        stems = (path.stem, PureWindowsPath(root.findtext("filename", "").strip()).stem)
+        images.append(AnnotatedImage(str(path), stems, size, tuple(objects)))
+    tally.warn("broken annotation files")
+    tally.warn("broken annotations")
+    return Annotations(images, [])
+
+
+def visible_files(folder: Path) -> list[Path]:
+    """Files of a folder and its subfolders, sorted, without hidden ones such as the `._a.xml` of macOS."""
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return sorted(path for path in paths if not any(part.startswith(".") for part in path.relative_to(folder).parts))
+
+
+def parse_xml(data: bytes) -> ElementTree.Element:
+    """The root of an XML file: UTF-8 whatever it declares, or else the encoding that it declares, such as GB2312.
+
+    Raises:
+        ElementTree.ParseError, ValueError, LookupError: it is not XML, not of its encoding, or of an unknown one.
+    """
+    data = data.removeprefix(codecs.BOM_UTF8)
+    declared = DECLARED.match(data)
+    if declared is None:  # as in UTF-16, which the parser knows by itself
+        return ElementTree.fromstring(data)
+    encoding = declared[1].decode("ascii")
+    if encoding.lower() in ("gb2312", "gbk"):
+        encoding = "gb18030"  # which holds both
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        text = data.decode(encoding)
+    return ElementTree.fromstring(text)  # a text is parsed whatever it declares
+
+
+def _objects(root: ElementTree.Element, path: Path, tally: Tally) -> list[AnnotatedObject]:
+    """The objects of a file that count; others go to the tally."""
+    objects: list[AnnotatedObject] = []
+    for number, item in enumerate(root.iter("object"), 1):
+        source = f"{path}, object {number}"
+        name = item.findtext("name", "").strip()
+        corners = [[item.findtext(f"bndbox/{side}", "missing").strip() for side in corner] for corner in SIDES]
+        try:
+            numbers = np.array(corners).astype(np.float64)
+        except ValueError:
+            numbers = np.full((2, 2), math.nan)
+        if not name or not np.isfinite(numbers).all():
+            expected = "expected a name, and xmin, ymin, xmax and ymax in 'bndbox'"
+            tally.left_out["broken annotations"].append(
+                f"{source}: {expected}, found {name!r} and {short_repr(corners)}"
+            )
+        elif "1" in item.findtext("difficult", ""):
+            tally.left_out["difficult objects"].append(source)
+        else:
+            if item.find("polygon") is not None:
+                tally.changed["outlines of VOC's objects left out (their boxes are written)"].append(source)
+            objects.append(AnnotatedObject(source, name, numbers))
+    return objects
