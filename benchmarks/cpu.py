@@ -88,7 +88,7 @@ class CpuOptions(Options):
 
 
 @dataclass(frozen=True)
-class State:
+class Contender:
     """A network as it is run.
 
     Attributes:
@@ -143,12 +143,10 @@ class Study:
             self.stride, self.form, self.input = runner.stride, runner.input_spec, runner.inputs[0]
             recipe = json.loads(other.metadata.get("recipe", "{}"))
             ours = {"kind": other.metadata.get("kind", ""), "calibration": recipe.get("calibration")}
-        settings = {
-            "network": options.network or self.float_file.stem,
-            "float": file_hash(self.float_file), "int8": file_hash(self.int8_file), "data": self.data.file.name,
-            "imgsz": list(self.plan.imgsz), "limit": options.limit, "calib_images": options.calib_images,
-            "seed": options.seed,
-        }  # fmt: skip
+        files = {"float": file_hash(self.float_file), "int8": file_hash(self.int8_file), "data": self.data.file.name}
+        numbers = {"imgsz": list(self.plan.imgsz), "limit": options.limit, "calib_images": options.calib_images}
+        network = options.network or self.float_file.stem
+        settings = {"network": network, **files, **numbers, "seed": options.seed}
         self.content: dict[str, Any] = {
             "what": "INT8 on a CPU: one network by this project, by NNCF and by ONNX Runtime; AP and agreement with "
             "FP32, and milliseconds of infer() at batch size 1 by number of threads, all networks in turns.",
@@ -175,7 +173,7 @@ class Study:
         self.content["peers"] = {name: read_json(note, "expected how a file was made") for name, note in notes.items()}
         write_text(self.output, json.dumps(self.content, indent=1) + "\n")
 
-    def row(self, state: State) -> dict[str, Any]:
+    def row(self, state: Contender) -> dict[str, Any]:
         """The row of a state, a new one if there is none."""
         for row in self.content["rows"]:
             if row["state"] == state.name:
@@ -217,7 +215,7 @@ class Study:
 
     # Networks
 
-    def states(self) -> Iterator[State]:
+    def states(self) -> Iterator[Contender]:
         """All networks to measure, FP32 in OpenVINO first; a peer's without its file is left out."""
         float_file, int8_file = self.float_file, self.int8_file
         model = read_onnx(int8_file)
@@ -225,7 +223,7 @@ class Study:
             if precision == "fp16":
                 continue
             rest = precision.upper()
-            how = partial(State, runtime="OpenVINO", rest=rest)
+            how = partial(Contender, runtime="OpenVINO", rest=rest)
             yield how("FP32", open=partial(open_file, float_file, precision))
             yield how("ours", open=partial(open_file, int8_file, precision))
             if self.exact:
@@ -233,7 +231,7 @@ class Study:
             for name, file in self.other_files(".xml"):
                 yield how(name, open=partial(open_ir, file, float_file, precision))
         for name, file in [("FP32", float_file), *self.other_files(".onnx")]:
-            yield State(name, "ONNX Runtime", "FP32", partial(open_in_onnxruntime, file))
+            yield Contender(name, "ONNX Runtime", "FP32", partial(open_in_onnxruntime, file))
 
     def other_files(self, suffix: str) -> Iterator[tuple[str, Path]]:
         """Name and file of each peer, and of `--ir`, with such a name.

@@ -61,7 +61,7 @@ class Peer:
     quantize: Callable[[Images, Path], None]
 
 
-def decoding(model: ModelProto) -> list[NodeProto]:
+def decoding_nodes(model: ModelProto) -> list[NodeProto]:
     """The nodes that make boxes and scores of what the last convolutions give, DFL's own convolution among them."""
     view = GraphView(model)
     softmax = [node.output[0] for node in view.of_type("Softmax")]
@@ -97,7 +97,7 @@ def quantize_nncf(preset: str, scoped: bool, images: Images, output: Path) -> No
     network.reshape({name: list(array.shape) for name, array in feeds[0].items()})
     options: dict[str, Any] = {}
     if scoped:
-        nodes = decoding(read_onnx(images.file))
+        nodes = decoding_nodes(read_onnx(images.file))
         names = {name for node in nodes for name in (node.name, *node.output)}
         known = {operation.get_friendly_name() for operation in network.get_ops()}
         options["ignored_scope"] = nncf.IgnoredScope(names=sorted(names & known))
@@ -140,7 +140,7 @@ def quantize_static(reduce_range: bool, scoped: bool, images: Images, output: Pa
     with tempfile.TemporaryDirectory(dir=output.parent) as folder, atomic_path(output) as part:
         prepared = Path(folder, "prepared.onnx")
         quant_pre_process(images.file, prepared, skip_symbolic_shape=True)
-        excluded = [node.name for node in decoding(read_onnx(prepared))] if scoped else []
+        excluded = [node.name for node in decoding_nodes(read_onnx(prepared))] if scoped else []
         quantization.quantize_static(
             prepared, part, Reader(), quant_format=quantization.QuantFormat.QDQ, per_channel=True,
             reduce_range=reduce_range, nodes_to_exclude=excluded,
@@ -169,29 +169,21 @@ def open_ir(path: Path, float_file: Path, precision: Precision, threads: int | N
 
 def peers(bits: int) -> dict[str, Peer]:
     """All peers by the words of `--peers`; `bits`: of the weights of ONNX Runtime's files, 7 or 8."""
-    scope = "what follows the last convolutions in FP32"
-    by_nncf = "nncf.quantize, defaults"
+    scope = ", what follows the last convolutions in FP32"
+    by_nncf = "nncf.quantize, defaults, preset"
     by_runtime = f"quantize_static, QDQ, per channel, MinMax, weights of {bits} bits"
-    return {
-        "nncf-mixed": Peer(
-            "NNCF MIXED", "nncf-mixed.xml", f"{by_nncf}, preset MIXED", partial(quantize_nncf, "MIXED", False)
-        ),
-        "nncf-performance": Peer(
-            "NNCF PERFORMANCE", "nncf-performance.xml", f"{by_nncf}, preset PERFORMANCE",
-            partial(quantize_nncf, "PERFORMANCE", False),
-        ),
-        "nncf-mixed-scoped": Peer(
-            "NNCF MIXED, decoding in FP32", "nncf-mixed-scoped.xml", f"{by_nncf}, preset MIXED, {scope}",
-            partial(quantize_nncf, "MIXED", True),
-        ),
-        "onnxruntime": Peer(
-            "quantize_static", f"onnxruntime-{bits}bits.onnx", by_runtime, partial(quantize_static, bits == 7, False)
-        ),
-        "onnxruntime-scoped": Peer(
-            "quantize_static, decoding in FP32", f"onnxruntime-scoped-{bits}bits.onnx", f"{by_runtime}, {scope}",
-            partial(quantize_static, bits == 7, True),
-        ),
-    }  # fmt: skip
+    mixed, mixed_scoped = partial(quantize_nncf, "MIXED", False), partial(quantize_nncf, "MIXED", True)
+    performance = partial(quantize_nncf, "PERFORMANCE", False)
+    static, static_scoped = (partial(quantize_static, bits == 7, scoped) for scoped in (False, True))
+    rows = (
+        ("nncf-mixed", ".xml", "NNCF MIXED", f"{by_nncf} MIXED", mixed),
+        ("nncf-performance", ".xml", "NNCF PERFORMANCE", f"{by_nncf} PERFORMANCE", performance),
+        ("nncf-mixed-scoped", ".xml", "NNCF MIXED, decoding in FP32", f"{by_nncf} MIXED{scope}", mixed_scoped),
+        ("onnxruntime", f"-{bits}bits.onnx", "quantize_static", by_runtime, static),
+        ("onnxruntime-scoped", f"-{bits}bits.onnx", "quantize_static, decoding in FP32", f"{by_runtime}{scope}",
+         static_scoped),
+    )  # fmt: skip
+    return {word: Peer(name, f"{word}{ending}", settings, quantize) for word, ending, name, settings, quantize in rows}
 
 
 PEERS = tuple(peers(8))

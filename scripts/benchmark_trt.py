@@ -22,6 +22,7 @@ import sys
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))  # where models/ and utils/ lie
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -84,16 +85,37 @@ class BenchmarkOptions(RunFolderOptions, RuntimeOptions, BuildOptions):
     project: str = project_option("runs/benchmark_trt")
 
 
-def main(options: BenchmarkOptions) -> int:
-    """Build what is missing, time, write table and JSON. 1 if an engine has no figures."""
+def refuse_unusable(options: BenchmarkOptions, engines: bool) -> None:
+    """Raise `InputError` for options that exclude each other, or a file or library that is missing."""
     if options.sweep and options.batch_size:
         raise InputError("--batch-size gives batch sizes and --sweep asks for 1, 2, 4, ...; give one of them")
-    engines = options.device.strip().lower() != "cpu" and not options.openvino
     for file in (*options.files, *options.baseline):
         check_file(file, "expected an ONNX file or an engine")
     if engines:
         need_tensorrt()
-    need("torch", "onnx", *([] if engines else ["openvino" if options.openvino else "onnxruntime"]))
+        need("torch", "onnx")
+    else:
+        need("torch", "onnx", "openvino" if options.openvino else "onnxruntime")
+
+
+def reject_unused(options: BenchmarkOptions, engines: bool, built: Sequence[Path], files: int) -> None:
+    """Raise `InputError` for an option that does nothing here, or for an engine (`built`) on a CPU."""
+    if engines:
+        options.reject_unused(["threads"], "to engines, which run on a GPU")
+        if len(built) == files:
+            options.reject_unused(["builds", *BUILD_OPTIONS], "to engines that are built already")
+        return
+    if built:
+        raise InputError(f"{built[0]} is an engine, which runs on a GPU only; on a CPU give .onnx files")
+    options.reject_unused(BUILD_OPTIONS, "where no engine takes part")
+    if not options.openvino:
+        options.reject_unused(["builds"], "where no engine takes part")
+
+
+def main(options: BenchmarkOptions) -> int:
+    """Build what is missing, time, write table and JSON. 1 if an engine has no figures."""
+    engines = options.device.strip().lower() != "cpu" and not options.openvino
+    refuse_unusable(options, engines)
     from utils.jobs import benchmark
     from utils.trt import tensorrt_api
     from utils.trt.benchmark import Entry, check_entries, planned, verdicts
@@ -109,14 +131,7 @@ def main(options: BenchmarkOptions) -> int:
                           not options.noDataTransfers)  # fmt: skip
     check_entries(entries, size)
     building = options.build_config()
-    if not engines:
-        if built := [entry.file for entry in entries if entry.is_engine]:
-            raise InputError(f"{built[0]} is an engine, which runs on a GPU only; on a CPU give .onnx files")
-        options.reject_unused([*([] if options.openvino else ["builds"]), *BUILD_OPTIONS], "where no engine takes part")
-    elif all(entry.is_engine for entry in entries):
-        options.reject_unused(["builds", *BUILD_OPTIONS], "to engines that are built already")
-    if engines:
-        options.reject_unused(["threads"], "to engines, which run on a GPU")
+    reject_unused(options, engines, [entry.file for entry in entries if entry.is_engine], len(entries))
     api = tensorrt_api.load_tensorrt() if engines else None
     device = tensorrt_api.use_device("cpu" if options.openvino else options.device, for_engines=api is not None)
     if api is not None:

@@ -146,7 +146,7 @@ def test_the_table_of_placements(tmp_path):
 
 def test_decoding_is_all_behind_the_last_convolutions_and_dfls_own():
     nodes = head_graph().graph.node
-    decoding = {node.name for node in peers.decoding(head_graph())}
+    decoding = {node.name for node in peers.decoding_nodes(head_graph())}
     convolutions = {node.name for node in nodes if node.op_type == "Conv"}
     assert {node.name for node in nodes} - decoding == {"/model.5/Conv"}
     assert len(convolutions & decoding) == 1

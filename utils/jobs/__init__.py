@@ -10,4 +10,5 @@ export.py             checkpoint → checked ONNX files     compare_outputs.py  
 compare_tensors.py    the same between quantizers         check_engine.py     TensorRT beside ONNX Runtime
 benchmark.py          engines and ONNX files, timed       model_repository.py Triton's: written, checked
 advice.py             what a result means, what is next   sensitivity/        which parts hurt in INT8
+openvino_layers.py    layers and times in OpenVINO        cpu_speed.py        INT8 on this CPU, without weights
 """

@@ -66,7 +66,7 @@ class OnCpu:
 
     def software(self) -> str:
         """What runs the files, and its version."""
-        return f"{OPENVINO} {openvino.version()}" if self.openvino else f"{ONNX_RUNTIME} {onnxrt.version()}"
+        return f"{OPENVINO} {openvino.release()}" if self.openvino else f"{ONNX_RUNTIME} {onnxrt.version()}"
 
     def hardware(self) -> str:
         """Device and threads, in words."""

@@ -54,8 +54,10 @@ def output_files(
     """Where each form goes: `output`, or beside the weights, where the name says what is in the file.
 
     These are NAME.onnx (FP32), NAME-fp16.onnx, NAME-int8.onnx (weakly typed), NAME-int8-strong.onnx and
-    NAME-int8-openvino-avx2.onnx; of several forms with their suffixes. `InputError` if `output` is not the name of an ONNX
-    file.
+    NAME-int8-openvino-avx2.onnx; of several forms with their suffixes.
+
+    Raises:
+        InputError: `output` is not the name of an ONNX file.
     """
     stem = Path(weights).stem
     if quantized:

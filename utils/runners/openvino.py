@@ -65,17 +65,15 @@ class OpenVinoRunner(Runner):
             self._network = core.read_model(model.SerializeToString())
         except RuntimeError as error:  # OpenVINO's exceptions are its subclasses
             reason = _PLUGIN if "_TRT" in str(error) else _short(error)
-            raise InputError(f"OpenVINO {version()} cannot read {path}: {reason}") from error
+            raise InputError(f"OpenVINO {release()} cannot read {path}: {reason}") from error
         self._requests: dict[tuple[tuple[int, ...], ...], Any] = {}
         self._of_any_shape: Any = None
         self._latest: Any = None
-        super().__init__(
-            inputs=[_spec(value) for value in model.graph.input],
-            outputs=[_spec(value) for value in model.graph.output],
-            metadata={entry.key: entry.value for entry in model.metadata_props},
-            device=torch.device("cpu"),
-            description=_description(model, device, precision, threads, note),
-        )
+        inputs = [_spec(value) for value in model.graph.input]
+        outputs = [_spec(value) for value in model.graph.output]
+        metadata = {entry.key: entry.value for entry in model.metadata_props}
+        description = _description(model, device, precision, threads, note)
+        super().__init__(inputs, outputs, metadata, torch.device("cpu"), description)
 
     def _infer(self, feeds: dict[str, Tensor]) -> dict[str, Tensor]:
         arrays = {name: tensor.detach().contiguous().numpy() for name, tensor in feeds.items()}
@@ -120,7 +118,7 @@ def core_for(device: str) -> Any:
     core = openvino.Core()
     names = core.available_devices
     if device not in names and device.split(".")[0] not in {name.split(".")[0] for name in names}:
-        raise InputError(f"--device openvino:{device}: OpenVINO {version()} sees {', '.join(names)} on this machine")
+        raise InputError(f"--device openvino:{device}: OpenVINO {release()} sees {', '.join(names)} on this machine")
     return core
 
 
@@ -173,7 +171,7 @@ def precisions(device: str) -> Sequence[Precision]:
     return [name for name in PRECISIONS if name == "fp32" or name.upper() in capabilities]
 
 
-def version() -> str:
+def release() -> str:
     """OpenVINO's, without its build number."""
     import openvino
 
@@ -182,7 +180,7 @@ def version() -> str:
 
 def _description(model: ModelProto, device: str, precision: Precision, threads: int, note: str) -> str:
     """Version, device and precision in words."""
-    words = [f"OpenVINO {version()}", f"{device} ({device_title(device)})"]
+    words = [f"OpenVINO {release()}", f"{device} ({device_title(device)})"]
     if device == "CPU":
         words.append(plural(threads, "thread"))
     quantized = any(node.op_type == "QuantizeLinear" for node in model.graph.node)

@@ -251,11 +251,7 @@ def _verdict(int8: Sequence[BenchmarkRow], float_rows: Sequence[BenchmarkRow]) -
     batches = sorted({row.batch for row in int8} & {row.batch for row in float_rows})
     words, faster, widest, builds = [], [], 0.0, 1
     for batch in batches:
-        base = next(row.file for row in float_rows if row.batch == batch)
-        ours = [row.qps for row in int8 if row.batch == batch]
-        theirs = [row.qps for row in float_rows if row.batch == batch and row.file == base]
-        ratio, builds = fmean(ours) / fmean(theirs), min(len(ours), len(theirs))
-        noise = max(max(one) / min(one) - 1 for one in (ours, theirs)) if builds > 1 else NOISE
+        ratio, noise, builds = _speed_ratio(int8, float_rows, batch)
         widest = max(widest, noise)
         same = 1 / (1 + noise) <= ratio <= 1 + noise
         words.append(f"{'as fast' if same else f'{ratio:.2f} times as fast'} at batch {batch}")
@@ -272,3 +268,15 @@ def _verdict(int8: Sequence[BenchmarkRow], float_rows: Sequence[BenchmarkRow]) -
     if builds > 1:
         source = f"the spread of {builds} builds is up to {widest:.1%}"
     return f"INT8 against {precision}{where}: {', '.join(words)} ({source}); {use}"
+
+
+def _speed_ratio(
+    int8: Sequence[BenchmarkRow], float_rows: Sequence[BenchmarkRow], batch: int
+) -> tuple[float, float, int]:
+    """Speed of INT8 by that of the first baseline at a batch size, the spread of the builds, and their number."""
+    base = next(row.file for row in float_rows if row.batch == batch)
+    ours = [row.qps for row in int8 if row.batch == batch]
+    theirs = [row.qps for row in float_rows if row.batch == batch and row.file == base]
+    builds = min(len(ours), len(theirs))
+    noise = max(max(one) / min(one) - 1 for one in (ours, theirs)) if builds > 1 else NOISE
+    return fmean(ours) / fmean(theirs), noise, builds

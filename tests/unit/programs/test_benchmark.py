@@ -47,7 +47,7 @@ def test_on_a_cpu_onnx_files_run_in_onnx_runtime(start, tmp_path, monkeypatch):
     ]  # fmt: skip
     assert [bool(one["error"]) for one in rows] == [False] * 2 + [True] + [False] * 3
     assert rows[1]["gain"] is not None
-    for words in ("against the baseline", "INT8's speed shows in TensorRT only"):
+    for words in ("against the baseline", "INT8's speed shows in TensorRT and OpenVINO"):
         assert words in "\n".join(out)
     assert "ONNX Runtime" in (tmp_path / "runs/benchmark_trt/exp/benchmark.md").read_text()
     assert list((tmp_path).glob("*.engine")) == []
