@@ -21,7 +21,7 @@ OTHERS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("text", [*ACTIVATIONS, *SAME])
+@pytest.mark.parametrize("text", [*sorted(ACTIVATIONS), *SAME])
 def test_an_activation_that_computes_the_same_is_taken(text):
     taken = check_description({**BARE, "activation": text})["activation"]
     assert taken in ACTIVATIONS
