@@ -175,14 +175,17 @@ def peers(bits: int) -> dict[str, Peer]:
     mixed, mixed_scoped = partial(quantize_nncf, "MIXED", False), partial(quantize_nncf, "MIXED", True)
     performance = partial(quantize_nncf, "PERFORMANCE", False)
     static, static_scoped = (partial(quantize_static, bits == 7, scoped) for scoped in (False, True))
-    rows = (
+    of_nncf = (
         ("nncf-mixed", ".xml", "NNCF MIXED", f"{by_nncf} MIXED", mixed),
         ("nncf-performance", ".xml", "NNCF PERFORMANCE", f"{by_nncf} PERFORMANCE", performance),
         ("nncf-mixed-scoped", ".xml", "NNCF MIXED, decoding in FP32", f"{by_nncf} MIXED{scope}", mixed_scoped),
+    )
+    of_runtime = (
         ("onnxruntime", f"-{bits}bits.onnx", "quantize_static", by_runtime, static),
         ("onnxruntime-scoped", f"-{bits}bits.onnx", "quantize_static, decoding in FP32", f"{by_runtime}{scope}",
          static_scoped),
     )  # fmt: skip
+    rows = (*of_nncf, *of_runtime)
     return {word: Peer(name, f"{word}{ending}", settings, quantize) for word, ending, name, settings, quantize in rows}
 
 

@@ -79,7 +79,7 @@ def server(tmp_path_factory):
 
 ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
           pytest.mark.skipif(tensorrt_api.installed_module() is None, reason="TensorRT is not installed")]  # fmt: skip
-EVERY = ["torch", "onnxruntime", "triton", "tensorrt stand-in",
+EVERY = ["torch", "onnxruntime", "openvino", "triton", "tensorrt stand-in",
          pytest.param("tensorrt", marks=ON_GPU)]  # fmt: skip
 
 
@@ -94,6 +94,8 @@ def runner(request, tmp_path, monkeypatch):
         made = TorchRunner(OneConv(), "cpu")
     elif kind == "onnxruntime":
         made = open_runner(write_onnx(tmp_path / "a.onnx", prototypes=True))
+    elif kind == "openvino":
+        made = open_runner(write_onnx(tmp_path / "a.onnx", prototypes=True), openvino="CPU")
     elif kind == "triton":
         made = TritonRunner("segment", request.getfixturevalue("server"))
     elif stands_in:

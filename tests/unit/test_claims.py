@@ -25,6 +25,7 @@ PAGES = [
     ("rates", "docs/accuracy.md"),
     ("latency", "README.md"),
     ("latency", "docs/benchmarks.md"),
+    ("cpu", "docs/openvino.md"),
 ]
 
 

@@ -305,7 +305,7 @@ def test_verdict(int8, fp16, expected):
 
 
 def test_verdict_of_onnx_runtime_and_of_several_files():
-    assert "TensorRT only" in verdicts([row(runtime="ONNX Runtime", precision="INT8 file")])[0]
+    assert "ONNX Runtime" in verdicts([row(runtime="ONNX Runtime", precision="INT8 file")])[0]
     kinds = {"": {}, "-nms": {"nms": True}, "-masks": {"masks": True}}
     rows = [row(f"a{name}", ms=4.0, **kind) for name, kind in kinds.items()]
     rows += [row("float", ms=6.0 + len(name), baseline=True, precision="FP16", **kind)

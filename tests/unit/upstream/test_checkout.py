@@ -90,7 +90,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [  # changes of the good one, what t
     *[({key: CODE}, key) for key in (*GOOD, "ch", "sem_nc", "inplace")],
     *[({"nc": value}, "nc") for value in (b"bytes", 10**30, float("nan"), {"a": 1}, print)],
     *[({"activation": text}, "activation") for text in (
-        "nn.ReLU", "nn.ReLU()()", "nn.ReLU();exit()", " nn.ReLU()", f"nn.ReLU({CODE})", 1)],
+        "nn.ReLU", "nn.ReLU()()", "nn.ReLU();exit()", f"nn.ReLU({CODE})", 1)],
     *[(layer(-1, 1, name, []), "layer 0") for name in (
         "os.system", "print", "conv", "nn.Module", "torch.load", "AutoShape", "Conv.forward", "Conv ", "Conv\n", CODE,
         "", b"Conv", ["Conv"])],

@@ -7,8 +7,8 @@ processors with VNNI. On x86 without VNNI (AVX2, AVX-512 of Skylake) they are wr
 - The products of two neighbouring channels are added in 16 bits, which saturate: 255 * 127 * 2 > 32767. OpenVINO's
   documentation names the way out, weights of 7 bits: `seven_bit_weights`.
 
-TensorRT takes no unsigned Q/DQ, and with VNNI signed activations are faster, so neither pass is part of another export.
-The weights of a file for AVX2 are rounded to 7 bits from the float ones, before it is traced.
+TensorRT takes no unsigned Q/DQ, and with VNNI signed activations are faster (docs/openvino.md), so neither pass is part
+of another export. The weights of a file for AVX2 are rounded to 7 bits from the float ones, before it is traced.
 """
 
 from __future__ import annotations
