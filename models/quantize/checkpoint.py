@@ -137,7 +137,7 @@ def _restore(path: str | Path, content: Mapping[str, Any], heads: Sequence[str])
     nc, state = int(content["nc"]), content[STATE]
     recipe, yaml = Recipe.from_stored(content["recipe"]), check_description(content["yaml"])
     model: Any
-    if MODULES in content:
+    if content.get(MODULES):
         model = rebuild_modules(content[MODULES], upstream.module_classes())
         model.yaml = yaml
     else:
@@ -146,7 +146,10 @@ def _restore(path: str | Path, content: Mapping[str, Any], heads: Sequence[str])
     check_head(model, path, heads)
     placement.apply(model, placement.plan(model, recipe))
     names = {int(key): str(value) for key, value in content["names"].items()}
-    upstream.check_class_names(path, names, model.model[-1].nc, AGAIN)
+    classes = int(model.model[-1].nc)
+    if nc != classes:
+        raise CheckpointError(f"{path} is damaged: it names {nc} classes, and its head finds {classes}; {AGAIN}")
+    upstream.check_class_names(path, names, classes, AGAIN)
     upstream.check_finite(path, state, AGAIN)
     result = model.load_state_dict(state, strict=False)
     different = [*result.missing_keys, *result.unexpected_keys]

@@ -281,8 +281,7 @@ def test_names_say_what_is_in_a_file_and_what_is_replaced_is_said(weights, tmp_p
         ("quantized", ("--typing", "strong", "--dynamic", "batch"), "quantized-int8-strong.onnx", True),
         ("float", ("--include", "onnx_end2end", "--half"), "float-fp16-end2end.onnx", False),
     ]
-    for target in OPENVINO:
-        cases.append(("quantized", ("--target", target), f"quantized-int8-{target}.onnx", False))
+    cases.append(("quantized", ("--target", OPENVINO), f"quantized-int8-{OPENVINO}.onnx", False))
     for kind, words, name, replaced in cases:
         code, out, err = program(capsys, "--weights", folder / f"{kind}.pt", *quick, *words)
         assert (code, err) == (0, [])

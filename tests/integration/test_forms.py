@@ -222,7 +222,7 @@ FOUR_DYNAMIC = FOUR.replace("[1,", "[batch,")
 DOCUMENTED = {  # heading → names of checkpoints there, and the outputs of each row
     "## Output formats": (
         {"yolov9-c-converted.pt": "detector float", "qat_best.pt": "detector quantized", "yolov9-c.pt": "dual"},
-        [*["output0 [1, 14, 84]"] * 4, FOUR, FOUR, FOUR, FOUR_DYNAMIC, "output [batch, 84, 6]", "output [4, 84, 6]"],
+        [*["output0 [1, 14, 84]"] * 5, FOUR, FOUR, FOUR, FOUR_DYNAMIC, "output [batch, 84, 6]", "output [4, 84, 6]"],
     ),
     "## Output formats of segmentation networks": (
         {"qat_best_seg.pt": "masks quantized", "gelan-c-seg.pt": "masks float"},

@@ -135,7 +135,7 @@ class RuntimeOptions(DeviceOptions):
 
     device: str = option(
         "", "'cpu', a CUDA device such as 0, or OpenVINO's openvino:CPU, openvino:GPU, openvino:NPU (default: 0 if "
-        "there is a CUDA device)", metavar="D",
+        "there is one)", metavar="D",
     )  # fmt: skip
     runtime: Literal["onnxruntime", "openvino"] | None = option(
         None, "what runs an .onnx file. onnxruntime: in float (default); openvino: in INT8 on this CPU"
