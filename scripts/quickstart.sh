@@ -148,15 +148,21 @@ export_network() {
   done
 }
 
-evaluate_network() { # FILE NAME: its row goes to $run/NAME/report.json
-  program "3/4 evaluate $(basename "$1")" val_trt.py --engine-file "$1" --data "$data" \
-    --reference "$weights" --batch-size "$batch_size" --project "$run" --name "$2" --exist-ok || return $?
+evaluate_network() { # FILE NAME [REFERENCE [OPTIONS]]: its row goes to $run/NAME/report.json
+  program "3/4 evaluate $(basename "$1")${4:+ (${*:4})}" val_trt.py --engine-file "$1" --data "$data" \
+    --reference "${3:-$weights}" --batch-size "$batch_size" --project "$run" --name "$2" --exist-ok "${@:4}" || return $?
   evaluated+=("$run/$2")
+}
+
+export_float() { # [OPTIONS]: the float model, to compare with; its file is `float`
+  float=$run/weights/float.onnx
+  program "3/4 export the float model, to compare with" export_qat.py --weights "$weights" "${export[@]}" \
+    --output "$float" "$@"
 }
 
 # INT8 and FP16 engines and their rows; one line that says why, where there can be none.
 build_engines() {
-  local wanted status=0 float=$run/weights/float.onnx int8=$onnx problem=$run/no-engines.txt
+  local wanted status=0 float int8=$onnx problem=$run/no-engines.txt
   if [ "$device" = cpu ]; then
     say "no engines: --device is cpu"
     return
@@ -171,8 +177,7 @@ build_engines() {
   fi
   typing=${wanted##*$'\n'}
   if [ "$typing" = strong ]; then int8=${best%.pt}-int8-strong.onnx; fi
-  program "3/4 export the float model, to compare with" export_qat.py --weights "$weights" "${export[@]}" \
-    --typing "$typing" --output "$float" || return $?
+  export_float --typing "$typing" || return $?
   engines=yes
   evaluate_engine "$float" fp16 || return $?
   evaluate_engine "$int8" int8 || return $?
@@ -193,16 +198,13 @@ evaluate_engine() { # ONNX NAME
 # INT8 and FP32 in OpenVINO, with their times. The demo network is too small to become faster, so one of real size is
 # timed beside it, with random weights.
 run_on_cpu() {
-  local float=$run/weights/float.onnx log=$run/cpu-speed.txt
+  local float log=$run/cpu-speed.txt
   if ! "$PYTHON" -c "import openvino" 2>/dev/null; then
     say "no INT8 on this CPU: OpenVINO is not installed (./install_dependencies.sh --openvino)"
     return
   fi
-  program "3/4 export the float model, to compare with" export_qat.py --weights "$weights" "${export[@]}" \
-    --output "$float" --check 0 || return $?
-  program "3/4 INT8 and FP32 on this CPU" val_trt.py --engine-file "$onnx" --data "$data" --runtime openvino \
-    --reference "$float" --batch-size "$batch_size" --project "$run" --name openvino --exist-ok || return $?
-  evaluated+=("$run/openvino")
+  export_float --check 0 || return $?
+  evaluate_network "$onnx" openvino "$float" --runtime openvino || return $?
   if [ "$own" = yes ]; then
     program "3/4 time INT8 against FP32 on this CPU" scripts/benchmark_trt.py "$onnx" --baseline "$float" \
       --runtime openvino --batch-size 1 --builds 2 --project "$run" --name benchmark --exist-ok || return $?

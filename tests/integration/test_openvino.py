@@ -17,6 +17,7 @@ import pytest
 import torch
 from exported_files import export_onnx
 from onnx import ModelProto, TensorProto, helper, numpy_helper
+from qdq_graph import results
 from random_networks import random_network
 
 from models.quantize import calibration, placement
@@ -100,12 +101,7 @@ def largest_error(model: ModelProto, images: torch.Tensor, expected: list[np.nda
 
 def in_onnx_runtime(model: ModelProto, images: torch.Tensor) -> list[np.ndarray]:
     """All outputs, computed as the graph is written."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
-    return session.run(None, {"images": images.numpy()})
+    return [*results(model, check=False, images=images.numpy()).values()]
 
 
 def with_wrong_scale(model: ModelProto, number: int) -> ModelProto:

@@ -1,7 +1,6 @@
 """Checkpoints of upstream networks with random weights, float and quantized, without training."""
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from models.quantize.calibration import calibrate
 from models.quantize.recipe import Recipe
 from utils import upstream
 from utils.core.input_spec import channels_of
+from utils.jobs.cpu_speed import random_network  # noqa: F401  (tests take it from here)
 from utils.onnx_graph.qdq_view import QdqGraph
 
 # Every construct of the demo network, in a few layers: 10 classes, strides 8, 16 and 32.
@@ -73,18 +73,6 @@ def save_float(path: Path, model: nn.Module) -> Path:
     """A checkpoint as upstream's train.py writes it."""
     torch.save({"epoch": -1, "model": model.half(), "ema": None}, path)
     return path
-
-
-def random_network(config: Path | Mapping[str, Any], nc: int | None = None, seed: int = 0) -> nn.Module:
-    """Upstream's network with batch norms that have seen data, unfused, so that activations keep their magnitude."""
-    torch.manual_seed(seed)
-    model = upstream.build_model(config, nc)
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            nn.init.normal_(module.running_mean, std=0.1)
-            nn.init.uniform_(module.running_var, 0.5, 1.5)
-    model.names = {index: f"class {index}" for index in range(model.model[-1].nc)}
-    return model
 
 
 def save_quantized(path: Path, weights: Path, recipe: Recipe | None = None, imgsz: int = 96) -> Path:

@@ -10,7 +10,13 @@ FLOAT_HASH = "float_weights_hash"  # in checkpoints and metadata: `upstream.hash
 BYTES = {1: 4, 3: 1, 10: 2, 16: 2}
 FLOATS = (1, 10, 16)
 WITH_WEIGHTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
-BETWEEN = ("QuantizeLinear", "DequantizeLinear", "Cast", "Identity")  # a weight and the operator that reads it
+QUANTIZER = "QuantizeLinear"
+BETWEEN = (QUANTIZER, "DequantizeLinear", "Cast", "Identity")  # a weight and the operator that reads it
+
+
+def is_quantized(model: Any) -> bool:
+    """Whether a ModelProto has quantizers."""
+    return any(node.op_type == QUANTIZER for node in model.graph.node)
 
 
 def onnx_weight_bytes(model: Any, float_bytes: int | None = None) -> int:
@@ -35,21 +41,21 @@ def onnx_weight_bytes(model: Any, float_bytes: int | None = None) -> int:
         if node.op_type not in WITH_WEIGHTS:
             continue
         for name in node.input:
-            is_quantized = False
+            behind_quantizer = False
             while name not in stored and name in producers and producers[name].op_type in BETWEEN:
-                is_quantized |= producers[name].op_type == "QuantizeLinear"
+                behind_quantizer |= producers[name].op_type == QUANTIZER
                 name = producers[name].input[0]
             if name in stored:
-                total += _bytes_of(stored[name], is_quantized, float_bytes)
+                total += _bytes_of(stored[name], behind_quantizer, float_bytes)
     return total
 
 
-def _bytes_of(tensor: Any, is_quantized: bool, float_bytes: int | None) -> int:
+def _bytes_of(tensor: Any, behind_quantizer: bool, float_bytes: int | None) -> int:
     """Bytes of a TensorProto's values as they are computed with."""
     count = 1
     for side in tensor.dims:
         count *= side
-    if is_quantized:
+    if behind_quantizer:
         return count
     if tensor.data_type in FLOATS and float_bytes is not None:
         return count * float_bytes

@@ -185,15 +185,24 @@ def open_onnx(
     )
     try:
         runner = opened.enter_context(on_cpu.open(entry.file, precision))
-        spec = runner.inputs[0]
-        _, channels, *own = summary.input_spec.nchw(tuple(1 if one is None else one for one in spec.shape))
-        height, width = size or (runner.imgsz if None in spec.shape[1:] else None) or own
-        shape = summary.input_spec.own((batch, channels, height, width))
-        feeds = {spec.name: random_input(shape, getattr(torch, spec.dtype))}
+        feeds = random_feed(runner, batch, size)
         runner.infer(feeds)  # refuses a shape that the file does not take
         return Candidate(row, lambda: runner.infer(feeds))
     except FAILURES as error:
         return Candidate(replace(row, error=one_line(error)))
+
+
+def random_feed(runner: Runner, batch: int, size: tuple[int, int] | None = None) -> dict[str, torch.Tensor]:
+    """Random images in the form that a network takes.
+
+    Args:
+        size: (height, width) in pixels; None: the network's own, or where that is dynamic, that of its export.
+    """
+    spec = runner.inputs[0]
+    _, channels, *own = runner.input_spec.nchw(tuple(1 if one is None else one for one in spec.shape))
+    height, width = size or (runner.imgsz if None in spec.shape[1:] else None) or own
+    shape = runner.input_spec.own((batch, channels, height, width))
+    return {spec.name: random_input(shape, getattr(torch, spec.dtype))}
 
 
 def benchmark_table(rows: Sequence[BenchmarkRow]) -> tuple[list[str], list[tuple[str, ...]], list[str]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -59,13 +60,13 @@ def run(name: str, imgsz: int, threads: int | None = None) -> list[BenchmarkRow]
     return rows
 
 
-def random_network(config: Path) -> nn.Module:
-    """Build upstream's network with random weights.
+def random_network(config: Path | Mapping[str, Any], nc: int | None = None, seed: int = 0) -> nn.Module:
+    """Build upstream's network of a description with random weights, not fused.
 
     Its batch norms look as if they had seen data, so that activations keep their magnitude.
     """
-    torch.manual_seed(0)
-    model: Any = upstream.build_model(config)
+    torch.manual_seed(seed)
+    model: Any = upstream.build_model(config, nc)
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             nn.init.normal_(module.running_mean, std=0.1)

@@ -27,7 +27,7 @@ from utils.core.run_folder import new_run
 from utils.core.score import AGREEMENT
 from utils.core.tasks import AP_CONFIDENCE
 from utils.core.text import plural, short_repr
-from utils.core.weights import FLOAT_HASH, onnx_weight_bytes
+from utils.core.weights import FLOAT_HASH, is_quantized, onnx_weight_bytes
 from utils.evaluation.coco import CocoEvaluation
 from utils.evaluation.config import EvalConfig
 from utils.evaluation.data_yaml import DataConfig, check_classes, load_data
@@ -264,7 +264,7 @@ def stage(file: Path, openvino: str | None = None) -> str:
         quantized = checkpoint.summary(file)
         return str(quantized["extra"].get("stage", "PyTorch")) if quantized else "float"
     if suffix == ".onnx":
-        if not any(node.op_type == "QuantizeLinear" for node in read_onnx(file).graph.node):
+        if not is_quantized(read_onnx(file)):
             return "float"
         return "OpenVINO INT8" if openvino else "ONNX"
     return f"TensorRT {EngineNote.load(file).precision.upper()}".strip()

@@ -43,8 +43,7 @@ def engine_commands(network: Network, config: ExportConfig, results: Sequence[Ex
     )
     for result in results:
         nms = metadata_of(onnx.load(result.path)).get("nms", "")
-        for_openvino = config.target != "tensorrt"
-        yield from known.lines(str(result.path), engine_only="efficient" in nms, for_openvino=for_openvino)
+        yield from known.lines(str(result.path), engine_only="efficient" in nms, for_openvino=config.for_openvino)
 
 
 def output_files(
@@ -64,7 +63,7 @@ def output_files(
         stem = f"{stem.removesuffix('-int8')}-int8"
     if config is not None and config.half:
         stem += "-strong" if quantized else "-fp16"
-    if config is not None and config.target != "tensorrt":
+    if config is not None and config.for_openvino:
         stem += f"-{config.target}"
     path = Path(output) if output else Path(weights).with_name(f"{stem}.onnx")
     if path.suffix != ".onnx" or path.is_dir():
@@ -138,7 +137,7 @@ def export_lines(network: Network, config: ExportConfig, result: ExportResult) -
     kind = {"qat": "QAT", "ptq": "PTQ", "float": "not quantized"}[network.kind]
     floats, taken = "FP16" if config.half else "FP32", "" if config.input.kind == "float" else f"{config.input.kind} "
     typing = f"INT8 and {floats} ({config.typing}ly typed)" if network.quantized else floats
-    if config.target != "tensorrt":
+    if config.for_openvino:
         typing = f"INT8 and {floats} for {config.target}"
     inputs, outputs = (
         ", ".join(f"{name} {word}[{', '.join(map(str, shape))}]" for name, shape in side.items())

@@ -19,7 +19,7 @@ from utils.core.errors import ENVIRONMENT, DependencyError, InputError
 from utils.core.files import check_file, read_onnx
 from utils.core.logging import warn_once
 from utils.core.tasks import Task, task_of_head
-from utils.core.weights import FLOAT_HASH
+from utils.core.weights import FLOAT_HASH, is_quantized
 from utils.trt.engine_file import ENGINE_SUFFIXES
 
 if TYPE_CHECKING:
@@ -206,9 +206,7 @@ def openvino_form(model: ModelProto, device: str) -> tuple[ModelProto, str]:
 
     if metadata_of(model).get(TARGET_KEY) == SEVEN_BIT_TARGET:
         return model, "weights of 7 bits"
-    if not any(node.op_type == "QuantizeLinear" for node in model.graph.node):
-        return model, ""
-    if multiplies_exactly(device):
+    if not is_quantized(model) or multiplies_exactly(device):
         return model, ""
     warn_once(logger, SEVEN_BITS)
     return seven_bit_weights(unsigned_activations(model)), "weights of 7 bits"

@@ -7,12 +7,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
-
+from utils.core.options import height_width
+from utils.jobs.benchmark import random_feed
 from utils.jobs.open import open_openvino
-from utils.runners.base import Runner
 from utils.trt.layers import Layer, report_layers
-from utils.trt.timing import random_input
 
 logger = logging.getLogger(__name__)
 
@@ -32,26 +30,20 @@ def run(file: Path, device: str, precision: str | None, batch: int) -> None:
     """
     runner = open_openvino(file, device, precision, profile=True)
     with runner:
-        images = random_images(runner, batch)
-        runner.infer({runner.inputs[0].name: images})
+        own_batch, *sides = runner.inputs[0].shape
+        known = None not in sides or runner.imgsz
+        feed = random_feed(runner, own_batch or batch, None if known else height_width(None))
+        runner.infer(feed)
         times: dict[str, list[float]] = {}
         for number in range(2 * RUNS):
-            runner.infer({runner.inputs[0].name: images})
+            runner.infer(feed)
             for entry in runner.layer_times() if number >= RUNS else []:
                 times.setdefault(entry.node_name, []).append(entry.real_time.total_seconds() * 1000)
         layers = [_layer(entry, median(times[entry.node_name])) for entry in runner.layer_times() if _ran(entry)]
+        (images,) = feed.values()
         shape = "x".join(map(str, images.shape))
         title = f"{file.name}: {shape}, {runner.description}"
     report_layers(layers, title, file, precision="int8" if "INT8" in title else "")
-
-
-def random_images(runner: Runner, batch: int) -> torch.Tensor:
-    """Random images of the size that the network takes: its own, or that of its export, or 640."""
-    spec = runner.inputs[0]
-    _, channels, height, width = runner.input_spec.nchw(tuple(size or 0 for size in spec.shape))
-    exported = runner.imgsz or (640, 640)
-    shape = (spec.shape[0] or batch, channels, height or exported[0], width or exported[1])
-    return random_input(runner.input_spec.own(shape), getattr(torch, spec.dtype))
 
 
 def _ran(entry: Any) -> bool:

@@ -84,6 +84,11 @@ class ExportConfig:
         """Whether the float part is FP16."""
         return self.typing == "strong"
 
+    @property
+    def for_openvino(self) -> bool:
+        """Whether OpenVINO runs the file, and not TensorRT."""
+        return self.target != "tensorrt"
+
     def resolved(self, quantized: bool) -> ExportConfig:
         """Settle typing and opset for a network.
 
@@ -94,9 +99,9 @@ class ExportConfig:
             InputError: the opset is none of those that suit the typing, or the typing does not suit the target.
         """
         typing: Typing = self.typing
-        if self.target != "tensorrt" and typing == "strong":
+        if self.for_openvino and typing == "strong":
             raise InputError(f"--target {self.target} writes weakly typed files; leave --typing strong and --half out")
-        if self.target != "tensorrt":
+        if self.for_openvino:
             typing = "weak"
         if typing == "auto" and self.opset is not None:
             typing = "strong" if quantized and self.opset in TYPINGS["strong"] else "weak"
@@ -162,7 +167,7 @@ def export_forms(
     quantizers = provenance_of(graph) if quantized else {}
     graph = without_provenance(graph)
     named = {FLOAT_MODULES: json.dumps(list(plan.float_convolutions))} if quantized else {}
-    if quantized and config.target != "tensorrt":
+    if quantized and config.for_openvino:
         named[TARGET_KEY] = config.target
     entries = {
         **properties, **named, "imgsz": json.dumps(list(config.imgsz)), "batch": str(config.batch_size),

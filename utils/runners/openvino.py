@@ -16,6 +16,7 @@ from torch import Tensor
 from utils.core.device import cpu_cores
 from utils.core.errors import DependencyError, InputError
 from utils.core.text import plural
+from utils.core.weights import is_quantized
 from utils.runners.base import Runner, TensorSpec
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -109,6 +110,7 @@ class OpenVinoRunner(Runner):
         del self._requests, self._of_any_shape, self._latest, self._network
 
 
+@lru_cache
 def core_for(device: str) -> Any:
     """OpenVINO's `Core`; `InputError` if it does not have the device, `DependencyError` if it is not installed."""
     try:
@@ -183,8 +185,7 @@ def _description(model: ModelProto, device: str, precision: Precision, threads: 
     words = [f"OpenVINO {release()}", f"{device} ({device_title(device)})"]
     if device == "CPU":
         words.append(plural(threads, "thread"))
-    quantized = any(node.op_type == "QuantizeLinear" for node in model.graph.node)
-    words.append(f"INT8 and {precision.upper()}" if quantized else precision.upper())
+    words.append(f"INT8 and {precision.upper()}" if is_quantized(model) else precision.upper())
     return ", ".join([*words, note] if note else words)
 
 

@@ -51,11 +51,11 @@ def wanted_passes(config: ExportConfig) -> list[Callable[[ModelProto], ModelProt
     ]  # fmt: skip
     if config.simplify:  # onnxslim takes the names away again
         passes += [simplify, name_quantizers, remove_unused]
-    if config.for_int8_kernels and config.target == "tensorrt":  # a convolution's parts may need whole blocks
+    if config.for_int8_kernels and not config.for_openvino:  # a convolution's parts may need whole blocks
         first = [] if config.half else [separate_first]  # measured for TensorRT 8.6
         passes += [separate_parts, *first, align_channels, convolve_pools]
     # how values are stored
-    if config.target != "tensorrt":
+    if config.for_openvino:
         passes.append(unsigned_activations)
     return passes + [to_half] * config.half + [store_int8_weights] * config.int8_weights
 
