@@ -107,9 +107,8 @@ def reject_unused(options: BenchmarkOptions, engines: bool, built: Sequence[Path
         return
     if built:
         raise InputError(f"{built[0]} is an engine, which runs on a GPU only; on a CPU give .onnx files")
-    options.reject_unused(BUILD_OPTIONS, "where no engine takes part")
-    if not options.openvino:
-        options.reject_unused(["builds"], "where no engine takes part")
+    unused = BUILD_OPTIONS if options.openvino else ("builds", *BUILD_OPTIONS)
+    options.reject_unused(unused, "where no engine takes part")
 
 
 def main(options: BenchmarkOptions) -> int:
@@ -156,10 +155,7 @@ def main(options: BenchmarkOptions) -> int:
     rows: list[BenchmarkRow] = []
     with new_run(options.project, options.name, options.exist_ok) as folder:
         for batch in batches:
-            batch_rows = job.measure(batch)
-            for row in batch_rows:
-                logger.info("%s: %s", row.title, row.figures or f"no figures: {row.error}")
-            rows += batch_rows
+            rows += job.measure(batch)
             written = benchmark.save_benchmark(rows, about, command_line(), folder)
     logger.info("%s\n", "\n".join(aligned(*benchmark.benchmark_table(rows))))
     for note in dict.fromkeys([*(note for row in rows for note in row.notes), *verdicts(rows)]):

@@ -97,7 +97,7 @@ class Benchmark:
     on_cpu: OnCpu = OnCpu()
 
     def measure(self, batch: int) -> list[BenchmarkRow]:
-        """Build what is missing for this batch size, and time everything interleaved."""
+        """Build what is missing for this batch size, time everything interleaved, and log a line for each row."""
         with ExitStack() as stack:
             if self.api is None:
                 candidates = [open_onnx(entry, batch, self.size, self.on_cpu, precision, stack)
@@ -108,6 +108,8 @@ class Benchmark:
                     engines, batch, self.size, self.api, self.device, self.timing, stack
                 )
             rows = benchmark.time_candidates(candidates, self.timing)
+            for row in rows:
+                logger.info("%s: %s", row.title, row.figures or f"no figures: {row.error}")
             candidates.clear()
         if self.api is not None:
             torch.cuda.empty_cache()  # TensorRT cannot have what PyTorch keeps

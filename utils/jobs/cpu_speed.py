@@ -53,8 +53,6 @@ def run(name: str, imgsz: int, threads: int | None = None) -> list[BenchmarkRow]
         on_cpu = benchmark.OnCpu(threads, "CPU")
         job = benchmark.Benchmark(entries, None, TIMING, BuildConfig(), torch.device("cpu"), on_cpu=on_cpu)
         rows = job.measure(1)
-    for row in rows:
-        logger.info("%s: %s", row.title, row.figures or f"no figures: {row.error}")
     for sentence in verdicts(rows):
         logger.info("%s with random weights, %d pixels, %s. %s", name, imgsz, on_cpu.hardware(), sentence)
     return rows

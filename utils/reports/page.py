@@ -152,9 +152,13 @@ def _missed_at_threshold(row: Row, base: Row) -> str:
 
 
 def _time_card(report: Report) -> Card:
-    """Milliseconds per image of the FP16 and the INT8 engine, where there are engines."""
+    """Milliseconds per image of the FP16 and the INT8 engine, or else of FP32 and INT8 in OpenVINO."""
     times = {row.stage: row.ms_per_image for row in report.rows if row.ms_per_image is not None}
     title, int8 = "ms per image, FP16 → INT8", times.get("TensorRT INT8")
+    if int8 is None and (in_openvino := times.get("OpenVINO INT8")) is not None:
+        fp32 = [row.ms_per_image for row in report.rows if row.stage == "float" and "OpenVINO" in row.measured_on]
+        text = " → ".join(f"{ms:.2f}" for ms in (*fp32, in_openvino) if ms is not None)
+        return Card("ms per image, FP32 → INT8", text, "by OpenVINO, in this evaluation")
     if int8 is None:
         return Card(title, "not measured", "the speed of INT8 shows in an engine: scripts/benchmark_trt.sh")
     fp16 = times.get("TensorRT FP16")

@@ -47,10 +47,17 @@ def cells(report: Report, row: Row) -> tuple[str, ...]:
 
 
 def labels(report: Report) -> list[str]:
-    """A name for each row: its stage, and of rows of one stage what differs: words of file and run, size, images."""
+    """A name for each row: its stage, and of rows of one stage what differs.
+
+    That is what ran them, if each was run by something else, or else words of file and run, size and images.
+    """
     names = [row.stage for row in report.rows]
     for stage in dict.fromkeys(names):
         rows = {i: row for i, row in enumerate(report.rows) if row.stage == stage}
+        runtimes = {i: re.split(r" \d|,", row.measured_on)[0] for i, row in rows.items()}
+        if len(rows) > 1 and len({*runtimes.values()}) == len(rows):
+            names = [f"{name}, {runtimes[i]}" if i in runtimes else name for i, name in enumerate(names)]
+            continue
         texts = {i: f"{row.file} {row.run} {row.input_size} {row.ap_with}" for i, row in rows.items()}
         words = {i: dict.fromkeys(re.split(r"[-_/., ]+", text)) for i, text in texts.items()}
         common = set.intersection(*map(set, words.values()))

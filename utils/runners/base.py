@@ -12,7 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from utils.core.errors import InputError, QatError
 from utils.core.input_spec import InputSpec, with_channels
@@ -24,6 +24,13 @@ if TYPE_CHECKING:  # a model repository is written without torch
     from torch import Tensor
 
 
+# TensorProto's number of a type → torch's name
+ONNX_TYPES = {
+    1: "float32", 2: "uint8", 3: "int8", 6: "int32", 7: "int64", 9: "bool", 10: "float16", 11: "float64",
+    16: "bfloat16",
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class TensorSpec:
     """An input or output: `shape` has None where any size goes, `dtype` is torch's name for it, such as 'float32'."""
@@ -31,6 +38,13 @@ class TensorSpec:
     name: str
     shape: tuple[int | None, ...]
     dtype: str
+
+    @classmethod
+    def of_onnx(cls, value: Any) -> TensorSpec:
+        """Of an input or output of an ONNX graph, a ValueInfoProto."""
+        tensor = value.type.tensor_type
+        shape = tuple(dim.dim_value if dim.dim_value > 0 else None for dim in tensor.shape.dim)
+        return cls(value.name, shape, ONNX_TYPES.get(tensor.elem_type, f"type {tensor.elem_type}"))
 
     def __str__(self) -> str:
         return f"{self.name} {self.dtype} [{', '.join('any' if size is None else str(size) for size in self.shape)}]"

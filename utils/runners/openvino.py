@@ -70,8 +70,8 @@ class OpenVinoRunner(Runner):
         self._requests: dict[tuple[tuple[int, ...], ...], Any] = {}
         self._of_any_shape: Any = None
         self._latest: Any = None
-        inputs = [_spec(value) for value in model.graph.input]
-        outputs = [_spec(value) for value in model.graph.output]
+        inputs = [TensorSpec.of_onnx(value) for value in model.graph.input]
+        outputs = [TensorSpec.of_onnx(value) for value in model.graph.output]
         metadata = {entry.key: entry.value for entry in model.metadata_props}
         description = _description(model, device, precision, threads, note)
         super().__init__(inputs, outputs, metadata, torch.device("cpu"), description)
@@ -88,12 +88,11 @@ class OpenVinoRunner(Runner):
 
     def _request(self, shapes: tuple[tuple[int, ...], ...]) -> Any:
         """What runs the network on inputs of these shapes, compiled if it is not there yet."""
-        if shapes in self._requests:
-            return self._requests[shapes]
-        if len(self._requests) < MOST_SHAPES:
+        if shapes not in self._requests and len(self._requests) < MOST_SHAPES:
             network = self._network.clone()
             network.reshape({spec.name: list(shape) for spec, shape in zip(self.inputs, shapes, strict=True)})
             self._requests[shapes] = self._compiled(network).create_infer_request()
+        if shapes in self._requests:
             return self._requests[shapes]
         if self._of_any_shape is None:
             self._of_any_shape = self._compiled(self._network).create_infer_request()
@@ -119,7 +118,7 @@ def core_for(device: str) -> Any:
         raise DependencyError(f"this needs OpenVINO, which is not installed: {INSTALL}") from error
     core = openvino.Core()
     names = core.available_devices
-    if device not in names and device.split(".")[0] not in {name.split(".")[0] for name in names}:
+    if device.split(".")[0] not in {name.split(".")[0] for name in names}:
         raise InputError(f"--device openvino:{device}: OpenVINO {release()} sees {', '.join(names)} on this machine")
     return core
 
@@ -194,9 +193,3 @@ def _short(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines()]
     lines = [line for line in lines if line and not line.startswith(("Exception from ", "Check '"))]
     return (lines[-1] if lines else type(error).__name__)[:300]
-
-
-def _spec(value: Any) -> TensorSpec:
-    kind = value.type.tensor_type
-    shape = tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in kind.shape.dim)
-    return TensorSpec(value.name, shape, str(helper.tensor_dtype_to_np_dtype(kind.elem_type)))

@@ -155,12 +155,12 @@ class OnnxFile:
         scales = {stored.get(node.input[1]) for node in quantizers}
         zero_points = {stored.get(name) for node in quantizers for name in node.input[2:]}
         weights = {stored.get(node.input[1]) for node in graph.node if node.op_type == "Conv"}
-        inputs = tuple(_tensor_spec(value) for value in graph.input if value.name not in stored)
+        inputs = tuple(TensorSpec.of_onnx(value) for value in graph.input if value.name not in stored)
         metadata = {entry.key: entry.value for entry in model.metadata_props}
         return cls(
             path=path,
             inputs=inputs,
-            outputs=tuple(map(_tensor_spec, graph.output)),
+            outputs=tuple(map(TensorSpec.of_onnx, graph.output)),
             opset=max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0),
             quantized=bool(quantizers),
             half=FLOAT16 in scales | weights,
@@ -192,18 +192,6 @@ class OnnxFile:
 
 
 UINT8, FLOAT16 = 2, 10  # TensorProto's numbers of them
-# TensorProto's number of a type → torch's name
-ONNX_TYPES = {
-    1: "float32", UINT8: "uint8", 3: "int8", 6: "int32", 7: "int64", 9: "bool", FLOAT16: "float16", 11: "float64",
-    16: "bfloat16",
-}  # fmt: skip
-
-
-def _tensor_spec(value: Any) -> TensorSpec:
-    """A ValueInfoProto in words; a size that is not fixed is None."""
-    tensor = value.type.tensor_type
-    shape = tuple(dim.dim_value if dim.dim_value > 0 else None for dim in tensor.shape.dim)
-    return TensorSpec(value.name, shape, ONNX_TYPES.get(tensor.elem_type, f"type {tensor.elem_type}"))
 
 
 class Decision(NamedTuple):

@@ -166,6 +166,13 @@ def test_the_first_screen_has_verdict_warnings_cards_and_the_next_command(report
     assert "All numbers" not in words
 
 
+def test_without_an_engine_the_cards_have_the_times_of_openvino(report):
+    row = example_row("OpenVINO INT8", ms_per_image=9.85)
+    report.rows = [example_row(), example_row(ms_per_image=14.06, measured_on="OpenVINO 2026.4.1, CPU"), row]
+    card = cards(report, advise(report))[1]
+    assert (card.title, card.text) == ("ms per image, FP32 → INT8", "14.06 → 9.85")
+
+
 def test_the_cards_have_the_times_of_engines(report):
     report.rows = [example_row(), example_row("TensorRT FP16", ms_per_image=1.3), example_row("TensorRT INT8")]
     report.rows[2] = report.rows[2].model_copy(update={"ms_per_image": 0.9})

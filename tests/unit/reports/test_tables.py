@@ -68,6 +68,14 @@ def test_each_networks_rows_are_compared_with_its_own_float_row():
     assert labels(report) == ["ONNX", "float t", "PTQ t8", "float s", "PTQ s8"]
 
 
+def test_rows_of_one_file_kind_are_told_apart_by_what_ran_them():
+    places = ("PyTorch 2.11.0, CPU, float32", "OpenVINO 2026.4.1, CPU (a Xeon), FP32")
+    rows = [example_row(file=f"work/main/{i}.pt", measured_on=place) for i, place in enumerate(places)]
+    assert labels(Report(command="x", rows=rows)) == ["float, PyTorch", "float, OpenVINO"]
+    same = [*rows, example_row(file="work/main/2.pt", measured_on=places[0])]
+    assert not any("," in name for name in labels(Report(command="x", rows=same)))
+
+
 @pytest.mark.parametrize(
     ("files", "names"),  # files, or their runs
     [(("w/best.onnx", "w/best-strong.onnx"), ["ONNX", "ONNX strong"]),
