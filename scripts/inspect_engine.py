@@ -37,7 +37,7 @@ def main(options: InspectOptions) -> None:
     check_file(options.file, "expected an engine")
     if options.openvino:
         if options.file.suffix.lower() != ".onnx":
-            raise InputError(f"{options.file} is not an ONNX file, and OpenVINO runs no other; leave --runtime out")
+            raise InputError(f"{options.file} is not an ONNX file; OpenVINO runs .onnx files only: leave --runtime out")
         options.reject_unused(["generate_graph"], "with OpenVINO, which names layers and not what connects them")
         need("torch", "openvino")
         from utils.jobs import openvino_layers
