@@ -75,7 +75,7 @@ def save(path: str | Path, checkpoint: QuantizedCheckpoint) -> None:
     from models.quantize import __version__
 
     state = checkpoint.model.state_dict()
-    content = {
+    content: dict[str, Any] = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         "version": __version__,
@@ -85,9 +85,9 @@ def save(path: str | Path, checkpoint: QuantizedCheckpoint) -> None:
         "stride": int(checkpoint.stride),
         "yaml": dict(checkpoint.yaml),
         "extra": dict(checkpoint.extra),
-        MODULES: checkpoint.model.fp32_modules,
-        STATE: {name: value.detach().cpu().clone() for name, value in state.items()},
     }
+    content[MODULES] = checkpoint.model.fp32_modules
+    content[STATE] = {name: value.detach().cpu().clone() for name, value in state.items()}
     save_torch(content, path)
 
 
