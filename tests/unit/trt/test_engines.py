@@ -157,17 +157,22 @@ def other(architecture):
 
 PORTABLE = "; built there with --hardware-compatible {}, it would be loaded$"
 AMPERE, SAME = PORTABLE.format(r"ampere\+"), PORTABLE.format("same-cc")
-BY_10 = "built by TensorRT 10.3.0, and here is TensorRT 8.6.0; build it again here from .*a.onnx; tensorrt_lean 10.3.0"
+BY_10 = "TensorRT 10.3.0, but this machine has TensorRT 8.6.0; build it again here from .*a.onnx; tensorrt_lean 10.3.0"
 
 
 @pytest.mark.parametrize(
     ("version", "note", "here", "said"),
     [
-        ("8.6.0", {"api": "TensorRT 10.3.0"}, GPU, f"{BY_10} loads what is built with --version-compatible$"),
+        ("8.6.0", {"api": "TensorRT 10.3.0"}, GPU, f"{BY_10} loads engines that are built with --version-compatible$"),
         ("8.6.0", {"api": "TensorRT-RTX 1.7.1"}, GPU, "built by TensorRT-RTX 1.7.1, .*a.onnx$"),
         ("8.6.0", {}, GPU, "on Fake GPU cannot load this engine: .* from .*a.onnx$"),
         ("8.6.0", {"gpu": "SM75 SM120"}, other("SM75"), "on Other GPU cannot load"),  # built ahead of time
-        ("8.6.0", {"gpu": "SM80 SM120"}, other("SM75"), r"for SM80 SM120, and here is Other GPU \(SM75\); .*a.onnx$"),
+        (
+            "8.6.0",
+            {"gpu": "SM80 SM120"},
+            other("SM75"),
+            r"for SM80 SM120, but this machine has Other GPU \(SM75\); .*a.onnx$",
+        ),
         ("8.6.0", {"architecture": ""}, other("SM90"), "for Fake GPU, .*a.onnx$"),  # of 1.0
         ("8.6.0", {}, None, "NVIDIA GPU"),
         ("10.9.0", {}, other("SM90"), AMPERE),
