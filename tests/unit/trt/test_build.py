@@ -159,7 +159,7 @@ BYTES_LAST = InputSpec("uint8", "nhwc")
         (("b", "h", "w", 3), {"height": (32, 64, 96)}, [(1, 32, 96, 3), (8, 64, 96, 3), (16, 96, 96, 3)]),
         ((2, 3, 64, 96), {"batch": (1, 2, 4)}, "--batch-size 2"),
         (("b", 3, 64, 96), {"height": (32, 32, 32)}, "--imgsz"),
-        (("b", 3, "h", "w"), {"height": (32, 64, 100)}, "multiples of 32"),
+        (("b", 3, "h", "w"), {"height": (32, 64, 100)}, "multiples of the stride, 32"),
     ],
 )  # fmt: skip
 def test_profile(tmp_path, shape, changes, expected):
