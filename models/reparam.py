@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from utils import upstream
 from utils.core.errors import CheckpointError, InputError, QatError
@@ -36,9 +36,11 @@ class Head:
     prototypes: int = 0  # how many of its last inputs are for the prototypes of masks: one for each half, or none
 
     def inputs(self, sources: Sequence[int]) -> list[int]:
-        """Those of the head's inputs that its second half reads."""
+        """Select those of the head's inputs that its second half reads."""
         levels = len(sources) - self.prototypes
-        return [*sources[levels // 2 : levels], *sources[levels + self.prototypes // 2 :]]
+        main_levels = sources[levels // 2 : levels]
+        main_prototypes = sources[levels + self.prototypes // 2 :]
+        return [*main_levels, *main_prototypes]
 
 
 HEADS = {
@@ -56,38 +58,55 @@ def main_branch(training: Mapping[str, Any]) -> dict[int, list[int]]:
     does, that layer reads the image itself.
     """
     layers = [*training["backbone"], *training["head"]]
-    found: dict[int, list[int]] = {}
-    waiting = [len(layers) - 1]
+    last = len(layers) - 1
+    sources_of: dict[int, list[int]] = {}
+    waiting = [last]
     while waiting:
         index = waiting.pop()
-        if index < 0 or index in found:
+        if index < 0 or index in sources_of:
             continue
-        sources = [layers[index][0]] if isinstance(layers[index][0], int) else list(layers[index][0])
-        if index == len(layers) - 1:
-            sources = HEADS[layers[index][2]].inputs(sources)
-        found[index] = [index + one if one < 0 else one for one in sources]
-        waiting += found[index]
-    for index in [index for index in found if layers[index][2] == "Silence"]:
-        readers = [reader for reader, sources in found.items() if index in sources]
-        if found[index] == [-1] and len(readers) == 1:
-            found[readers[0]] = [-1 if one == index else one for one in found[readers[0]]]
-            del found[index]
-    return {index: found[index] for index in sorted(found)}
+        source, _, kind, _ = layers[index]
+        sources = [source] if isinstance(source, int) else list(source)
+        if index == last:
+            sources = HEADS[kind].inputs(sources)
+        sources_of[index] = [index + source if source < 0 else source for source in sources]
+        waiting += sources_of[index]
+    _skip_silences(sources_of, layers)
+    return dict(sorted(sources_of.items()))
+
+
+def _skip_silences(sources_of: dict[int, list[int]], layers: Sequence[Any]) -> None:
+    """Remove each Silence that hands the image to one layer only; that layer then reads the image itself."""
+    silences = [index for index in sources_of if layers[index][2] == "Silence"]
+    for silence in silences:
+        readers = [index for index, sources in sources_of.items() if silence in sources]
+        if sources_of[silence] == [-1] and len(readers) == 1:
+            reader = readers[0]
+            sources_of[reader] = [-1 if source == silence else source for source in sources_of[reader]]
+            del sources_of[silence]
 
 
 def deploy_description(training: Mapping[str, Any], nc: int) -> dict[str, Any]:
     """The deployed network's model description, from the training network's."""
     layers = [*training["backbone"], *training["head"]]
     branch = main_branch(training)
-    deployed = {-1: -1} | {source: index for index, source in enumerate(branch)}
-    rows = []
-    for index, (source, sources) in enumerate(branch.items()):
-        before, count, kind, arguments = layers[source]
-        kind = HEADS[kind].deployed if source == len(layers) - 1 else kind
-        inputs = [-1 if deployed[one] == index - 1 else deployed[one] for one in sources]
-        rows.append([inputs[0] if isinstance(before, int) else inputs, count, kind, copy.deepcopy(arguments)])
-    backbone = sum(source < len(training["backbone"]) for source in branch)
-    return {**copy.deepcopy(dict(training)), "nc": nc, "backbone": rows[:backbone], "head": rows[backbone:]}
+    deployed_index = {-1: -1}  # of a layer of the training network
+    for index, layer in enumerate(branch):
+        deployed_index[layer] = index
+    backbone = []
+    head = []
+    for index, (layer, sources) in enumerate(branch.items()):
+        source, count, kind, arguments = layers[layer]
+        if layer == len(layers) - 1:
+            kind = HEADS[kind].deployed
+        inputs = [deployed_index[source] for source in sources]
+        inputs = [-1 if number == index - 1 else number for number in inputs]  # upstream writes -1 for the layer before
+        row = [inputs[0] if isinstance(source, int) else inputs, count, kind, copy.deepcopy(arguments)]
+        if layer < len(training["backbone"]):
+            backbone.append(row)
+        else:
+            head.append(row)
+    return {**copy.deepcopy(dict(training)), "nc": nc, "backbone": backbone, "head": head}
 
 
 def convert(training: upstream.FloatCheckpoint) -> upstream.FloatCheckpoint:
@@ -101,11 +120,13 @@ def convert(training: upstream.FloatCheckpoint) -> upstream.FloatCheckpoint:
     branch = list(main_branch(training.yaml))
     if len(source.model) <= branch[-1]:
         raise CheckpointError(
-            f"the checkpoint has {plural(len(source.model), 'layer')}, and its description {branch[-1] + 1}"
+            f"the checkpoint has {plural(len(source.model), 'layer')}, but its description has {branch[-1] + 1}"
         )
     for index, layer in enumerate(branch[:-1]):
-        placed, moved = model.model[index], copy.deepcopy(source.model[layer])
-        moved.i, moved.f = placed.i, placed.f
+        placed = model.model[index]
+        moved = copy.deepcopy(source.model[layer])
+        moved.i = placed.i
+        moved.f = placed.f
         model.model[index] = moved
     for part, original in HEADS[type(source.model[-1]).__name__].main.items():
         setattr(model.model[-1], part, copy.deepcopy(getattr(source.model[-1], original)))
@@ -117,36 +138,46 @@ def convert(training: upstream.FloatCheckpoint) -> upstream.FloatCheckpoint:
 
 
 def check_same_network(description: Mapping[str, Any], deployed: upstream.FloatCheckpoint, where: str | Path) -> None:
-    """Raises `InputError` if a model's YAML gives other tensors than the deployed network, of as many channels, has."""
-    named = upstream.build_model({**description, "ch": channels_of(deployed.model)}, deployed.nc)
-    models = (named, deployed.model)
-    theirs, ours = ({name: list(one.shape) for name, one in model.state_dict().items()} for model in models)
-    for name in ours | theirs:
-        if ours.get(name) != theirs.get(name):
+    """Raise `InputError` if a model's YAML gives other tensors than the deployed network, of as many channels, has."""
+    described = upstream.build_model({**description, "ch": channels_of(deployed.model)}, deployed.nc)
+    described_shapes = _shapes(described)
+    shapes = _shapes(deployed.model)
+    for name in shapes | described_shapes:
+        if shapes.get(name) != described_shapes.get(name):
             raise InputError(
-                f"--cfg {where} is not what this checkpoint becomes: its {name} is {theirs.get(name)}, that of the "
-                f"checkpoint's main branch {ours.get(name)}; the checkpoint knows its layers, so leave --cfg out"
+                f"--cfg {where} does not match the converted model: {name} has shape {described_shapes.get(name)} in "
+                f"the YAML and {shapes.get(name)} in the checkpoint's main branch; leave --cfg out, since the "
+                "checkpoint describes its layers"
             )
 
 
+def _shapes(model: nn.Module) -> dict[str, list[int]]:
+    return {name: list(value.shape) for name, value in model.state_dict().items()}
+
+
 def largest_difference(training: nn.Module, deployed: nn.Module, device: torch.device) -> float:
-    """How far the deployed network's outputs, with prototypes, are from the main branch's, on one random image.
+    """Largest difference of the deployed network's outputs, with prototypes, from the main branch's on a random image.
 
     Raises:
         QatError: by more than float arithmetic explains.
     """
-    shape = 1, channels_of(deployed), CHECK_SIDE, CHECK_SIDE
+    shape = (1, channels_of(deployed), CHECK_SIDE, CHECK_SIDE)
     image = torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(device)
-    results = []
-    for model in (training, deployed):
-        with torch.no_grad():  # of copies: a head remembers the anchors of the last image's size
-            result = copy.deepcopy(model).to(device)(image)
-        branches = isinstance(result[0], (list, tuple))  # both, of a detector; a segment head returns the second one's
-        results.append(predicted(result[0][1] if branches else result))
-    difference = max(float((one - other).abs().max()) for one, other in zip(*results, strict=True))
-    if not difference <= TOLERANCE:
-        raise QatError(f"the converted network's output differs by {difference:g} from the training network's")
+    difference = 0.0
+    for expected, output in zip(_outputs(training, image), _outputs(deployed, image), strict=True):
+        distance = float((expected - output).abs().max())
+        if not distance <= TOLERANCE:  # also where it is NaN
+            raise QatError(f"the converted model's output differs by {distance:g} from the training model's")
+        difference = max(difference, distance)
     return difference
+
+
+def _outputs(model: nn.Module, image: Tensor) -> tuple[Tensor, ...]:
+    """The deployed outputs of a network, or of the main branch of a training network, on a batch of images."""
+    with torch.no_grad():  # a copy, because a head remembers the anchors of the last image's size
+        result = copy.deepcopy(model).to(image.device)(image)
+    has_both_branches = isinstance(result[0], (list, tuple))  # a segment head returns the main branch alone
+    return tuple(predicted(result[0][1] if has_both_branches else result))
 
 
 def save_converted(path: str | Path, deployed: upstream.FloatCheckpoint) -> None:
@@ -159,10 +190,11 @@ def save_converted(path: str | Path, deployed: upstream.FloatCheckpoint) -> None
         CheckpointError: a value is beyond half precision.
     """
     model = deployed.model.cpu().half()
-    if large := [name for name, value in model.state_dict().items() if not bool(value.isfinite().all())]:
+    large = [name for name, value in model.state_dict().items() if not bool(value.isfinite().all())]
+    if large:
         raise CheckpointError(
-            f"{large[0]} holds values above {torch.finfo(torch.float16).max:g}, which half precision cannot hold, and "
-            "converted networks are written in it, as upstream's are"
+            f"{large[0]} holds values above {torch.finfo(torch.float16).max:g}; converted models are saved in half "
+            "precision, as upstream's are, which cannot hold them"
         )
     for parameter in model.parameters():
         parameter.requires_grad = False

@@ -1,7 +1,7 @@
 """Find amax of activations: statistics are gathered once, then any method is computed from them.
 
-The float network runs over some batches; for each tensor, a histogram of magnitudes, and for each scale the exact
-maximum of every image are kept. All searches work on all scales at once.
+The FP32 model runs over some batches. For each tensor a histogram of magnitudes is stored, and for each scale the exact
+maximum of every image. All searches work on all scales at once.
 
 Methods (Wu et al., "Integer Quantization for Deep Learning Inference", 2020, section 3):
 max: the largest magnitude; percentile: the magnitude below which p percent of the values lie; mse: the smallest mean
@@ -57,7 +57,8 @@ class Histogram:
 
     def add(self, magnitude: Tensor, largest: float | None = None, tensor: int = 0) -> None:
         """Count magnitudes of the tensor with this number: the tensors come in the same order in every forward."""
-        largest = float(magnitude.max()) if largest is None else largest
+        if largest is None:
+            largest = float(magnitude.max())
         while largest > self.top:
             merged = self.counts.reshape(-1, BINS // 2, 2).sum(2)
             self.counts = torch.cat((merged, torch.zeros_like(merged)), 1)
@@ -65,8 +66,9 @@ class Histogram:
         if tensor >= len(self.counts):
             missing = self.counts.new_zeros(tensor + 1 - len(self.counts), BINS)
             self.counts = torch.cat((self.counts, missing))
-        for part in magnitude.flatten().split(EXACT) if magnitude.numel() else ():
-            self.counts[tensor] += torch.histc(part, BINS, 0, self.top)
+        if magnitude.numel():
+            for part in magnitude.flatten().split(EXACT):
+                self.counts[tensor] += torch.histc(part, BINS, 0, self.top)
         self.largest = max(self.largest, largest)
 
     def add_images(self, largest: list[float], tensor: int = 0) -> None:
@@ -101,30 +103,26 @@ class Statistics:
             median_limit: amax is at most so many times the largest magnitude of the median image; 0 is no limit, and
                 max has none.
         """
-        names, histograms = list(self.histograms), list(self.histograms.values())
+        histograms = list(self.histograms.values())
         device = histograms[0].counts.device
-        of_each = [[one.top, one.largest, one.limit(median_limit)] for one in histograms]
-        top, largest, limits = torch.tensor(of_each, dtype=torch.float64).to(device).T
+        bounds = [[histogram.top, histogram.largest, histogram.limit(median_limit)] for histogram in histograms]
+        top, largest, limits = torch.tensor(bounds, dtype=torch.float64).to(device).T
         if method == "max":
-            found = largest
+            amax = largest
         elif method == "percentile":
-            owner = torch.tensor([index for index, one in enumerate(histograms) for _ in one.counts], device=device)
-            counts = torch.cat([one.counts for one in histograms])
-            share = counts.cumsum(1) / counts.sum(1, keepdim=True)
-            index = (share < percentile / 100 - 1e-12).sum(1)  # first bin that reaches the share
-            each = (index + 1) * top[owner] / BINS
-            found = torch.zeros_like(top).scatter_reduce(0, owner, each, "amax")
+            amax = _percentile(histograms, top, percentile)
         elif method == "mse":
-            counts = torch.stack([(one.counts / one.counts.sum(1, keepdim=True)).sum(0) for one in histograms])
-            found = _mse(counts, top, largest)
+            amax = _mse(histograms, top, largest)
         else:
-            raise ValueError(f"no calibration method {method!r}")
-        found = torch.minimum(found, largest if method == "max" else torch.minimum(largest, limits)).float()
-        return {name: found[index] for index, name in enumerate(names)}
+            raise ValueError(f"unknown calibration method {method!r}")
+        amax = torch.minimum(amax, largest)
+        if method != "max":
+            amax = torch.minimum(amax, limits)
+        return dict(zip(self.histograms, amax.float(), strict=True))
 
 
 def collect(model: nn.Module, batches: Iterable[Tensor]) -> Statistics:
-    """Run the float network over all batches and count magnitudes at every activation quantizer.
+    """Run the FP32 model over all batches and count magnitudes at every activation quantizer.
 
     Several processes count their parts of every batch, over bins that the whole batch decides. So their sums, which are
     integers, are what one process counts.
@@ -145,19 +143,23 @@ def collect(model: nn.Module, batches: Iterable[Tensor]) -> Statistics:
         maxima = magnitude.flatten(1).amax(1)
         of_images, largest = maxima.tolist(), float(maxima.max())  # NaN if there is one
         if not counts:
-            magnitude, of_images, largest = magnitude.flatten()[:0], [], 0.0
+            magnitude = magnitude.flatten()[:0]
+            of_images = []
+            largest = 0.0
         each = distributed.gather(largest)
         largest = max(each) if all(map(math.isfinite, each)) else math.nan
         if not math.isfinite(largest):
             place = name.replace("/", ".")
-            raise InputError(f"the float network computes NaN or infinity at {place}; check the weights")
+            raise InputError(f"the FP32 model computes NaN or infinity at {place}; check the weights")
         if name not in statistics.histograms:
             statistics.histograms[name] = Histogram.empty(largest, magnitude.device)
         statistics.histograms[name].add(magnitude, largest, calls[name])
         statistics.histograms[name].add_images(of_images, calls[name])
         calls[name] += 1
 
-    handles = [module.register_forward_pre_hook(partial(count, name)) for name, module in quantizers.items()]
+    handles = []
+    for name, module in quantizers.items():
+        handles.append(module.register_forward_pre_hook(partial(count, name)))
     images: Tensor | None = None
     try:
         with quantizers_off(model), torch.inference_mode(), disable_tf32():
@@ -170,14 +172,19 @@ def collect(model: nn.Module, batches: Iterable[Tensor]) -> Statistics:
             handle.remove()
     if images is None:
         raise QatError("calibration got no images")
-    if unseen := [name for name in quantizers if name not in statistics.histograms]:
+    unseen = [name for name in quantizers if name not in statistics.histograms]
+    if unseen:
         raise QatError(f"calibration never reached {', '.join(unseen)}: a rule in rules.py does not match the network")
-    histograms = statistics.histograms.values()
-    parts = distributed.gather([one.of_images for one in histograms])
-    for histogram, maxima in zip(histograms, zip(*parts, strict=True), strict=True):
-        histogram.counts = distributed.all_sum(histogram.counts)
-        histogram.of_images = [value for part in maxima for value in part]  # of all processes
+    _sum_over_processes(list(statistics.histograms.values()))
     return statistics
+
+
+def _sum_over_processes(histograms: list[Histogram]) -> None:
+    """Replace the counts of this process by the sums over all of them, and join the maxima of their images."""
+    parts = distributed.gather([histogram.of_images for histogram in histograms])  # [process][histogram][image]
+    for index, histogram in enumerate(histograms):
+        histogram.counts = distributed.all_sum(histogram.counts)
+        histogram.of_images = [maximum for part in parts for maximum in part[index]]
 
 
 def set_ranges(model: Any, amax: dict[str, Tensor]) -> None:
@@ -194,18 +201,25 @@ def calibrate(model: nn.Module, batches: Iterable[Tensor], settings: Calibration
 
 
 def apply_calibration(model: nn.Module, statistics: Statistics, settings: Calibration) -> None:
-    """Set every activation scale by the method of `settings`, and say how many ranges the median image limits."""
+    """Set every activation scale by the method of `settings`, and log how many ranges the median image limits."""
     amax = statistics.amax(settings.method, settings.percentile, settings.median_limit)
     set_ranges(model, amax)
     if settings.method == "max":
         return
-    histograms, limit = statistics.histograms, settings.median_limit
-    limited = sum(float(value) >= histograms[name].limit(limit) * (1 - 1e-6) for name, value in amax.items())  # float32
+    histograms = statistics.histograms
+    limit = settings.median_limit
+    limited = 0
+    for name, value in amax.items():
+        if float(value) >= histograms[name].limit(limit) * (1 - 1e-6):  # amax is float32, the limit a double
+            limited += 1
     if limited:
         logger.info(
-            "calibration: %d of %d ranges are at most %g times the largest magnitude of the median image, since a few "
-            "images have far larger ones (calibration.median_limit)", limited, len(amax), limit,
-        )  # fmt: skip
+            "calibration: %d of %d ranges are clipped to %g times the largest magnitude of the median image, because "
+            "a few images have far larger activations (calibration.median_limit)",
+            limited,
+            len(amax),
+            limit,
+        )
 
 
 def tensor_ranges(model: Any) -> list[dict[str, Any]]:
@@ -215,20 +229,52 @@ def tensor_ranges(model: Any) -> list[dict[str, Any]]:
         rows of `name`, `kind` ('activation' or 'weight'), `amax` (the largest), `min` and `max` of amax over channels,
         `channels` (1 for activations), and `tensors` (how many share it).
     """
-    shared, rows = model.quantization_plan.scales, []
-    found = [(key.replace("/", "."), "activation", one) for key, one in model.activation_quantizers.items()]
-    found += [(path, "weight", quantizer) for path, (_, quantizer) in quantized_weights(model).items()]
-    for name, kind, quantizer in found:
-        amax = quantizer.amax
-        low, high = float(amax.min()), float(amax.max())
-        tensors = len(shared.get(name, ("",))) if kind == "activation" else 1
-        rows.append({"name": name, "kind": kind, "amax": high, "min": low, "max": high, "channels": amax.numel(),
-                     "tensors": tensors})  # fmt: skip
+    rows = []
+    for key, quantizer in model.activation_quantizers.items():
+        name = key.replace("/", ".")
+        tensors = model.quantization_plan.scales.get(name, (name,))  # a fallback input has a scale of its own
+        rows.append(_range_row(name, "activation", quantizer.amax, len(tensors)))
+    for path, (_, quantizer) in quantized_weights(model).items():
+        rows.append(_range_row(path, "weight", quantizer.amax, 1))
     return rows
 
 
-def _mse(counts: Tensor, top: Tensor, largest: Tensor) -> Tensor:
-    centers = (torch.arange(BINS, device=counts.device, dtype=counts.dtype) + 0.5) * (top / BINS)[:, None]
+def _range_row(name: str, kind: str, amax: Tensor, tensors: int) -> dict[str, Any]:
+    """One row of `tensor_ranges`."""
+    largest = float(amax.max())
+    return {
+        "name": name,
+        "kind": kind,
+        "amax": largest,
+        "min": float(amax.min()),
+        "max": largest,
+        "channels": amax.numel(),
+        "tensors": tensors,
+    }
+
+
+def _percentile(histograms: list[Histogram], top: Tensor, percentile: float) -> Tensor:
+    """Amax of each histogram, float64 `[histograms]`: the largest percentile over its tensors."""
+    owners = []  # of each row of `counts`, the index of its histogram
+    for index, histogram in enumerate(histograms):
+        owners += [index] * len(histogram.counts)
+    owner = torch.tensor(owners, device=top.device)
+    counts = torch.cat([histogram.counts for histogram in histograms])
+    share = counts.cumsum(1) / counts.sum(1, keepdim=True)
+    first = (share < percentile / 100 - 1e-12).sum(1)  # the first bin that reaches the share
+    edges = (first + 1) * top[owner] / BINS
+    return torch.zeros_like(top).scatter_reduce(0, owner, edges, "amax")
+
+
+def _mse(histograms: list[Histogram], top: Tensor, largest: Tensor) -> Tensor:
+    """Amax of each histogram, float64 `[histograms]`: the candidate with the smallest mean squared error."""
+    weights = []  # each tensor counts alike, however many values it has
+    for histogram in histograms:
+        totals = histogram.counts.sum(1, keepdim=True)
+        weights.append((histogram.counts / totals).sum(0))
+    counts = torch.stack(weights)
+    bins = torch.arange(BINS, device=counts.device, dtype=counts.dtype)
+    centers = (bins + 0.5) * (top / BINS)[:, None]
     fractions = torch.linspace(SMALLEST_FRACTION, 1, CANDIDATES, dtype=largest.dtype, device=largest.device)
     candidates = largest.clamp(min=1e-30)[:, None] * fractions
     errors = []

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import nn
 
 from models.quantize import placement
@@ -28,8 +29,9 @@ from utils.upstream.structure import describe_modules, rebuild_modules
 
 FORMAT = "yolov9-quantized"
 FORMAT_VERSION = 1
-AGAIN = "quantize again from the float weights"
-STATE, MODULES = "quantized_state", "fp32_modules"
+AGAIN = "quantize again from the FP32 weights"
+STATE = "quantized_state"
+MODULES = "fp32_modules"
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,10 @@ class QuantizedCheckpoint:
     @property
     def data(self) -> str | None:
         """The dataset's YAML that it was quantized with; None where the file does not say it."""
-        return self.extra.get("data") and str(self.extra["data"])
+        data = self.extra.get("data")
+        if data:
+            return str(data)
+        return None
 
     @property
     def origin(self) -> str:
@@ -69,7 +74,8 @@ def save(path: str | Path, checkpoint: QuantizedCheckpoint) -> None:
     """Write a quantized network that `placement.apply` made; the file appears whole or not at all."""
     from models.quantize import __version__
 
-    content = {
+    state = checkpoint.model.state_dict()
+    content: dict[str, Any] = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         "version": __version__,
@@ -79,14 +85,14 @@ def save(path: str | Path, checkpoint: QuantizedCheckpoint) -> None:
         "stride": int(checkpoint.stride),
         "yaml": dict(checkpoint.yaml),
         "extra": dict(checkpoint.extra),
-        MODULES: checkpoint.model.fp32_modules,
-        STATE: {name: value.detach().cpu().clone() for name, value in checkpoint.model.state_dict().items()},
     }
+    content[MODULES] = checkpoint.model.fp32_modules
+    content[STATE] = {name: value.detach().cpu().clone() for name, value in state.items()}
     save_torch(content, path)
 
 
 def check_rebuilds(path: str | Path, model: nn.Module) -> None:
-    """Raises `CheckpointError` for a fused FP32 model that a quantized checkpoint of it would not build again.
+    """Raise `CheckpointError` if a quantized checkpoint of this fused FP32 model would not build it again.
 
     Args:
         path: of the model, for the message, which names the first module or tensor that differs.
@@ -97,12 +103,17 @@ def check_rebuilds(path: str | Path, model: nn.Module) -> None:
         for name, reason in upstream.unfused(model):
             raise CheckpointError(f"{name} {reason}")
         rebuilt = rebuild_modules(describe_modules(model), upstream.module_classes())
-        shapes, again = ({name: value.shape for name, value in one.state_dict().items()} for one in (model, rebuilt))
-        for name in shapes | again:
-            if shapes.get(name) != again.get(name):
-                raise CheckpointError(f"{name} is {again.get(name)} when it is built again, not {shapes.get(name)}")
+        expected = _shapes(model)
+        shapes = _shapes(rebuilt)
+        for name in expected | shapes:
+            if expected.get(name) != shapes.get(name):
+                raise CheckpointError(f"rebuilt, {name} has shape {shapes.get(name)} instead of {expected.get(name)}")
     except (CheckpointError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be quantized and built again: {error}") from error
+
+
+def _shapes(model: nn.Module) -> dict[str, torch.Size]:
+    return {name: value.shape for name, value in model.state_dict().items()}
 
 
 def load_quantized(path: str | Path, heads: Sequence[str] = HEADS) -> QuantizedCheckpoint:
@@ -117,8 +128,8 @@ def load_quantized(path: str | Path, heads: Sequence[str] = HEADS) -> QuantizedC
     content = _read(path)
     if content is None:
         raise CheckpointError(
-            f"{path} is a float checkpoint; this command takes a quantized one: "
-            f"python qat.py quantize --weights {path} writes one"
+            f"{path} is an FP32 checkpoint, and this command takes a quantized one; "
+            f"create it with python qat.py quantize --weights {path}"
         )
     try:
         return _restore(path, content, heads)
@@ -134,8 +145,10 @@ def _restore(path: str | Path, content: Mapping[str, Any], heads: Sequence[str])
     """The network that the content describes, with its quantizers, weights and ranges."""
     from utils import upstream
 
-    nc, state = int(content["nc"]), content[STATE]
-    recipe, yaml = Recipe.from_stored(content["recipe"]), check_description(content["yaml"])
+    nc = int(content["nc"])
+    state = content[STATE]
+    recipe = Recipe.from_stored(content["recipe"])
+    yaml = check_description(content["yaml"])
     model: Any
     if content.get(MODULES):
         model = rebuild_modules(content[MODULES], upstream.module_classes())
@@ -148,7 +161,7 @@ def _restore(path: str | Path, content: Mapping[str, Any], heads: Sequence[str])
     names = {int(key): str(value) for key, value in content["names"].items()}
     classes = int(model.model[-1].nc)
     if nc != classes:
-        raise CheckpointError(f"{path} is damaged: it names {nc} classes, and its head finds {classes}; {AGAIN}")
+        raise CheckpointError(f"{path} is damaged: it names {nc} classes, but its head has {classes}; {AGAIN}")
     upstream.check_class_names(path, names, classes, AGAIN)
     upstream.check_finite(path, state, AGAIN)
     result = model.load_state_dict(state, strict=False)
@@ -156,10 +169,11 @@ def _restore(path: str | Path, content: Mapping[str, Any], heads: Sequence[str])
     if different:
         raise CheckpointError(
             f"{path} was written by version {content['version']}, which placed quantizers differently "
-            f"({len(different)} entries, such as {different[0]}); {AGAIN}"
+            f"({len(different)} entries differ, such as {different[0]}); {AGAIN}"
         )
     model.names = names
-    stride, extra = upstream.network_stride(model), dict(content["extra"])
+    stride = upstream.network_stride(model)
+    extra = dict(content["extra"])
     return QuantizedCheckpoint(model.eval(), recipe, names, nc, stride, yaml, extra)
 
 
@@ -167,19 +181,21 @@ def kind(path: str | Path) -> Literal["float", "quantized"]:
     """Whether a file is a quantized checkpoint of this project or (anything that may be) a float one of upstream's.
 
     Raises:
-        CheckpointError: the file is missing, or is no PyTorch file.
+        CheckpointError: the file is missing, or not a PyTorch file.
     """
-    return "float" if _read(path, skip=(STATE, MODULES)) is None else "quantized"
+    if _read(path, skip=(STATE, MODULES)) is None:
+        return "float"
+    return "quantized"
 
 
 def summary(path: str | Path) -> dict[str, Any]:
-    """What a quantized checkpoint says of itself, without its weights; nothing of it is checked or built.
+    """Read the description in a quantized checkpoint, without its weights; nothing of it is checked or built.
 
     Returns:
         Its entries that hold no tensors; empty for anything that may be a float checkpoint.
 
     Raises:
-        CheckpointError: the file is missing, is no PyTorch file, or of an unknown version.
+        CheckpointError: the file is missing, not a PyTorch file, or of an unknown version.
     """
     return _read(path, skip=(STATE, MODULES, "yaml")) or {}
 
@@ -190,7 +206,10 @@ def _read(path: str | Path, skip: Collection[str] = ()) -> dict[str, Any] | None
         content = checkpoints.read_torch_file(Path(path), skip=skip)
     except checkpoints.NotAllowed:
         return None  # it names classes, as upstream's checkpoints do
-    if not isinstance(content, dict) or not isinstance(content.get("format"), str) or content["format"] != FORMAT:
+    if not isinstance(content, dict):
+        return None
+    format_name = content.get("format")
+    if not isinstance(format_name, str) or format_name != FORMAT:  # a tensor compares elementwise
         return None
     version = content.get("format_version")
     if type(version) is not int or version != FORMAT_VERSION:

@@ -1,4 +1,4 @@
-"""What the quantized network (the student) is compared with the float one (the teacher) by.
+"""Distances between the quantized model (the student) and the FP32 model (the teacher).
 
 The task loss compares what detection is made of: the head's raw maps, each anchor weighted by the score that the
 teacher gives it. It is distillation of class probabilities and box distributions (Hinton et al., "Distilling the
@@ -10,7 +10,7 @@ without labels. A segmentation head also has the coefficients and prototypes tha
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -40,25 +40,37 @@ def task_terms(student: Any, teacher: Any, classes: int, *, by_image: bool = Fal
     """
 
     def total(values: Tensor) -> Tensor:
-        return values.reshape(len(values), -1).sum(1) if by_image else values.sum()
+        if by_image:
+            return values.reshape(len(values), -1).sum(1)
+        return values.sum()
 
-    (our_maps, our_masks), (their_maps, their_masks) = trained(student), trained(teacher)
-    ours, theirs = (torch.cat([one.flatten(2) for one in maps], 2).float() for maps in (our_maps, their_maps))
-    sides = ours.shape[1] - classes
-    our_logits, their_logits = ours[:, sides:], theirs[:, sides:]
-    probability = their_logits.sigmoid()
-    cross, entropy = (
-        functional.binary_cross_entropy_with_logits(logits, probability, reduction="none")
-        for logits in (our_logits, their_logits)
-    )
+    student_maps, student_masks = trained(student)
+    teacher_maps, teacher_masks = trained(teacher)
+    student_bins, student_logits = _split_maps(student_maps, classes)
+    teacher_bins, teacher_logits = _split_maps(teacher_maps, classes)
+    probability = teacher_logits.sigmoid()
+    cross = functional.binary_cross_entropy_with_logits(student_logits, probability, reduction="none")
+    entropy = functional.binary_cross_entropy_with_logits(teacher_logits, probability, reduction="none")
     distance = total(cross - entropy)  # not of sums: they are large, and nearly equal
     best = probability.amax(1)  # [B, anchors]
-    our_bins, their_bins = (one[:, :sides].unflatten(1, (4, -1)).log_softmax(2) for one in (ours, theirs))
-    boxes = (their_bins.exp() * (their_bins - our_bins)).sum((1, 2))
+    boxes = (teacher_bins.exp() * (teacher_bins - student_bins)).sum((1, 2))
     distance = distance + total(best * boxes)
-    if their_masks:
-        distance = distance + total(mask_distance(our_masks, their_masks, best))
+    if teacher_masks:
+        distance = distance + total(mask_distance(student_masks, teacher_masks, best))
     return distance, total(best)
+
+
+def _split_maps(maps: Sequence[Tensor], classes: int) -> tuple[Tensor, Tensor]:
+    """Join the raw maps of all levels and split them by meaning.
+
+    Returns:
+        log probabilities of the distances to the four sides, float32 `[B, 4, bins, anchors]`, and logits of the
+        classes, float32 `[B, classes, anchors]`.
+    """
+    joined = torch.cat([level.flatten(2) for level in maps], 2).float()
+    sides = joined.shape[1] - classes
+    bins = joined[:, :sides].unflatten(1, (4, -1)).log_softmax(2)
+    return bins, joined[:, sides:]
 
 
 def mask_distance(student: tuple[Tensor, ...], teacher: tuple[Tensor, ...], best: Tensor) -> Tensor:
@@ -75,16 +87,21 @@ def mask_distance(student: tuple[Tensor, ...], teacher: tuple[Tensor, ...], best
         student, teacher: coefficients `[B, masks, anchors]` and prototypes `[B, masks, h, w]`.
         best: the weight of each anchor, in 0..1, `[B, anchors]`.
     """
-    (ours, our_prototypes), (theirs, prototypes) = (
-        (one.float(), maps.float().flatten(2)) for one, maps in (student, teacher)
-    )
-    differences = torch.cat((our_prototypes, our_prototypes - prototypes), 1)
-    errors = _mean_squares(torch.cat((ours - theirs, theirs), 1), differences)
-    variances = _mean_squares(theirs, prototypes - prototypes.mean(2, keepdim=True))
+    student_factors, student_prototypes = _flat_masks(student)
+    factors, prototypes = _flat_masks(teacher)
+    differences = torch.cat((student_prototypes, student_prototypes - prototypes), 1)
+    errors = _mean_squares(torch.cat((student_factors - factors, factors), 1), differences)
+    variances = _mean_squares(factors, prototypes - prototypes.mean(2, keepdim=True))
     objects = best.sum(1)  # [B]
     share = best / objects.clamp(min=SMALLEST_SHARE)[:, None]
     ratios = (share * errors).sum(1) / (share * variances).sum(1).clamp(min=SMALLEST_VARIANCE)
     return objects * ratios
+
+
+def _flat_masks(masks: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    """Coefficients `[B, masks, anchors]` and prototypes `[B, masks, pixels]` in float32."""
+    coefficients, prototypes = masks
+    return coefficients.float(), prototypes.float().flatten(2)
 
 
 def _mean_squares(factors: Tensor, maps: Tensor) -> Tensor:
@@ -106,7 +123,7 @@ def raw_head(model: Any) -> Iterator[None]:
 
 
 def placeholder(images: Tensor) -> tuple[Tensor, bool]:
-    """The images, or a black one in the place of none, and whether they count."""
+    """Return the images, or a black one in the place of none, and whether they count."""
     if len(images):
         return images, True
     return images.new_zeros((1, *images.shape[1:])), False

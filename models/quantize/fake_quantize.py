@@ -35,7 +35,8 @@ def float16_scale(scale: Tensor) -> Tensor:
     """The smallest float16 number that is not below a positive scale (float32), as float32."""
     scale = scale.clamp(max=LARGEST_SCALE)
     half = scale.to(torch.float16)
-    above = (half.view(torch.int16) + (half.float() < scale).to(torch.int16)).view(torch.float16)
+    is_below = (half.float() < scale).to(torch.int16)
+    above = (half.view(torch.int16) + is_below).view(torch.float16)  # the next bit pattern is the next number
     return above.float()
 
 
@@ -49,8 +50,8 @@ def fake_quantize(x: Tensor, amax: Tensor) -> Tensor:
     scale = amax / INT8.max
     if x.dtype != torch.float32:
         x = x.float()
-    computed_only = not torch.is_grad_enabled() and not torch.jit.is_tracing()
-    if computed_only and (x.device.type == "cpu" or amax.dim()):
+    only_values = not torch.is_grad_enabled() and not torch.jit.is_tracing()
+    if only_values and (x.device.type == "cpu" or amax.dim()):
         return _rounded(x, scale)
     scale = scale.reshape(-1)
     if amax.dim() == 0:
@@ -61,9 +62,10 @@ def fake_quantize(x: Tensor, amax: Tensor) -> Tensor:
 
 
 def _rounded(x: Tensor, scale: Tensor) -> Tensor:
-    """What torch's operators compute, without the mask for their gradient: on a CPU a tenth of the time.
+    """Round as torch's operators do, but without the mask for their gradient: a tenth of the time on a CPU.
 
-    On a GPU the one for a scale per channel looks at its zero points on the CPU, and so waits for all that was started.
+    On a GPU torch's operator for a scale per channel checks its zero points on the CPU, and so waits for all kernels
+    that were launched.
     """
     return x.mul(1 / scale).round_().clamp_(INT8.min, INT8.max).mul_(scale)
 
@@ -86,7 +88,9 @@ def trained_fake_quantize(x: Tensor, scale: Tensor) -> Tensor:
 
 def _type_of_result(x: Tensor) -> torch.dtype:
     cuda = x.device.type == "cuda"
-    return torch.get_autocast_dtype("cuda") if cuda and torch.is_autocast_enabled("cuda") else x.dtype
+    if cuda and torch.is_autocast_enabled("cuda"):
+        return torch.get_autocast_dtype("cuda")
+    return x.dtype
 
 
 class _TrainedFakeQuantize(torch.autograd.Function):
@@ -102,20 +106,23 @@ class _TrainedFakeQuantize(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, scale, rounded = ctx.saved_tensors
-        values, gradient = x.float(), gradient.float()
+        values = x.float()
+        gradient = gradient.float()
         # borders are inside; NaN where zero times the gradient is NaN
-        passed = gradient * ((values >= scale * INT8.min) & (values <= scale * INT8.max))
-        of_scale = None
+        inside = (values >= scale * INT8.min) & (values <= scale * INT8.max)
+        passed = gradient * inside
+        scale_gradient = None
         if ctx.needs_input_grad[1]:
-            rounded = _rounded(values, scale) if rounded is None else rounded
+            if rounded is None:
+                rounded = _rounded(values, scale)
             each = (gradient * rounded).addcmul_(passed, values, value=-1)  # times scale: of the scale's logarithm
             total = each.sum() if scale.dim() == 0 else each.sum((1, 2, 3), keepdim=True)
-            of_scale = total / scale
-        return passed.to(x.dtype), of_scale, None
+            scale_gradient = total / scale
+        return passed.to(x.dtype), scale_gradient, None
 
 
 class TensorQuantizer(nn.Module):
-    """Rounds a tensor to quantized values and back, or returns it itself while it is switched off; amax is 1 at first.
+    """Module that rounds a tensor to quantized values and back; switched off it returns its input. At first amax is 1.
 
     Attributes:
         on: whether it rounds.
@@ -132,7 +139,8 @@ class TensorQuantizer(nn.Module):
         super().__init__()
         self.on = True
         self.trained_scale: Tensor | None = None
-        self.register_buffer("_amax", torch.ones(() if channels is None else (channels, 1, 1, 1)))
+        shape = () if channels is None else (channels, 1, 1, 1)
+        self.register_buffer("_amax", torch.ones(shape))
         self.set_amax(self._amax)
 
     @property
@@ -167,17 +175,17 @@ class TensorQuantizer(nn.Module):
             return trained_fake_quantize(x, self.trained_scale)
         return fake_quantize(x, self._amax)
 
-    def takes_silu(self, x: Tensor) -> bool:
+    def can_fuse_silu(self, x: Tensor) -> bool:
         """Whether `after_silu` may stand for SiLU of `x` and then this quantizer.
 
-        In training on a GPU it may, unless something looks at the tensor between the two, which then is never made.
+        In training on a GPU it may, unless a hook reads the tensor between the two, which then is never computed.
         """
-        looked_at = self._forward_hooks or self._forward_pre_hooks
-        trains = self.on and self.trained_scale is not None and torch.is_grad_enabled()
-        return trains and not looked_at and fused_cuda.usable(x)
+        has_hooks = self._forward_hooks or self._forward_pre_hooks
+        is_trained = self.on and self.trained_scale is not None and torch.is_grad_enabled()
+        return is_trained and not has_hooks and fused_cuda.usable(x)
 
     def after_silu(self, x: Tensor) -> Tensor:
-        """SiLU of a tensor, rounded with the trained scale, see `takes_silu`.
+        """SiLU of a tensor, rounded with the trained scale, see `can_fuse_silu`.
 
         One operation, which keeps `x` for backward and not its SiLU, and computes SiLU in float32 without rounding:
         results are those of a float32 network, also for `x` in half precision.
@@ -188,4 +196,5 @@ class TensorQuantizer(nn.Module):
 
 def quantizers(model: nn.Module) -> dict[str, TensorQuantizer]:
     """The quantizers of a network by name, each once."""
-    return {name: module for name, module in model.named_modules() if isinstance(module, TensorQuantizer)}
+    modules = model.named_modules()
+    return {name: module for name, module in modules if isinstance(module, TensorQuantizer)}

@@ -1,4 +1,4 @@
-"""Quantization-aware training: the float network teaches the network with fake quantizers.
+"""Quantization-aware training: the FP32 model teaches the model with fake quantizers.
 
 No labels are used. Student and teacher see the same images, and the student's weights and ranges move so that its
 detections come closer to the teacher's (`distillation.py`). Gradients pass the rounding straight through, and reach the
@@ -62,10 +62,13 @@ class HeldOutLoss:
 
     def difference(self, other: HeldOutLoss) -> Difference:
         """This loss minus that of another network on the same images, with a standard error by a paired bootstrap."""
-        generator, number = torch.Generator().manual_seed(0), len(self.terms)
+        generator = torch.Generator().manual_seed(0)
+        number = len(self.terms)
         draws = torch.randint(number, (REPLICATES, number), generator=generator)
-        each = _ratio(self.terms[draws].sum(1).T) - _ratio(other.terms[draws].sum(1).T)
-        return Difference(self.value - other.value, float(each.std()), number)
+        losses = _ratio(self.terms[draws].sum(1).T)
+        other_losses = _ratio(other.terms[draws].sum(1).T)
+        error = float((losses - other_losses).std())
+        return Difference(self.value - other.value, error, number)
 
 
 def held_out_loss(student: Any, teacher: nn.Module, batches: Iterable[Tensor], device: torch.device) -> HeldOutLoss:
@@ -77,7 +80,9 @@ def held_out_loss(student: Any, teacher: nn.Module, batches: Iterable[Tensor], d
         DivergedError: the loss is not finite.
         ValueError: there is no batch at all.
     """
-    parts, classes, rank = [], int(student.model[-1].nc), distributed.world().rank
+    parts: list[Tensor] = []  # float64 [images of a batch, 2]; zeros for images of other processes
+    classes = int(student.model[-1].nc)
+    rank = distributed.world().rank
     channels = channels_of(student)
     with raw_head(student), raw_head(teacher), rounded_weights(student), torch.no_grad(), disable_tf32():
         for images in batches:
@@ -86,9 +91,10 @@ def held_out_loss(student: Any, teacher: nn.Module, batches: Iterable[Tensor], d
             if len(images):
                 x = as_input(images, device, channels)
                 terms = task_terms(student(x), teacher(x), classes, by_image=True)
-                part[sum(counts[:rank]) :][: len(images)] = torch.stack(terms, 1).double()
+                first = sum(counts[:rank])
+                part[first : first + len(images)] = torch.stack(terms, 1).double()
             parts.append(part)
-    if not sum(map(len, parts)):
+    if not any(len(part) for part in parts):
         raise ValueError("no images to measure the loss on")
     loss = HeldOutLoss(distributed.all_sum(torch.cat(parts)).cpu())
     _finite(loss.value, "the loss on held-out images")
@@ -100,7 +106,7 @@ def _ratio(terms: Tensor) -> Tensor:
 
 
 class EpochResult(NamedTuple):
-    """What one epoch of finetuning did."""
+    """Loss and duration of one epoch of finetuning."""
 
     loss: float  # the mean over iterations
     iterations: int
@@ -115,7 +121,8 @@ def learning_rate(step: int, steps: int, highest: float) -> float:
     warm = max(1, round(WARM_UP * steps))
     if step < warm:
         return highest * (step + 1) / warm
-    return highest * 0.5 * (1 + math.cos(math.pi * (step - warm + 1) / (steps - warm + 1)))
+    progress = (step - warm + 1) / (steps - warm + 1)
+    return highest * 0.5 * (1 + math.cos(math.pi * progress))
 
 
 def trainable_parameters(model: nn.Module) -> list[nn.Parameter]:
@@ -123,8 +130,10 @@ def trainable_parameters(model: nn.Module) -> list[nn.Parameter]:
 
     Checkpoints and BN fusing leave `requires_grad` off everywhere, so the flag as loaded says nothing.
     """
-    constants = [one for one in model.modules() if type(one).__name__ == CONSTANT_MODULE]
-    frozen = {id(parameter) for one in constants for parameter in one.parameters()}
+    frozen: set[int] = set()
+    for module in model.modules():
+        if type(module).__name__ == CONSTANT_MODULE:
+            frozen.update(map(id, module.parameters()))
     for parameter in model.parameters():
         parameter.requires_grad_(id(parameter) not in frozen)
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -156,7 +165,10 @@ class Finetuner:
     def __init__(
         self, student: Any, teacher: nn.Module, settings: Finetune, *, device: torch.device, graph: bool = True
     ) -> None:
-        self.student, self.teacher, self.device, self.settings = student, teacher, device, settings
+        self.student = student
+        self.teacher = teacher
+        self.device = device
+        self.settings = settings
         self._channels = channels_of(student)
         self.ranges = LearnedRanges(student).to(device)
         groups = self._groups(trainable_parameters(student))
@@ -165,18 +177,25 @@ class Finetuner:
         self.optimizer = torch.optim.Adam(groups, lr=0.0, fused=self._amp)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self._amp)
         self._side = torch.cuda.Stream(device) if self._amp else None
-        self._graph = StepGraph(self._gradients, self._parameters) if self._amp and graph else None
+        self._graph: StepGraph | None = None
+        if self._amp and graph:
+            self._graph = StepGraph(self._gradients, self._parameters)
         teacher.eval().requires_grad_(False)
 
     def _groups(self, parameters: list[nn.Parameter]) -> list[dict[str, Any]]:
         """Adam's parameter groups, each with the factor by which its rate is higher than that of the weights."""
-        groups = [([self.ranges.log_amax], self.settings.range_rate)]
-        if self.settings.train == "all":
-            biases = [one for one in parameters if one.dim() <= 1]
-            groups = [([one for one in parameters if one.dim() > 1], 1.0), (biases, self.settings.bias_rate), *groups]
-        else:
+        ranges = {"params": [self.ranges.log_amax], "factor": self.settings.range_rate}
+        if self.settings.train != "all":
             self.student.requires_grad_(False)
-        return [{"params": members, "factor": factor} for members, factor in groups if members]
+            return [ranges]
+        weights = [parameter for parameter in parameters if parameter.dim() > 1]
+        biases = [parameter for parameter in parameters if parameter.dim() <= 1]
+        groups = [
+            {"params": weights, "factor": 1.0},
+            {"params": biases, "factor": self.settings.bias_rate},
+            ranges,
+        ]
+        return [group for group in groups if group["params"]]
 
     def state_dict(self) -> dict[str, Any]:
         """Optimizer, loss scaler, and the ranges before they are snapped; the weights are the checkpoint's business."""
@@ -206,7 +225,8 @@ class Finetuner:
             DivergedError: the loss is not finite, or what the last step left.
             ValueError: there is no batch at all.
         """
-        start, count = time.perf_counter(), 0
+        start = time.perf_counter()
+        count = 0
         total = torch.zeros((), device=self.device)
         with ExitStack() as stack:
             stack.enter_context(raw_head(self.student))
@@ -221,12 +241,17 @@ class Finetuner:
                     mean = _finite(total) / count
                     if on_step:
                         on_step(mean)
-            if not self.ranges.finite() or not all(bool(one.isfinite().all()) for one in self._parameters):
-                raise DivergedError("weights or ranges are not finite after the last step")  # no next one looks at them
+            if not self._is_finite():  # no later step would catch it
+                raise DivergedError("weights or ranges are not finite after the last step")
         self.optimizer.zero_grad(set_to_none=True)
         if not count:
             raise ValueError("no images to finetune on")
         return EpochResult(loss=_finite(total) / count, iterations=count, seconds=time.perf_counter() - start)
+
+    def _is_finite(self) -> bool:
+        """Whether the ranges and all parameters are finite."""
+        weights_are_finite = all(bool(parameter.isfinite().all()) for parameter in self._parameters)
+        return weights_are_finite and self.ranges.is_finite()
 
     def _step(self, images: Tensor) -> Tensor:
         """One optimizer step on float images `[B, 3, H, W]`; returns the loss of the whole batch, float32 scalar."""
@@ -276,7 +301,9 @@ def _finite(loss: Tensor | float, name: str = "the supervision loss") -> float:
 def as_input(images: Tensor, device: torch.device, channels: int = 3) -> Tensor:
     """Images as the network takes them: float32 `[B, channels, H, W]` in 0..1 on `device`; of bytes 1 makes grey."""
     moved = images.to(device, non_blocking=True)
-    return moved if moved.is_floating_point() else with_channels(moved, channels).float() / 255
+    if moved.is_floating_point():
+        return moved
+    return with_channels(moved, channels).float() / 255
 
 
 def add_gradients(parameters: Sequence[nn.Parameter], loss: Tensor, weight: Tensor, *, counts: bool) -> Tensor:
@@ -292,13 +319,15 @@ def add_gradients(parameters: Sequence[nn.Parameter], loss: Tensor, weight: Tens
     """
     if distributed.world().size == 1:
         return loss
-    trained = [one for one in parameters if one.grad is not None]
-    values = torch.cat([*(one.grad.flatten() for one in trained), loss.view(1)])
-    values = distributed.all_sum(torch.cat([values * weight.clamp(min=SMALLEST_WEIGHT), weight.view(1)]) * counts)
-    values = values[:-1] / values[-1].clamp(min=SMALLEST_WEIGHT)
-    for one, value in zip(trained, values[:-1].split([one.numel() for one in trained]), strict=True):
-        one.grad = value.view_as(one)
-    return values[-1]
+    trained = [parameter for parameter in parameters if parameter.grad is not None]
+    gradients = [parameter.grad.flatten() for parameter in trained]
+    values = torch.cat([*gradients, loss.view(1)]) * weight.clamp(min=SMALLEST_WEIGHT)
+    sums = distributed.all_sum(torch.cat([values, weight.view(1)]) * counts)
+    means = sums[:-1] / sums[-1].clamp(min=SMALLEST_WEIGHT)
+    sizes = [parameter.numel() for parameter in trained]
+    for parameter, gradient in zip(trained, means[:-1].split(sizes), strict=True):
+        parameter.grad = gradient.view_as(parameter)
+    return means[-1]
 
 
 BELOW = 1 - 2**-20  # exp(log(amax)) may be a hair above amax, whose scale would then be rounded up to the next float16
@@ -322,17 +351,17 @@ class LearnedRanges(nn.Module):
         super().__init__()
         self._weights = list(quantized_weights(network).values())
         self._fixed = [quantizer for _, quantizer in self._weights]
-        self._trained = [one for one in quantizers(network).values() if one not in self._fixed]
+        self._trained = [quantizer for quantizer in quantizers(network).values() if quantizer not in self._fixed]
         self._fixed_scales: list[Tensor] = []  # the same tensors in every epoch: a CUDA graph reads them
-        self.log_amax = nn.Parameter(torch.stack([one.amax.log() for one in self._trained]))
+        self.log_amax = nn.Parameter(torch.stack([quantizer.amax.log() for quantizer in self._trained]))
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
         """Let the quantizers round with these ranges; afterwards they have them as their amax, unless it failed."""
         scales = [quantizer.amax / INT8.max for quantizer in self._fixed]
         self._fixed_scales = self._fixed_scales or scales
-        for quantizer, kept, scale in zip(self._fixed, self._fixed_scales, scales, strict=True):
-            quantizer.trained_scale = kept.copy_(scale)
+        for quantizer, buffer, scale in zip(self._fixed, self._fixed_scales, scales, strict=True):
+            quantizer.trained_scale = buffer.copy_(scale)
         try:
             yield
         finally:
@@ -345,17 +374,18 @@ class LearnedRanges(nn.Module):
         scale = self._amax(self.log_amax) / INT8.max
         exact = scale.detach()
         snapped = float16_scale(exact) * (scale / exact)  # the factor is 1 and carries the gradient
-        for quantizer, one in zip(self._trained, snapped.unbind(), strict=True):
-            quantizer.trained_scale = one
+        for quantizer, trained_scale in zip(self._trained, snapped.unbind(), strict=True):
+            quantizer.trained_scale = trained_scale
 
     def settle(self) -> None:
         """Give the quantizers these ranges as their amax, snapped to float16 scales, and weights' theirs anew."""
         for convolution, quantizer in self._weights:
             quantizer.set_weight_amax(convolution.weight)
-        for quantizer, amax in zip(self._trained, self._amax(self.log_amax.detach()).unbind(), strict=True):
+        ranges = self._amax(self.log_amax.detach())
+        for quantizer, amax in zip(self._trained, ranges.unbind(), strict=True):
             quantizer.set_amax(amax)
 
-    def finite(self) -> bool:
+    def is_finite(self) -> bool:
         """Whether `settle` can give the quantizers these ranges."""
         return bool(self._amax(self.log_amax.detach()).isfinite().all())
 

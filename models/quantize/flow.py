@@ -33,7 +33,8 @@ class _Export:
 @contextmanager
 def export_mode() -> Iterator[None]:
     """While active, networks compute in PyTorch what they compute while they are exported, see `exporting`."""
-    before, _Export.active = _Export.active, True
+    before = _Export.active
+    _Export.active = True
     try:
         yield
     finally:
@@ -62,6 +63,13 @@ def _resize_like(x: Tensor, like: Tensor) -> Tensor:
     return F.interpolate(x, size=like.shape[2:], mode="nearest")
 
 
+def _sum(*tensors: Tensor) -> Tensor:
+    """Add up tensors of one shape as upstream does; in an exported graph by Adds, which need no stacked copy."""
+    if exporting():
+        return functools.reduce(operator.add, tensors)
+    return torch.sum(torch.stack(tensors), dim=0)
+
+
 OPERATIONS: dict[str, Callable[..., Any]] = {
     "chunk": lambda x, n, dim=1: x.chunk(n, dim),
     "split": lambda x, sizes, dim=1: x.split(sizes, dim),
@@ -71,8 +79,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "avg_pool": F.avg_pool2d,
     "resize_like": _resize_like,
     "add": lambda x, y: x + y,
-    # as upstream writes it; in an exported graph a chain of Adds, which need no stacked copy
-    "sum": lambda *xs: functools.reduce(operator.add, xs) if exporting() else torch.sum(torch.stack(xs), dim=0),
+    "sum": _sum,
 }
 
 
@@ -92,13 +99,15 @@ class Step:
 
     def arguments(self, values: dict[str, Any], module: Any) -> list[Any]:
         """Positional arguments; several arguments of a submodule become the one list that upstream passes."""
-        found: list[Any] = []
+        arguments: list[Any] = []
         for node in self.args:
             if isinstance(node, ast.Starred):
-                found.extend(_evaluate(node.value, values, module))
+                arguments.extend(_evaluate(node.value, values, module))
             else:
-                found.append(_evaluate(node, values, module))
-        return found if self.is_operation or len(found) == 1 else [found]
+                arguments.append(_evaluate(node, values, module))
+        if self.is_operation or len(arguments) == 1:
+            return arguments
+        return [arguments]
 
     def options(self, module: Any) -> dict[str, Any]:
         """Keyword arguments."""
@@ -116,11 +125,13 @@ def parse(flow: rules.Flow) -> tuple[Step, ...]:
     for node in ast.parse(flow).body:
         if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
             raise SyntaxError(f"a flow statement reads 'name = call(...)', not {ast.unparse(node)!r}")
-        target, call = node.targets[0], node.value
-        names = target.elts if isinstance(target, ast.Tuple) else [target]
+        target = node.targets[0]
+        call = node.value
+        targets = target.elts if isinstance(target, ast.Tuple) else [target]
+        names = tuple(ast.unparse(name) for name in targets)
         keywords = tuple((keyword.arg or "", keyword.value) for keyword in call.keywords)
-        path = ast.unparse(call.func).replace("[", ".").replace("]", "").removeprefix("self.")  # cv2[0].m → cv2.0.m
-        steps.append(Step(tuple(ast.unparse(name) for name in names), path, tuple(call.args), keywords))
+        path = ast.unparse(call.func).replace("[", ".").replace("]", "")  # cv2[0].m → cv2.0.m
+        steps.append(Step(names, path.removeprefix("self."), tuple(call.args), keywords))
     return tuple(steps)
 
 
@@ -130,7 +141,9 @@ def _evaluate(node: ast.expr, values: dict[str, Any], module: Any) -> Any:
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
         return getattr(module, node.attr)
     if isinstance(node, ast.Subscript):
-        return _evaluate(node.value, values, module)[_evaluate(node.slice, values, module)]
+        container = _evaluate(node.value, values, module)
+        index = _evaluate(node.slice, values, module)
+        return container[index]
     return ast.literal_eval(node)
 
 
@@ -151,7 +164,7 @@ class Value:
 
 @dataclass(eq=False)
 class Operation:
-    """What turns tensors into tensors."""
+    """Computation that turns tensors into tensors."""
 
     kind: rules.Kind
     path: str  # of the module, of a convolution's nn.Conv2d, or of the flow that the statement stands in
@@ -172,7 +185,7 @@ class Graph:
 
     @cached_property
     def reads(self) -> Counter[Value]:
-        """How many operations read each value; asked for when the graph is whole."""
+        """Number of operations that read each value; read it only when the graph is whole."""
         return Counter(value for operation in self.operations for value in operation.inputs)
 
     @cached_property
@@ -183,8 +196,12 @@ class Graph:
     @cached_property
     def ends(self) -> frozenset[str]:
         """Paths of the convolutions whose results nothing in the network reads, as far as these are known."""
-        known = (one for one in self.convolutions.values() if one.outputs)
-        return frozenset(one.path for one in known if not any(self.reads[value] for value in one.outputs))
+        paths: set[str] = set()
+        for path, convolution in self.convolutions.items():
+            is_read = any(self.reads[value] for value in convolution.outputs)
+            if convolution.outputs and not is_read:
+                paths.add(path)
+        return frozenset(paths)
 
     def add(self, module: nn.Module, path: str, x: Any) -> Any:
         """Append what a module computes, interpreted with symbols; returns its result, None of a head."""
@@ -199,8 +216,9 @@ class Graph:
             return self._flow(module, path, x, rule)
         if rule.kind == "conv" and hasattr(module, "bn"):
             raise QatError(f"{path} still has its batch norm; fuse the network before planning")
-        around = rule.kind == "conv" and not isinstance(module, nn.Conv2d)
-        return self._operation(rule.kind, f"{path}.conv" if around else path, _flat(x), Value(path, path))
+        is_block = rule.kind == "conv" and not isinstance(module, nn.Conv2d)
+        operation_path = f"{path}.conv" if is_block else path
+        return self._operation(rule.kind, operation_path, _flat(x), Value(path, path))
 
     def _flow(self, module: nn.Module, path: str, x: Any, rule: rules.Rule) -> Any:
         statements = rule.statements(module)
@@ -230,7 +248,9 @@ class Graph:
             names = [f"{names[0]}[{index}]" for index in range(len(arguments[1]))]
         outputs = [Value(f"{path}.{name}", path, name) for name in names]
         self.operations.append(Operation(kind, path, inputs, outputs, same=step.call == "identity"))
-        return outputs if listed or len(outputs) > 1 else outputs[0]
+        if listed or len(outputs) > 1:
+            return outputs
+        return outputs[0]
 
     def _operation(self, kind: rules.Kind, path: str, inputs: list[Value], output: Value) -> Value:
         self.operations.append(Operation(kind, path, inputs, [output]))
@@ -251,14 +271,17 @@ def read(model: Any) -> Graph:
     used = {len(model.model) - 1}
     for index in reversed(range(len(model.model))):
         if index in used:
-            used |= {one if one >= 0 else index + one for one in _sources(model.model[index])}
+            for source in _sources(model.model[index]):
+                used.add(source if source >= 0 else index + source)
     graph.unused = frozenset(f"model.{index}" for index in range(len(model.model)) if index not in used)
     return graph
 
 
 def _sources(layer: Any) -> list[int]:
-    return [layer.f] if isinstance(layer.f, int) else layer.f
+    return [layer.f] if isinstance(layer.f, int) else list(layer.f)
 
 
 def _flat(x: Any) -> list[Value]:
-    return [x] if isinstance(x, Value) else [value for item in x for value in _flat(item)]
+    if isinstance(x, Value):
+        return [x]
+    return [value for item in x for value in _flat(item)]

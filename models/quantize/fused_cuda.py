@@ -28,7 +28,9 @@ def usable(x: Tensor) -> bool:
     """Whether the kernels can compute on this tensor: on CUDA with Triton, or where Triton only interprets."""
     if x.dtype not in TYPES:
         return False
-    return _compiles(x.device) if x.is_cuda else os.environ.get("TRITON_INTERPRET") == "1" and x.device.type == "cpu"
+    if x.is_cuda:
+        return _compiles(x.device)
+    return os.environ.get("TRITON_INTERPRET") == "1" and x.device.type == "cpu"
 
 
 @cache
@@ -42,8 +44,8 @@ def _compiles(device: torch.device) -> bool:
             scale = torch.ones((), device=device, requires_grad=True)
             _Fused.apply(x, scale, torch.float32, True).sum().backward()
     except Exception as error:  # noqa: BLE001 - see above
-        why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        logger.warning("Triton does not work here, so training takes longer (%s)", why)
+        message = " ".join(str(error).split())[:200]
+        logger.warning("Triton does not work here, so training takes longer (%s: %s)", type(error).__name__, message)
         return False
     return True
 
@@ -73,13 +75,15 @@ class _Fused(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, scale = ctx.saved_tensors
-        of_x = torch.empty_like(x)
-        learned = ctx.needs_input_grad[1]
+        x_gradient = torch.empty_like(x)
+        is_learned = ctx.needs_input_grad[1]
         rows, length, block = _cut(x, scale)
         parts = torch.empty(rows, -(-length // block), dtype=torch.float32, device=x.device)
         if x.numel():
-            _launch("backward", x, scale, (gradient.contiguous(), x, _flat(scale), of_x, parts), ctx, LEARNED=learned)
-        return of_x, parts.sum(1).reshape(scale.shape) if learned else None, None, None
+            tensors = (gradient.contiguous(), x, _flat(scale), x_gradient, parts)
+            _launch("backward", x, scale, tensors, ctx, LEARNED=is_learned)
+        scale_gradient = parts.sum(1).reshape(scale.shape) if is_learned else None
+        return x_gradient, scale_gradient, None, None
 
 
 def _launch(kernel: str, x: Tensor, scale: Tensor, tensors: tuple[Tensor, ...], ctx: Any, **constants: Any) -> None:
@@ -88,17 +92,18 @@ def _launch(kernel: str, x: Tensor, scale: Tensor, tensors: tuple[Tensor, ...], 
     rows, length, block = _cut(x, scale)
     constants |= {"LEAST": -128.0, "MOST": 127.0, "SILU": ctx.silu}
     where: AbstractContextManager[Any] = torch.cuda.device(x.device) if x.is_cuda else nullcontext()
+    programs = rows * -(-length // block)
+    launcher = getattr(fused_kernels, kernel)[(programs,)]
     with where:  # Triton launches on the current device
-        getattr(fused_kernels, kernel)[(rows * -(-length // block),)](
-            *tensors, length, **constants, BLOCK=block, num_warps=block // 512 or 1
-        )
+        launcher(*tensors, length, **constants, BLOCK=block, num_warps=block // 512 or 1)
 
 
 def _cut(x: Tensor, scale: Tensor) -> tuple[int, int, int]:
     """Rows, elements of each, and elements of a block."""
     rows = scale.numel() if scale.dim() else 1
     length = x.numel() // max(rows, 1)
-    return rows, length, next((block for block in BLOCKS if length <= block), BLOCKS[-1])
+    block = next((size for size in BLOCKS if length <= size), BLOCKS[-1])
+    return rows, length, block
 
 
 def _flat(scale: Tensor) -> Tensor:

@@ -65,17 +65,17 @@ def backward(
     """The gradient of x, and with LEARNED each program's part of the gradient of its row's scale."""
     row, places, real = _places(length, BLOCK)
     scale = tl.load(scales + row)
-    given = tl.load(gradient + places, mask=real, other=0.0).to(tl.float32)
+    upper = tl.load(gradient + places, mask=real, other=0.0).to(tl.float32)  # the gradient of the result
     raw = tl.load(x + places, mask=real, other=0.0).to(tl.float32)
     values = raw
     if SILU:
         sigmoid = _sigmoid(raw)
         values = raw * sigmoid
     inside = (values >= scale * LEAST) & (values <= scale * MOST)
-    passed = given * inside.to(tl.float32)  # a product: of an infinite gradient NaN is left, which the loss scaler sees
+    passed = upper * inside.to(tl.float32)  # a product: an infinite gradient leaves NaN, which the loss scaler sees
     if LEARNED:
         rounded = _quantized(values, scale, LEAST, MOST) * scale
-        part = tl.sum(given * rounded - passed * values, axis=0) / scale
+        part = tl.sum(upper * rounded - passed * values, axis=0) / scale
         tl.store(of_scales + tl.program_id(0), part)
     if SILU:
         passed = passed * (sigmoid * (1.0 + raw * (1.0 - sigmoid)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +18,11 @@ from models.quantize.fake_quantize import TensorQuantizer
 from models.quantize.flow import OPERATIONS, Step, exporting, parse
 from models.quantize.rules import Flow
 
+StandIn = TypeVar("StandIn", bound=nn.Module)
+
 
 class QuantPoint:
-    """Where a tensor is quantized: right after it is computed, once, for all its consumers.
+    """Point where a tensor is quantized: right after it is computed, once, for all its consumers.
 
     The quantizer belongs to the network (several points share one); a point only refers to it.
 
@@ -37,7 +39,9 @@ class QuantPoint:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Round a tensor of any shape to quantized values and back; switched off it comes back as it is."""
-        return self.quantizer(x) if self.on and (exporting() or not self.redundant) else x
+        if self.on and (exporting() or not self.redundant):
+            return self.quantizer(x)
+        return x
 
 
 class QuantConv2d(nn.Conv2d):
@@ -59,15 +63,22 @@ class QuantConv2d(nn.Conv2d):
         """Convolve `[B, C_in, H, W]`."""
         if self.input_point is not None:
             x = self.input_point(x)
-        weight = self.weight if self.weight_quantizer is None else self.weight_quantizer(self.weight)
+        weight = self.weight
+        if self.weight_quantizer is not None:
+            weight = self.weight_quantizer(weight)
         x = self._conv_forward(x, weight, self.bias)
-        return x if self.output_point is None else self.output_point(x)
+        if self.output_point is None:
+            return x
+        return self.output_point(x)
 
 
 def quantized_weights(model: nn.Module) -> dict[str, tuple[QuantConv2d, TensorQuantizer]]:
-    """By path the convolutions of a network whose weights have a quantizer, and that."""
-    convolutions = ((path, one) for path, one in model.named_modules() if isinstance(one, QuantConv2d))
-    return {path: (one, one.weight_quantizer) for path, one in convolutions if one.weight_quantizer is not None}
+    """Path of each convolution whose weight is quantized → the convolution and the quantizer of its weight."""
+    quantized: dict[str, tuple[QuantConv2d, TensorQuantizer]] = {}
+    for path, module in model.named_modules():
+        if isinstance(module, QuantConv2d) and module.weight_quantizer is not None:
+            quantized[path] = (module, module.weight_quantizer)
+    return quantized
 
 
 def limit_weights_to_7_bits(model: nn.Module) -> None:
@@ -79,26 +90,34 @@ def limit_weights_to_7_bits(model: nn.Module) -> None:
 
 
 def weight_bytes(model: nn.Module) -> int:
-    """Bytes that a network's weights take as they are computed with: one of each quantized value, four of others."""
+    """Bytes of a network's weights as they are computed with: one for each quantized value, four for each other."""
     quantized = {id(convolution.weight) for convolution, _ in quantized_weights(model).values()}
-    return sum(values.numel() * (1 if id(values) in quantized else 4) for values in model.parameters())
+    total = 0
+    for parameter in model.parameters():
+        bytes_per_value = 1 if id(parameter) in quantized else 4
+        total += parameter.numel() * bytes_per_value
+    return total
 
 
 @contextmanager
 def rounded_weights(model: nn.Module) -> Iterator[None]:
-    """Within it, weights are what their quantizers make of them: rounded once, and not in each forward.
+    """Replace weights by their rounded values while the context is active, so that no forward rounds them again.
 
     For evaluation, on the device that the network is on: the results are the same to the last bit.
     """
-    kept = [(*both, both[0].weight.data) for both in quantized_weights(model).values()]
+    originals = []
+    for module, quantizer in quantized_weights(model).values():
+        originals.append((module, quantizer, module.weight.data))
     try:
         with torch.no_grad():
-            for module, quantizer, weight in kept:
-                module.weight.data, module.weight_quantizer = quantizer(weight), None
+            for module, quantizer, weight in originals:
+                module.weight.data = quantizer(weight)
+                module.weight_quantizer = None
         yield
     finally:
-        for module, quantizer, weight in kept:
-            module.weight_quantizer, module.weight.data = quantizer, weight
+        for module, quantizer, weight in originals:
+            module.weight_quantizer = quantizer
+            module.weight.data = weight
 
 
 class ConvBlock(nn.Module):
@@ -115,11 +134,12 @@ class ConvBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`[B, C_in, H, W]` → `[B, C_out, H', W']`."""
-        x, point = self.conv(x), self.output_point
+        x = self.conv(x)
+        point = self.output_point
         if point is None:
             return self.act(x)
-        rounds = point.on and not point.redundant
-        if rounds and type(self.act) is nn.SiLU and point.quantizer.takes_silu(x):  # in training on a GPU
+        is_rounded = point.on and not point.redundant
+        if is_rounded and type(self.act) is nn.SiLU and point.quantizer.can_fuse_silu(x):  # in training on a GPU
             return point.quantizer.after_silu(x)
         return point(self.act(x))
 
@@ -141,12 +161,16 @@ class PassThrough(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the module between its points."""
-        x = self.inner(x if self.input_point is None else self.input_point(x))
-        return x if self.output_point is None else self.output_point(x)
+        if self.input_point is not None:
+            x = self.input_point(x)
+        x = self.inner(x)
+        if self.output_point is None:
+            return x
+        return self.output_point(x)
 
 
 class FlowModule(nn.Module):
-    """Runs the statements of a rule on tensors. `input_point` is set where an operation of its own reads the image."""
+    """Runs a rule's statements on tensors; `input_point` is set if an operation of its own reads the image."""
 
     steps: tuple[Step, ...]
     points: dict[str, QuantPoint]
@@ -160,10 +184,16 @@ class FlowModule(nn.Module):
     def forward(self, x: Any) -> Any:
         """Run the statements; `x` is a tensor, or a list of them where the layer reads several."""
         if self.input_point is not None:
-            x = [self.input_point(one) for one in x] if isinstance(x, list) else self.input_point(x)
+            if isinstance(x, list):
+                x = [self.input_point(tensor) for tensor in x]
+            else:
+                x = self.input_point(x)
         values: dict[str, Any] = {"x": x}
         for step in self.steps:
-            function = OPERATIONS[step.call] if step.is_operation else self.get_submodule(step.call)
+            if step.is_operation:
+                function = OPERATIONS[step.call]
+            else:
+                function = self.get_submodule(step.call)
             result = function(*step.arguments(values, self), **step.options(self))
             if len(step.targets) == 1:
                 result = (result,)
@@ -178,10 +208,11 @@ class FlowModule(nn.Module):
         return value if point is None else point(value)
 
 
-def _take_over(cls: Any, original: nn.Module, **attributes: Any) -> Any:
-    stand_in = cls.__new__(cls)
+def _take_over(cls: type[StandIn], original: nn.Module, **attributes: Any) -> StandIn:
+    """A module of class `cls` with the state of `original` and these attributes."""
+    stand_in = object.__new__(cls)
     stand_in.__dict__.update(original.__dict__)
-    stand_in.__dict__.pop("forward", None)  # upstream's fuse() leaves a bound method, which would win over ours
+    stand_in.__dict__.pop("forward", None)  # upstream's fuse() leaves a bound method, which would hide the class's
     stand_in._modules = dict(original._modules)
     for name, value in attributes.items():
         setattr(stand_in, name, value)

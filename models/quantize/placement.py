@@ -51,7 +51,7 @@ class QuantizedTensor:
 
 @dataclass(frozen=True)
 class Plan:
-    """Which tensors and weights are quantized, and which share a scale."""
+    """Placement of quantizers: the tensors and weights that are quantized, and those that share a scale."""
 
     tensors: tuple[QuantizedTensor, ...]  # in order of computation
     convolutions: dict[str, str]  # path of each nn.Conv2d → 'int8', or the reason why it stays in float
@@ -91,30 +91,36 @@ def plan(model: nn.Module, recipe: Recipe) -> Plan:
     """
     graph = read(model)
     convolutions = _choose_convolutions(model, graph, recipe)
-    wanted = _wanted(graph, convolutions, recipe.add)
-    scale_of = _shared_scales(graph, wanted)
-    of_image = _image_consumers(graph, convolutions, wanted)
-    tensors = []
-    if of_image:
-        image = next(value for value in of_image[0].inputs if value.is_image)
-        tensors.append(QuantizedTensor(IMAGES, "", "", scale_of[image].name, False))
-    for operation in graph.operations:
-        rounded = operation in of_image or all(source.owner and not source.opaque for source in operation.inputs)
-        redundant = operation.kind == "move" and rounded
-        for value in operation.outputs:
-            if value in wanted and not value.opaque:
-                scale = scale_of[value].name
-                tensors.append(QuantizedTensor(value.name, value.owner, value.variable, scale, redundant))
+    int8_values = _int8_values(graph, convolutions, recipe.add)
+    image_consumers = _image_consumers(graph, convolutions, int8_values)
+    fallback = []
+    for path, convolution in graph.convolutions.items():
+        if convolutions[path] == "int8" and convolution.inputs[0].opaque:
+            fallback.append(path)
     return Plan(
-        tensors=tuple(tensors),
+        tensors=tuple(_quantized_tensors(graph, int8_values, image_consumers)),
         convolutions=convolutions,
-        image_consumers=tuple(one.path for one in of_image),
-        fallback=tuple(
-            path for path, one in graph.convolutions.items() if convolutions[path] == "int8" and one.inputs[0].opaque
-        ),
+        image_consumers=tuple(operation.path for operation in image_consumers),
+        fallback=tuple(fallback),
         flows=graph.flows,
         unknown=graph.unknown,
     )
+
+
+def _quantized_tensors(
+    graph: Graph, int8_values: set[Value], image_consumers: list[Operation]
+) -> Iterator[QuantizedTensor]:
+    """The quantized tensors in order of computation, the image first, if something reads it as INT8."""
+    scales = _shared_scales(graph, int8_values)
+    if image_consumers:
+        image = next(value for value in image_consumers[0].inputs if value.is_image)
+        yield QuantizedTensor(IMAGES, "", "", scales[image].name, False)
+    for operation in graph.operations:
+        inputs_are_rounded = all(value.owner and not value.opaque for value in operation.inputs)
+        redundant = operation.kind == "move" and (inputs_are_rounded or operation in image_consumers)
+        for value in operation.outputs:
+            if value in int8_values and not value.opaque:
+                yield QuantizedTensor(value.name, value.owner, value.variable, scales[value].name, redundant)
 
 
 def apply(model: Any, plan: Plan) -> None:
@@ -123,48 +129,63 @@ def apply(model: Any, plan: Plan) -> None:
     Before that the FP32 model's modules are described (`fp32_modules`), from which a checkpoint builds it again.
     """
     model.fp32_modules = describe_modules(model)
+    _replace_modules(model, plan)
     scales = nn.ModuleDict({scale_key(name): TensorQuantizer() for name in plan.scales})
+    for tensor in plan.tensors:
+        if tensor.owner:
+            _set_point(model, tensor, modules.QuantPoint(scales[scale_key(tensor.scale)], tensor.redundant))
+    if plan.image_consumers:
+        image_point = modules.QuantPoint(scales[scale_key(IMAGES)])
+        for path in plan.image_consumers:
+            model.get_submodule(path).input_point = image_point
+    for path in plan.fallback:
+        key = scale_key(f"{path}.input")
+        scales[key] = TensorQuantizer()
+        model.get_submodule(path).input_point = modules.QuantPoint(scales[key])
+    model.activation_quantizers = scales
+    model.quantization_plan = plan
+    for path, class_name in plan.unknown.items():
+        logger.warning(
+            "%s is a %s, which has no row in models/quantize/rules.py: only its convolutions run in INT8",
+            path,
+            class_name,
+        )
+
+
+def _replace_modules(model: nn.Module, plan: Plan) -> None:
+    """Put the stand-ins for convolution blocks, flows and convolutions in place, with quantizers for the weights."""
     for path, module in list(model.named_modules()):
-        if _is_unit(module):
+        if _is_conv_block(module):
             _replace(model, path, modules.ConvBlock.from_float(module))
     for path, statements in plan.flows.items():
         _replace(model, path, modules.FlowModule.from_float(model.get_submodule(path), statements))
     for path, state in plan.convolutions.items():
-        conv = model.get_submodule(path)
-        weight = None
+        convolution = model.get_submodule(path)
+        weight_quantizer = None
         if state == "int8":
-            weight = TensorQuantizer(conv.out_channels)
-            weight.set_weight_amax(conv.weight)
-        _replace(model, path, modules.QuantConv2d.from_float(conv, weight))
-    for tensor in (tensor for tensor in plan.tensors if tensor.owner):
-        point = modules.QuantPoint(scales[scale_key(tensor.scale)], tensor.redundant)
-        owner = model.get_submodule(tensor.owner)
-        if tensor.variable:
-            owner.points[tensor.variable] = point
-            continue
-        if not isinstance(owner, (modules.QuantConv2d, modules.ConvBlock, modules.PassThrough)):
-            owner = modules.PassThrough(owner)
-            _replace(model, tensor.owner, owner)
-        owner.output_point = point
-    image = modules.QuantPoint(scales[scale_key(IMAGES)]) if plan.image_consumers else None
-    for path in plan.image_consumers:
-        model.get_submodule(path).input_point = image
-    for path in plan.fallback:
-        name = scale_key(f"{path}.input")
-        scales[name] = TensorQuantizer()
-        model.get_submodule(path).input_point = modules.QuantPoint(scales[name])
-    model.activation_quantizers = scales
-    model.quantization_plan = plan
-    for path, name in plan.unknown.items():
-        logger.warning("%s is a %s, without a row in models/quantize/rules.py: only convolutions are INT8", path, name)
+            weight_quantizer = TensorQuantizer(convolution.out_channels)
+            weight_quantizer.set_weight_amax(convolution.weight)
+        _replace(model, path, modules.QuantConv2d.from_float(convolution, weight_quantizer))
+
+
+def _set_point(model: nn.Module, tensor: QuantizedTensor, point: modules.QuantPoint) -> None:
+    """Let the module that computes `tensor` round it at `point`."""
+    owner = model.get_submodule(tensor.owner)
+    if tensor.variable:
+        owner.points[tensor.variable] = point
+        return
+    if not isinstance(owner, (modules.QuantConv2d, modules.ConvBlock, modules.PassThrough)):
+        owner = modules.PassThrough(owner)
+        _replace(model, tensor.owner, owner)
+    owner.output_point = point
 
 
 def check(plan: Plan, recipe: Recipe) -> None:
     """Raise `RecipeError` if a recipe quantizes nothing."""
     if len(plan.float_convolutions) == len(plan.convolutions):
         raise RecipeError(
-            f"the recipe (float: {short_repr(list(recipe.float))}, head: {recipe.head}) leaves all "
-            f"{plural(len(plan.convolutions), 'convolution')} in float; leave at least one to INT8"
+            f"the recipe (float: {short_repr(list(recipe.float))}, head: {recipe.head}) keeps all "
+            f"{plural(len(plan.convolutions), 'convolution')} in float; quantize at least one"
         )
 
 
@@ -182,20 +203,24 @@ def quantizers_off(model: nn.Module) -> Iterator[None]:
 
 
 def describe(plan: Plan) -> str:
-    """Say in a text what is quantized, which tensors share a scale or have their own, what stays in float and why."""
-    total, as_float, scales = len(plan.convolutions), plan.float_convolutions, plan.scales
+    """List in a text what is quantized, which tensors share a scale, what stays in float and why."""
+    total = len(plan.convolutions)
+    float_count = len(plan.float_convolutions)
+    scales = plan.scales
     lines = [
-        f"{total - len(as_float)} of {plural(total, 'convolution')} in INT8; "
-        f"{plural(len(plan.tensors), 'tensor')}, {plural(len(scales), 'scale')}",
-        *(f"  float: {path}: {why}" for path, why in as_float.items()),
-        *(
-            f"  no rule: {path} ({name}): its convolutions have input scales of their own"
-            for path, name in plan.unknown.items()
-        ),
-        SCALES,
-        *(f"  {'one' if tensors[1:] else 'own'} scale: {', '.join(tensors)}" for tensors in scales.values()),
-        *(f"  own scale: {path}.input" for path in plan.fallback),
+        f"{total - float_count} of {plural(total, 'convolution')} in INT8; "
+        f"{plural(len(plan.tensors), 'tensor')}, {plural(len(scales), 'scale')}"
     ]
+    for path, why in plan.float_convolutions.items():
+        lines.append(f"  float: {path}: {why}")
+    for path, class_name in plan.unknown.items():
+        lines.append(f"  no rule: {path} ({class_name}): its convolutions have input scales of their own")
+    lines.append(SCALES)
+    for tensors in scales.values():
+        label = "own scale" if len(tensors) == 1 else "one scale"
+        lines.append(f"  {label}: {', '.join(tensors)}")
+    for path in plan.fallback:
+        lines.append(f"  own scale: {path}.input")
     return "\n".join(lines)
 
 
@@ -206,12 +231,16 @@ def needs(model: nn.Module, recipe: Recipe) -> dict[str, frozenset[str]]:
     an input that no rule describes.
     """
     graph = read(model)
-    found = {}
-    for path in (path for path, state in _choose_convolutions(model, graph, recipe).items() if state == "int8"):
-        wanted = _wanted(graph, {path: "int8"}, recipe.add)
-        own = {f"{path}.input"} if graph.convolutions[path].inputs[0].opaque else set()
-        found[path] = frozenset({value.name for value in wanted if not value.opaque} | own)
-    return found
+    tensors_of: dict[str, frozenset[str]] = {}
+    for path, state in _choose_convolutions(model, graph, recipe).items():
+        if state != "int8":
+            continue
+        int8_values = _int8_values(graph, {path: "int8"}, recipe.add)
+        names = {value.name for value in int8_values if not value.opaque}
+        if graph.convolutions[path].inputs[0].opaque:
+            names.add(f"{path}.input")
+        tensors_of[path] = frozenset(names)
+    return tensors_of
 
 
 def _choose_convolutions(model: Any, graph: Graph, recipe: Recipe) -> dict[str, str]:
@@ -223,96 +252,109 @@ def _choose_convolutions(model: Any, graph: Graph, recipe: Recipe) -> dict[str, 
     states = {path: _why_float(model, graph, path, recipe) or "int8" for path in graph.convolutions}
     for pattern in recipe.float:
         if not any(matches(pattern, path) for path in states):
+            example = next(iter(states), "model.0")
             raise RecipeError(
-                f"the recipe's float holds {pattern!r}, which matches no convolution of the network; it may hold "
-                f"paths such as {next(iter(states), 'model.0')}, and glob patterns of them"
+                f"the recipe's float pattern {pattern!r} matches no convolution of the model; "
+                f"use paths such as {example}, or glob patterns of them"
             )
     return states
 
 
 def _why_float(model: Any, graph: Graph, path: str, recipe: Recipe) -> str | None:
-    """Why the recipe leaves the convolution at `path` in float; None if it does not.
+    """Reason why the recipe leaves the convolution at `path` in float; None if it does not.
 
-    A head's last convolutions are those without an activation, and those whose result nothing in the network reads: the
-    prototypes of masks come from a convolution with one.
+    A head's last convolutions are those without an activation, and those whose result nothing in the network reads:
+    prototypes of masks come from a convolution with an activation.
     """
-    if ".".join(path.split(".")[:2]) in graph.unused:
+    layer = ".".join(path.split(".")[:2])
+    if layer in graph.unused:
         return "nothing leads from it to the head"
-    pattern = next((pattern for pattern in recipe.float if matches(pattern, path)), None)
-    if pattern is not None:
-        return f"the recipe's float pattern {pattern}"
-    if recipe.head == "int8" or not f"{path}.".startswith(f"model.{len(model.model) - 1}."):
+    for pattern in recipe.float:
+        if matches(pattern, path):
+            return f"the recipe's float pattern {pattern}"
+    head = f"model.{len(model.model) - 1}"
+    if recipe.head == "int8" or layer != head:
         return None
-    around, _, last = path.rpartition(".")
-    inner = last == "conv" and _is_unit(model.get_submodule(around)) and path not in graph.ends
-    return None if inner and recipe.head == "last-conv-float" else f"the recipe's head: {recipe.head}"
+    block, _, name = path.rpartition(".")
+    has_activation = name == "conv" and _is_conv_block(model.get_submodule(block))
+    if recipe.head == "last-conv-float" and has_activation and path not in graph.ends:
+        return None
+    return f"the recipe's head: {recipe.head}"
 
 
-def _is_unit(module: nn.Module) -> bool:
+def _is_conv_block(module: nn.Module) -> bool:
     """Whether a module is upstream's fused convolution with activation."""
     rule = rules.find(module)
     return rule is not None and rule.kind == "conv" and not isinstance(module, nn.Conv2d)
 
 
-def _wanted(graph: Graph, convolutions: dict[str, str], add: str) -> set[Value]:
-    """The tensors that a consumer reads as INT8, found from the last operation to the first."""
-    wanted: set[Value] = set()
-    straight = {value for operation in graph.operations if operation.kind == "conv" for value in operation.outputs}
+def _int8_values(graph: Graph, convolutions: dict[str, str], add: str) -> set[Value]:
+    """The tensors that a consumer reads as INT8, searched from the last operation to the first."""
+    int8_values: set[Value] = set()
+    of_convolutions: set[Value] = set()
+    for operation in graph.operations:
+        if operation.kind == "conv":
+            of_convolutions.update(operation.outputs)
     for operation in reversed(graph.operations):
         if operation.kind == "conv" and convolutions.get(operation.path) == "int8":
-            wanted.update(operation.inputs)
-        if not any(value in wanted for value in operation.outputs):
+            int8_values.update(operation.inputs)
+        if int8_values.isdisjoint(operation.outputs):
             continue
         if operation.kind in ("move", "average", "add"):
-            wanted.update(operation.inputs)
+            int8_values.update(operation.inputs)
         if operation.kind == "move":
-            wanted.update(value for value in operation.outputs if graph.reads[value])
+            int8_values.update(value for value in operation.outputs if graph.reads[value])
         if operation.kind == "add" and add == "residual":
-            inside = [value for value in operation.inputs if value in straight and graph.reads[value] == 1]
-            wanted.difference_update(inside[-1:])
-    return wanted
+            branches = [value for value in operation.inputs if value in of_convolutions and graph.reads[value] == 1]
+            int8_values.difference_update(branches[-1:])
+    return int8_values
 
 
-def _shared_scales(graph: Graph, wanted: set[Value]) -> dict[Value, Value]:
-    """Each wanted tensor → the first tensor of those that it shares its scale with."""
-    shared = {value: {value} for value in wanted}  # all tensors of a set have that same set
+def _shared_scales(graph: Graph, int8_values: set[Value]) -> dict[Value, Value]:
+    """Each INT8 tensor → the first tensor of those that it shares its scale with."""
+    shared = {value: {value} for value in int8_values}  # all tensors of a set have that same set
     order: dict[Value, int] = {}
     for operation in graph.operations:
         values = (*operation.inputs, *operation.outputs)
         for value in values:
             order.setdefault(value, len(order))
-        if operation.kind == "move" and any(value in wanted for value in operation.outputs):
-            for one, other in itertools.pairwise(value for value in values if value in wanted):
-                if shared[one] is not shared[other]:
-                    shared[one] |= shared[other]
-                    shared.update(dict.fromkeys(shared[other], shared[one]))
+        if operation.kind != "move" or int8_values.isdisjoint(operation.outputs):
+            continue
+        joined = [value for value in values if value in int8_values]
+        for first, second in itertools.pairwise(joined):
+            if shared[first] is not shared[second]:
+                shared[first] |= shared[second]
+                shared.update(dict.fromkeys(shared[second], shared[first]))
     return {value: min(tensors, key=order.__getitem__) for value, tensors in shared.items()}
 
 
-def _image_consumers(graph: Graph, convolutions: dict[str, str], wanted: set[Value]) -> list[Operation]:
+def _image_consumers(graph: Graph, convolutions: dict[str, str], int8_values: set[Value]) -> list[Operation]:
     """The operations that read the image as INT8; what only passes it on quantizes its result."""
-    found = []
+    consumers = []
     for operation in graph.operations:
+        if not any(value.is_image for value in operation.inputs):
+            continue
         if operation.kind == "conv":
-            reads = convolutions[operation.path] == "int8"
+            reads_int8 = convolutions[operation.path] == "int8"
         else:
-            reads = operation.kind != "float" and not operation.same and not wanted.isdisjoint(operation.outputs)
-        if reads and any(value.is_image for value in operation.inputs):
-            found.append(operation)
-    return found
+            gives_int8 = not int8_values.isdisjoint(operation.outputs)
+            reads_int8 = gives_int8 and operation.kind != "float" and not operation.same
+        if reads_int8:
+            consumers.append(operation)
+    return consumers
 
 
 def points(model: Any) -> dict[str, modules.QuantPoint]:
     """Name of each quantized tensor, and `{convolution}.input` of `Plan.fallback` → the point that rounds it."""
     plan: Plan = model.quantization_plan
-    found = {f"{path}.input": model.get_submodule(path).input_point for path in plan.fallback}
+    point_of = {f"{path}.input": model.get_submodule(path).input_point for path in plan.fallback}
     for tensor in plan.tensors:
-        owner = model.get_submodule(tensor.owner or plan.image_consumers[0])
-        if tensor.owner:
-            found[tensor.name] = owner.points[tensor.variable] if tensor.variable else owner.output_point
-        else:  # the image: one point for all that read it
-            found[tensor.name] = owner.input_point
-    return found
+        if not tensor.owner:  # the image: one point for all that read it
+            point_of[tensor.name] = model.get_submodule(plan.image_consumers[0]).input_point
+            continue
+        owner = model.get_submodule(tensor.owner)
+        point_of[tensor.name] = owner.points[tensor.variable] if tensor.variable else owner.output_point
+    return point_of
 
 
 def _replace(model: nn.Module, path: str, module: nn.Module) -> None:

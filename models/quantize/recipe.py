@@ -1,4 +1,4 @@
-"""What the user decides about a quantization: frozen pydantic models, which say their bounds and check themselves.
+"""Settings of a quantization that the user decides: frozen pydantic models with bounds, which check themselves.
 
 A recipe is a YAML file with any of these keys (missing ones keep their default):
 
@@ -48,7 +48,9 @@ OF_1_0: dict[str, dict[str, Any]] = {
 
 def _number(value: Any) -> Any:
     """PyYAML takes 1e-6, which has no dot, for a text; for YAML 1.2 and for people it is a number."""
-    return float(value) if isinstance(value, str) and re.fullmatch(r"[-+]?\d+[eE][-+]?\d+", value) else value
+    if isinstance(value, str) and re.fullmatch(r"[-+]?\d+[eE][-+]?\d+", value):
+        return float(value)
+    return value
 
 
 Number = Annotated[float, BeforeValidator(_number)]
@@ -62,7 +64,7 @@ Rate = Annotated[Number, Field(gt=0, lt=1)]
 
 
 class Calibration(StrictModel):
-    """How amax is found from statistics of the activations."""
+    """Settings for finding amax from statistics of the activations."""
 
     method: Method = "auto"  # `percentile` where only a percentile is given
     percentile: Percentile = 99.999  # of the magnitudes; used by method 'percentile'
@@ -73,7 +75,9 @@ class Calibration(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _method_of_percentile(cls, content: Any) -> Any:
-        return {"method": "percentile", **content} if isinstance(content, dict) and "percentile" in content else content
+        if isinstance(content, dict) and "percentile" in content:
+            return {"method": "percentile", **content}
+        return content
 
     @field_validator("method", mode="before")
     @classmethod
@@ -170,8 +174,10 @@ class Recipe(StrictModel):
             section, _, key = name.partition("_")
             if section in ("calibration", "finetune") and key:
                 content[section][key] = value
+            elif isinstance(value, StrictModel):
+                content[name] = value.to_dict()
             else:
-                content[name] = value.to_dict() if isinstance(value, StrictModel) else value
+                content[name] = value
         return self.from_dict(content)
 
 
@@ -179,14 +185,19 @@ def _without_keys_of_1_0(content: Any, *, only_neutral: bool) -> Any:
     """A copy of a recipe's content without the keys of `OF_1_0`, or without those that ask for nothing."""
     if not isinstance(content, Mapping):
         return content
-    left = dict(content)
-    for section, keys in OF_1_0.items():
+    result = dict(content)
+    for section, neutral in OF_1_0.items():
         entries = content.get(section)
         if not isinstance(entries, Mapping):
             continue
-        left[section] = {k: v for k, v in entries.items() if k not in keys or (only_neutral and v != keys[k])}
+        remaining = {}
+        for key, value in entries.items():
+            is_removed = key in neutral and (value == neutral[key] or not only_neutral)
+            if not is_removed:
+                remaining[key] = value
         if not only_neutral and isinstance(entries.get("lr"), Mapping):
-            del left[section]["lr"]
+            del remaining["lr"]
         if not only_neutral and entries.get("method") == "entropy":
-            del left[section]["method"]
-    return left
+            del remaining["method"]
+        result[section] = remaining
+    return result

@@ -49,7 +49,7 @@ OPS: dict[str, Kind] = {
 
 @dataclass(frozen=True)
 class Rule:
-    """How one upstream class is handled.
+    """Description of the computation of one upstream class.
 
     A leaf is `conv`, `move`, `average` or `float`; a `flow` is described by statements, and a `head`'s convolutions are
     while upstream's own forward (decoding) keeps running.
@@ -62,21 +62,32 @@ class Rule:
 
     def statements(self, module: nn.Module) -> Flow:
         """The statements that hold for this instance."""
-        return self.flow(module) if callable(self.flow) else self.flow
+        if callable(self.flow):
+            return self.flow(module)
+        return self.flow
 
 
 def _sequence(module: Sequence[Any]) -> Flow:
+    if not len(module):
+        return "out = identity(x)"
     names = ["x", *(f"y{index}" for index in range(len(module) - 1)), "out"]
-    return "; ".join(f"{names[i + 1]} = self[{i}]({names[i]})" for i in range(len(module))) or "out = identity(x)"
+    statements = [f"{names[i + 1]} = self[{i}]({names[i]})" for i in range(len(module))]
+    return "; ".join(statements)
 
 
 def _bottleneck(module: Any) -> Flow:
-    return "y = cv1(x); z = cv2(y); out = add(x, z)" if module.add else "y = cv1(x); out = cv2(y)"
+    if module.add:
+        return "y = cv1(x); z = cv2(y); out = add(x, z)"
+    return "y = cv1(x); out = cv2(y)"
 
 
 def _levels(module: Any, branches: dict[str, str]) -> Flow:
     """Each branch of a head on each level."""
-    return "; ".join(f"{name}{i} = {cv}[{i}](x[{i}])" for name, cv in branches.items() for i in range(module.nl))
+    statements = []
+    for name, convolutions in branches.items():
+        for level in range(module.nl):
+            statements.append(f"{name}{level} = {convolutions}[{level}](x[{level}])")
+    return "; ".join(statements)
 
 
 def _detect(module: Any) -> Flow:
@@ -93,8 +104,10 @@ def _dsegment(module: Any) -> Flow:
 
 def _pools(module: Any, source: str) -> Flow:
     """Pools of one tensor side by side, joined with it to `z`."""
-    pooled = [f"p{i} = m[{i}]({source})" for i in range(len(module.m))]
-    return "; ".join([*pooled, f"z = concat({', '.join([source, *(f'p{i}' for i in range(len(module.m)))])})"])
+    names = [f"p{index}" for index in range(len(module.m))]
+    statements = [f"{name} = m[{index}]({source})" for index, name in enumerate(names)]
+    statements.append(f"z = concat({', '.join([source, *names])})")
+    return "; ".join(statements)
 
 
 def _spp(module: Any) -> Flow:
@@ -108,8 +121,12 @@ def _sppcspc(module: Any) -> Flow:
 
 def _fuse(module: Any) -> Flow:
     last = len(module.f) - 1  # every input but the last is a CBLinear's list
-    resized = [f"r{i} = resize_like(x[{i}][{module.idx[i]}], x[{last}])" for i in range(last)]
-    return "; ".join([*resized, f"out = sum({', '.join([f'r{i}' for i in range(last)])}, x[{last}])"])
+    names = [f"r{index}" for index in range(last)]
+    statements = []
+    for index, name in enumerate(names):
+        statements.append(f"{name} = resize_like(x[{index}][{module.idx[index]}], x[{last}])")
+    statements.append(f"out = sum({', '.join(names)}, x[{last}])")
+    return "; ".join(statements)
 
 
 _CSP = "a = cv1(x); b = m(a); c = cv2(x); z = concat(b, c); out = cv3(z)"

@@ -18,9 +18,9 @@ WARM_UP = 3  # steps before recording, in which libraries choose algorithms and 
 
 
 class StepGraph:
-    """Computes losses and gradients of batches; from the fourth batch of a shape on by replaying the third's kernels.
+    """Losses and gradients of batches, from the fourth batch of a shape on by replaying the third's kernels.
 
-    Batches of another shape, such as the last one of an epoch, are computed as usual. Where recording fails, all are.
+    Batches of another shape, such as the last one of an epoch, are computed eagerly. Where recording fails, all are.
 
     Args:
         compute: float images `[B, 3, H, W]` → detached loss; leaves gradients in the parameters. It must neither look
@@ -29,10 +29,11 @@ class StepGraph:
     """
 
     def __init__(self, compute: Callable[[Tensor], Tensor], parameters: Sequence[nn.Parameter]) -> None:
-        self._compute, self._parameters = compute, parameters
+        self._compute = compute
+        self._parameters = parameters
         self._graph: torch.cuda.CUDAGraph | None = None
         self._side: torch.cuda.Stream | None = None
-        self._left = WARM_UP  # -1 once recording has failed
+        self._warm_up_steps = WARM_UP  # those still to come; -1 once recording has failed
         self._images: Tensor | None = None
         self._loss: Tensor | None = None
         self._gradients: list[Tensor | None] = []
@@ -41,18 +42,23 @@ class StepGraph:
         """Loss of a batch, float32 scalar; the parameters have its gradients, and no others."""
         if self._images is None:
             self._images = torch.empty_like(images)
-        same = images.shape == self._images.shape
-        if not same or self._left != 0 or not (self._graph or self._record()):
-            self._left -= int(same and self._left > 0)
-            return self._as_usual(images)
+        if images.shape != self._images.shape:
+            return self._eager(images)
+        if self._warm_up_steps > 0:
+            self._warm_up_steps -= 1
+            return self._eager(images)
+        if self._warm_up_steps < 0 or not (self._graph or self._record()):
+            return self._eager(images)
+        assert self._graph is not None
+        assert self._loss is not None
         self._images.copy_(images)
-        self._graph.replay()  # type: ignore[union-attr]
+        self._graph.replay()
         for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
             parameter.grad = gradient
-        return self._loss.clone()  # type: ignore[union-attr]
+        return self._loss.clone()
 
-    def _as_usual(self, images: Tensor) -> Tensor:
-        """On a stream of its own, as recording needs it of the steps before."""
+    def _eager(self, images: Tensor) -> Tensor:
+        """Compute a step from Python, on a stream of its own, as recording needs it of the steps before."""
         self._forget_gradients()
         current = torch.cuda.current_stream(images.device)
         self._side = self._side or torch.cuda.Stream(images.device)
@@ -63,20 +69,21 @@ class StepGraph:
         return loss
 
     def _record(self) -> bool:
-        """Record the kernels of a step; whether that worked."""
+        """Record the kernels of a step; False if that fails."""
         self._forget_gradients()
         torch.cuda.synchronize()
         torch.cuda.empty_cache()  # the graph's memory is its own
         graph = torch.cuda.CUDAGraph()
         try:
-            # a loader's thread pins memory meanwhile, which the default mode would make an error of
+            # a loader's thread pins memory meanwhile, which is an error in the default mode
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 self._loss = self._compute(self._images)
         except RuntimeError as error:
             logger.warning("QAT goes on without a CUDA graph: %s", str(error).splitlines()[0])
-            self._left = -1
+            self._warm_up_steps = -1
             return False
-        self._graph, self._gradients = graph, [parameter.grad for parameter in self._parameters]
+        self._graph = graph
+        self._gradients = [parameter.grad for parameter in self._parameters]
         return True
 
     def _forget_gradients(self) -> None:

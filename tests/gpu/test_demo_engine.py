@@ -97,7 +97,7 @@ def test_results_are_onnx_runtimes(name, engines):
                 assert difference[:, :4].median() < 2
         with pytest.raises(InputError, match=r"takes images from \[1, .* to \[32, "):
             runner.infer({"images": feed.repeat(5, 1, 1, 1)})
-        with pytest.raises(InputError, match="the network takes"):
+        with pytest.raises(InputError, match="the model takes"):
             runner.infer({"images": feed.double()})
 
 

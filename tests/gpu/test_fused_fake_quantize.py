@@ -150,7 +150,7 @@ def test_a_unit_in_training_does_both_at_once(unit, monkeypatch):
         unit.conv.weight.grad = scale.grad = None
         with counted(monkeypatch) as calls, monkeypatch.context() as patch:
             if not silu:
-                patch.setattr(TensorQuantizer, "takes_silu", lambda quantizer, x: False)
+                patch.setattr(TensorQuantizer, "can_fuse_silu", lambda quantizer, x: False)
             y = unit(images)
             (y * torch.arange(y.numel(), device=DEVICE).reshape(y.shape).cos()).sum().backward()
         assert len(calls) == silu

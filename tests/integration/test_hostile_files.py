@@ -194,7 +194,7 @@ WEIGHT = "model.0.conv.weight"
         (lambda model: setattr(model.model[2], "f", 7), "does not compute"),
         (lambda model: setattr(model, "yaml", 5), "the model description is a int"),
         (lambda model: model.model[0].conv.weight.data.fill_(math.nan), "model.0.conv.weight holds NaN or infinity"),
-        ({"nc": 11}, "names 11 classes, and its head finds 10"),
+        ({"nc": 11}, "names 11 classes, but its head has 10"),
         ({"recipe": {"float": ["model.99"]}}, "model.99"),
         ({"yaml": {**TINY, "head": TINY["head"][:-1]}, "fp32_modules": None}, "(ends in Concat|damaged)"),
         ({"extra": None}, "damaged"),

@@ -145,7 +145,7 @@ def test_quantized_where_float_is_needed_and_the_reverse(tmp_path, network):
     quantized = save_quantized(tmp_path / "int8.pt", weights)
     with pytest.raises(CheckpointError, match="is a quantized checkpoint"):
         upstream.load_float(quantized)
-    with pytest.raises(CheckpointError, match="is a float checkpoint"):
+    with pytest.raises(CheckpointError, match="is an FP32 checkpoint"):
         checkpoint.load_quantized(weights)
 
 

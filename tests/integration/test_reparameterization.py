@@ -101,7 +101,7 @@ def test_mistakes_get_one_line(small, tmp_path, upstream_yaml, capsys):
         ("--classes_num 80 was given, and", [training, "--classes_num", 80]),
         ("converted already", [small["converted"]]),
         ("its model.0.conv.weight is [32, 3, 3, 3], that of the", [training, "--cfg", upstream_yaml("gelan-s")]),
-        ("is not what this checkpoint becomes", [training, "--cfg", upstream_yaml("yolov9-t")]),
+        ("does not match the converted model", [training, "--cfg", upstream_yaml("yolov9-t")]),
         ("is not a model description", [training, "--cfg", tmp_path / "text.yaml"]),
         ("and would be overwritten; choose another name with --save", [training, "--save", training]),
         ("is not the name of a .pt file", [training, "--save", tmp_path]),

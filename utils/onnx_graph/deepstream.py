@@ -25,7 +25,9 @@ from utils.onnx_graph.output_formats import NmsSettings
 
 logger = logging.getLogger(__name__)
 
-LABELS, CONFIG, SERVER = "labels.txt", "config_infer_primary_yoloV9.txt", "config_inferserver_primary_yoloV9.txt"
+LABELS = "labels.txt"
+CONFIG = "config_infer_primary_yoloV9.txt"
+SERVER = "config_inferserver_primary_yoloV9.txt"
 SCALE = repr(1 / 255)
 INT8, FP16 = 1, 2  # of nvinfer's network-mode
 TRTEXEC_FLAGS = {  # by typing; '' for a float network
@@ -132,20 +134,38 @@ def label_lines(names: Mapping[int, str]) -> str:
 
 
 def trtexec_command(
-    onnx: str, engine: str, size: tuple[int, int], *, typing: str, dynamic: bool, channels: int = 3
-) -> str:  # fmt: skip
+    onnx: str,
+    engine: str,
+    size: tuple[int, int],
+    *,
+    typing: str,
+    dynamic: bool,
+    channels: int = 3,
+) -> str:
     """The command that builds the engine which the configuration names; for the arguments see `configs`."""
     height, width = size
-    shapes = zip(("min", "opt", "max"), DEFAULT_BATCH, strict=True) if dynamic else ()
-    profile = [f"--{end}Shapes={IMAGES}:{batch}x{channels}x{height}x{width}" for end, batch in shapes]
+    profile = []
+    if dynamic:
+        for end, batch in zip(("min", "opt", "max"), DEFAULT_BATCH, strict=True):
+            profile.append(f"--{end}Shapes={IMAGES}:{batch}x{channels}x{height}x{width}")
     flags, _ = TRTEXEC_FLAGS[typing]
     return shlex.join(["trtexec", f"--onnx={onnx}", *flags, *profile, f"--saveEngine={engine}"])
 
 
 def configs(
-    onnx: str | Path, size: tuple[int, int], batch: int, classes: int, *, typing: str, dynamic: bool, engine: str = "",
-    nms: NmsSettings | None = None, masks: bool = False, model: str = "", channels: int = 3,
-) -> list[str]:  # fmt: skip
+    onnx: str | Path,
+    size: tuple[int, int],
+    batch: int,
+    classes: int,
+    *,
+    typing: str,
+    dynamic: bool,
+    engine: str = "",
+    nms: NmsSettings | None = None,
+    masks: bool = False,
+    model: str = "",
+    channels: int = 3,
+) -> list[str]:
     """Nvinfer's configuration for a file, and nvinferserver's for an end-to-end file of a dynamic batch.
 
     Args:
@@ -167,31 +187,67 @@ def configs(
         engine = f"model_b{batch}_gpu0_fp16.engine"
     else:  # nvinfer's own builder
         engine = f"{name}_b{batch}_gpu0_fp16.engine"
-    nms_note = ""
-    if nms is not None:
-        kinds = {"efficient": "NMS (TensorRT's plugin)", "onnx": "NMS (ONNX's operator)", "none": "Top-k, no NMS,"}
-        overlap = "" if nms.kind == "none" else f", overlap {nms.iou_thres:g}"
-        numbers = f"confidence {nms.conf_thres:g}{overlap}, at most {nms.topk} detections"
-        nms_note = f"#   {kinds[nms.kind]} is in the ONNX file: {numbers}\n"
     parser, function, library = PARSERS[bool(model), masks]
-    any_batch = f"# {DEFAULT_BATCH[0]} to {DEFAULT_BATCH[-1]}: the number of streams is a good one"
-    values = {
-        "batch": batch, "channels": channels, "height": size[0], "width": size[1], "onnx": name, "engine": engine,
-        "color_format": 2 if channels == 1 else 0, "colors": "GRAY" if channels == 1 else "RGB",  # nvinfer's numbers
-        "parser": parser, "function": function, "library": library, "labels": LABELS, "classes": classes,
-        "batch_note": any_batch if dynamic else "# fixed in the ONNX file", "nms_note": nms_note, "network": network,
-        "mode": INT8 if typing else FP16, "mode_note": QUANTIZED if typing else FLOAT, "kind": 3 if masks else 0,
-        "masks": MASKS if masks else "parse-bbox-", "cluster": 2 if nms is None else 4, "scale": SCALE,
-        "overlap": f"nms-iou-threshold={DISPLAY_IOU}\n" if nms is None else "",
-        "confidence": DISPLAY_CONF if nms is None else nms.conf_thres, "topk": 300 if nms is None else nms.topk,
-        "model": model, "images": IMAGES, "file": shlex.quote(name), "boxes_function": PARSERS[True, False][1],
-    }  # fmt: skip
-    served = model and dynamic  # nvinferserver knows no masks of instances
-    return [(ASSUMED + text).format(**values) for text in ((TEMPLATE, SERVED) if served else (TEMPLATE,))]
+    values: dict[str, object] = {
+        "onnx": name,
+        "file": shlex.quote(name),
+        "engine": engine,
+        "network": network,
+        "batch": batch,
+        "channels": channels,
+        "height": size[0],
+        "width": size[1],
+        "classes": classes,
+        "labels": LABELS,
+    }
+    values |= {
+        "images": IMAGES,
+        "scale": SCALE,
+        "model": model,
+        "parser": parser,
+        "function": function,
+        "boxes_function": PARSERS[True, False][1],
+        "library": library,
+        "mode": INT8 if typing else FP16,
+        "mode_note": QUANTIZED if typing else FLOAT,
+    }
+    values["batch_note"] = "# fixed in the ONNX file"
+    if dynamic:
+        values["batch_note"] = f"# {DEFAULT_BATCH[0]} to {DEFAULT_BATCH[-1]}: the number of streams is a good one"
+    # numbers of nvinfer's
+    values |= {"color_format": 2, "colors": "GRAY"} if channels == 1 else {"color_format": 0, "colors": "RGB"}
+    values |= {"kind": 3, "masks": MASKS} if masks else {"kind": 0, "masks": "parse-bbox-"}
+    values |= _clustering(nms)
+    texts = [(ASSUMED + TEMPLATE).format(**values)]
+    if model and dynamic:  # nvinferserver knows no masks of instances
+        texts.append((ASSUMED + SERVED).format(**values))
+    return texts
+
+
+def _clustering(nms: NmsSettings | None) -> dict[str, object]:
+    """The values of the templates that depend on whether NMS is in the file."""
+    if nms is None:
+        return {
+            "cluster": 2,
+            "overlap": f"nms-iou-threshold={DISPLAY_IOU}\n",
+            "confidence": DISPLAY_CONF,
+            "topk": 300,
+            "nms_note": "",
+        }
+    kinds = {"efficient": "NMS (TensorRT's plugin)", "onnx": "NMS (ONNX's operator)", "none": "Top-k, no NMS,"}
+    overlap = "" if nms.kind == "none" else f", overlap {nms.iou_thres:g}"
+    numbers = f"confidence {nms.conf_thres:g}{overlap}, at most {nms.topk} detections"
+    return {
+        "cluster": 4,
+        "overlap": "",
+        "confidence": nms.conf_thres,
+        "topk": nms.topk,
+        "nms_note": f"#   {kinds[nms.kind]} is in the ONNX file: {numbers}\n",
+    }
 
 
 def paths(onnx: Path) -> list[Path]:
-    """Where the labels and the configurations of an exported file lie."""
+    """Paths of the labels and the configurations of an exported file."""
     return [onnx.with_name(name) for name in (LABELS, CONFIG, SERVER)]
 
 
@@ -202,15 +258,22 @@ def check_name(name: str, flag: str = "--output") -> None:
 
 
 def write(onnx: Path, labels: str, texts: Sequence[str]) -> list[Path]:
-    """Write labels and configurations; what was there and differs, or is not written, is kept as NAME.bak1, ..."""
+    """Write labels and configurations; an earlier file that differs, or is not written again, becomes NAME.bak1, ..."""
     written: list[Path] = []
     for path, text in itertools.zip_longest(paths(onnx), (labels, *texts)):
         if path.is_file() and (text is None or path.read_bytes() != text.encode()):
-            number = next(n for n in itertools.count(1) if not path.with_name(f"{path.name}.bak{n}").exists())
-            backup = path.with_name(f"{path.name}.bak{number}")
-            path.replace(backup)
-            logger.info("%s: the file that was there is %s now", path, backup)
+            _back_up(path)
         if text is not None:
             write_text(path, text)
             written.append(path)
     return written
+
+
+def _back_up(path: Path) -> None:
+    """Rename a file to NAME.bak1, or to the next number that is free."""
+    for number in itertools.count(1):
+        backup = path.with_name(f"{path.name}.bak{number}")
+        if not backup.exists():
+            break
+    path.replace(backup)
+    logger.info("%s: the existing file was renamed to %s", path, backup)

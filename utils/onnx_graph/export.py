@@ -15,7 +15,7 @@ import io
 import json
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -24,7 +24,7 @@ from unittest.mock import patch
 
 import onnx
 import torch
-from onnx import ModelProto
+from onnx import ModelProto, ValueInfoProto
 from torch import nn
 
 from utils.core.errors import InputError, QatError
@@ -61,10 +61,10 @@ AXES: dict[Dynamic, dict[str, dict[int, str]]] = {
 
 @dataclass(frozen=True)
 class ExportConfig:
-    """How a network becomes a file.
+    """Settings of an export.
 
-    Its typing is 'weak' (FP32, TensorRT chooses), 'strong' (the float part in FP16 up to DFL, inputs and outputs FP32)
-    or 'auto': what the opset says, else what `resolved` finds.
+    The typing is 'weak' (FP32, TensorRT chooses), 'strong' (the float part in FP16 up to DFL, inputs and outputs FP32)
+    or 'auto', which `resolved` settles by the opset or else by the installed TensorRT.
     """
 
     imgsz: tuple[int, int] = (640, 640)  # height and width of the input, pixels
@@ -98,27 +98,40 @@ class ExportConfig:
         Raises:
             InputError: the opset is none of those that suit the typing, or the typing does not suit the target.
         """
-        typing: Typing = self.typing
-        if self.for_openvino and typing == "strong":
-            raise InputError(f"--target {self.target} writes weakly typed files; leave --typing strong and --half out")
-        if self.for_openvino:
-            typing = "weak"
-        if typing == "auto" and self.opset is not None:
-            typing = "strong" if quantized and self.opset in TYPINGS["strong"] else "weak"
-        elif typing == "auto":
-            typing = default_typing() if quantized else "weak"
-        suits = TYPINGS[typing] if quantized else OPSETS
-        opset = self.opset if self.opset is not None else (suits[0] if typing == "strong" and quantized else 17)
-        if opset not in suits:
+        typing = self._resolved_typing(quantized)
+        opsets = TYPINGS[typing] if quantized else OPSETS
+        if self.opset is not None:
+            opset = self.opset
+        elif typing == "strong" and quantized:
+            opset = opsets[0]
+        else:
+            opset = 17
+        if opset not in opsets:
             raise InputError(
-                f"a {typing}ly typed file takes --opset {suits[0]} to {suits[-1]}, not {opset}; 17 suits TensorRT 8.6 "
-                "and later, and FP16 scales came with 19"
+                f"a {typing}ly typed file needs --opset {opsets[0]} to {opsets[-1]}, not {opset}; TensorRT 8.6 and "
+                "later read opset 17, and FP16 scales need opset 19"
             )
         return replace(self, typing=typing, opset=opset)
 
+    def _resolved_typing(self, quantized: bool) -> Typing:
+        """'weak' or 'strong', see `resolved`."""
+        if self.for_openvino:
+            if self.typing == "strong":
+                raise InputError(
+                    f"--target {self.target} writes weakly typed files; leave --typing strong and --half out"
+                )
+            return "weak"
+        if self.typing != "auto":
+            return self.typing
+        if not quantized:
+            return "weak"
+        if self.opset is None:
+            return default_typing()
+        return "strong" if self.opset in TYPINGS["strong"] else "weak"
+
 
 def default_typing() -> Typing:
-    """How the TensorRT on this machine wants a quantized network: 'strong' without one, and from 10.12 on."""
+    """Typing of a quantized file for the TensorRT on this machine: 'strong' without one, and from 10.12 on."""
     for name in ("tensorrt", "tensorrt-cu13", "tensorrt-cu12", "tensorrt-cu11"):
         with contextlib.suppress(metadata.PackageNotFoundError, ValueError):
             return wanted_typing(metadata.version(name))
@@ -127,7 +140,7 @@ def default_typing() -> Typing:
 
 @dataclass(frozen=True)
 class ExportResult:
-    """What was written."""
+    """Description of a written file."""
 
     path: Path
     size_bytes: int
@@ -161,39 +174,63 @@ def export_forms(
     stride = int(model.stride.max())
     if any(size % stride for size in config.imgsz):
         raise InputError(
-            f"--imgsz {config.imgsz[0]} {config.imgsz[1]}: both must be multiples of {stride}, the network's stride"
+            f"--imgsz {config.imgsz[0]} {config.imgsz[1]}: both must be multiples of {stride}, the model's stride"
         )
     graph = run_passes(trace(model, config), config)
     quantizers = provenance_of(graph) if quantized else {}
-    graph = without_provenance(graph)
-    named = {FLOAT_MODULES: json.dumps(list(plan.float_convolutions))} if quantized else {}
+    entries = dict(properties)
+    if quantized:
+        entries[FLOAT_MODULES] = json.dumps(list(plan.float_convolutions))
     if quantized and config.for_openvino:
-        named[TARGET_KEY] = config.target
-    entries = {
-        **properties, **named, "imgsz": json.dumps(list(config.imgsz)), "batch": str(config.batch_size),
-        "dynamic": config.dynamic, "typing": config.typing, "opset": str(config.opset),
-    }  # fmt: skip
+        entries[TARGET_KEY] = config.target
+    entries["imgsz"] = json.dumps(list(config.imgsz))
+    entries["batch"] = str(config.batch_size)
+    entries["dynamic"] = config.dynamic
+    entries["typing"] = config.typing
+    entries["opset"] = str(config.opset)
+    graph = set_metadata(without_provenance(graph), entries)
     images = replace(config.input, channels=channels_of(model))
     results = []
     for path, form in files.items():
-        written = take_bytes(form.attach(set_metadata(graph, entries)), images)  # what is attached depends on typing
-        written = set_metadata(written, {FORM_KEY: form.name, **images.metadata()})
-        try:
-            onnx.checker.check_model(written, full_check=True)
-            written = onnx.shape_inference.infer_shapes(written, check_type=True, strict_mode=True, data_prop=True)
-        except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-            reason = str(error).splitlines()[0]
-            raise QatError(f"the exported graph is not valid ONNX, please report this: {reason}") from error
+        written = take_bytes(form.attach(graph), images)
+        written = _checked(set_metadata(written, {FORM_KEY: form.name, **images.metadata()}))
         report = verify(written) if quantized else None
         with atomic_path(path) as temporary:
             onnx.save(written, temporary)
-        inputs, outputs = (
-            {v.name: tuple(dim.dim_param or dim.dim_value for dim in v.type.tensor_type.shape.dim) for v in values}
-            for values in (written.graph.input, written.graph.output)
+        result = ExportResult(
+            path=path,
+            size_bytes=path.stat().st_size,
+            opset=written.opset_import[0].version,
+            inputs=_shapes(written.graph.input),
+            outputs=_shapes(written.graph.output),
+            report=report,
+            quantizers=quantizers,
         )
-        opset = written.opset_import[0].version
-        results.append(ExportResult(path, path.stat().st_size, opset, inputs, outputs, report, quantizers))
+        results.append(result)
     return results
+
+
+def _checked(model: ModelProto) -> ModelProto:
+    """The model with the shapes that ONNX infers.
+
+    Raises:
+        QatError: it is not valid ONNX.
+    """
+    try:
+        onnx.checker.check_model(model, full_check=True)
+        return onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        reason = str(error).splitlines()[0]
+        raise QatError(f"the exported graph is not valid ONNX, please report this: {reason}") from error
+
+
+def _shapes(values: Iterable[ValueInfoProto]) -> dict[str, tuple[int | str, ...]]:
+    """Name of each input or output → its shape; a dynamic axis is its name."""
+    shapes: dict[str, tuple[int | str, ...]] = {}
+    for value in values:
+        dims = value.type.tensor_type.shape.dim
+        shapes[value.name] = tuple(dim.dim_param or dim.dim_value for dim in dims)
+    return shapes
 
 
 def trace(model: Any, config: ExportConfig) -> ModelProto:
@@ -207,7 +244,9 @@ def trace(model: Any, config: ExportConfig) -> ModelProto:
     """
     model = copy.deepcopy(model).eval()
     head: Any = model.model[-1]
-    head.export, head.inplace, head.dynamic = True, config.inplace, config.dynamic == "all"
+    head.export = True
+    head.inplace = config.inplace
+    head.dynamic = config.dynamic == "all"
     head.shape = None  # forget cached anchors
     device = next(model.parameters()).device
     images = torch.zeros(config.batch_size, channels_of(model), *config.imgsz, device=device)
@@ -219,12 +258,18 @@ def trace(model: Any, config: ExportConfig) -> ModelProto:
         axes = {name: axes for name, axes in AXES[config.dynamic].items() if name in names}
         try:
             torch.onnx.export(
-                model, (images,), buffer, dynamo=False, opset_version=config.opset,
-                input_names=names[:1], output_names=names[1:], dynamic_axes=axes or None,
-            )  # fmt: skip
+                model,
+                (images,),
+                buffer,
+                dynamo=False,
+                opset_version=config.opset,
+                input_names=names[:1],
+                output_names=names[1:],
+                dynamic_axes=axes or None,
+            )
         except (torch.onnx.errors.OnnxExporterError, RuntimeError) as error:
             reason = str(error).splitlines()[0]
-            raise QatError(f"torch {torch.__version__} cannot export this network: {reason}") from error
+            raise QatError(f"torch {torch.__version__} cannot export this model: {reason}") from error
     graph = onnx.load_from_string(buffer.getvalue())
     for output, result in zip(graph.graph.output, results, strict=True):
         # torch does not see it where shapes are dynamic

@@ -1,4 +1,4 @@
-"""What is asked about a Q/DQ graph: what is quantized how, what stays in float, and which call each quantizer was."""
+"""Questions about a Q/DQ graph: the quantizer of each tensor, the part in float, and the call behind each quantizer."""
 
 from __future__ import annotations
 
@@ -38,14 +38,21 @@ class QdqGraph(GraphView):
         self, model: ModelProto, floats: frozenset[str] = frozenset(), typing: str = "", target: str = ""
     ) -> None:
         super().__init__(model)
-        self.model, self.floats, self.typing, self.target = model, floats, typing, target
+        self.model = model
+        self.floats = floats
+        self.typing = typing
+        self.target = target
 
     def is_of_bytes(self, tensor: str) -> bool:
         """Whether a tensor is images as bytes, cast to floats but not divided by 255."""
-        while (node := self.producer(tensor)) is not None and node.op_type in ("Cast", "Transpose"):
+        node = self.producer(tensor)
+        while node is not None and node.op_type in ("Cast", "Transpose"):
             tensor = node.input[0]
-        kinds = {value.name: value.type.tensor_type.elem_type for value in self.model.graph.input}
-        return kinds.get(tensor) == TensorProto.UINT8
+            node = self.producer(tensor)
+        for value in self.model.graph.input:
+            if value.name == tensor:
+                return bool(value.type.tensor_type.elem_type == TensorProto.UINT8)
+        return False
 
     @cached_property
     def activations(self) -> list[NodeProto]:
@@ -55,7 +62,9 @@ class QdqGraph(GraphView):
     def dequantizer(self, tensor: str) -> NodeProto | None:
         """The DequantizeLinear that writes a tensor, None if something else does."""
         node = self.producer(tensor)
-        return node if node is not None and node.op_type == DEQUANTIZE else None
+        if node is not None and node.op_type == DEQUANTIZE:
+            return node
+        return None
 
     def quantizers(self, tensor: str) -> list[NodeProto]:
         """The QuantizeLinear nodes that read a tensor."""
@@ -63,14 +72,14 @@ class QdqGraph(GraphView):
 
     def operands(self, node: NodeProto) -> list[str]:
         """The tensors that a node computes with, without constants and shape arguments."""
-        first = node.input if node.op_type in ("Concat", "Add") else node.input[:1]
-        return [name for name in first if name and not self.is_constant(name)]
+        names = node.input if node.op_type in ("Concat", "Add") else node.input[:1]
+        return [name for name in names if name and not self.is_constant(name)]
 
     def is_moving(self, node: NodeProto) -> bool:
         """Whether a node only moves values: its result has the scale of its input."""
-        return node.op_type in MOVING or (
-            node.op_type == "Resize" and attribute(node, "mode", b"nearest") == b"nearest"
-        )
+        if node.op_type == "Resize":
+            return bool(attribute(node, "mode", b"nearest") == b"nearest")
+        return node.op_type in MOVING
 
     @cached_property
     def _origins(self) -> dict[str, str]:
@@ -84,9 +93,12 @@ class QdqGraph(GraphView):
         for node in self.nodes:
             computed = [name for name in node.input if name and not self.is_constant(name)]
             sources = {origins.get(name, name) for name in computed}
-            if node.op_type not in PIECES or len(sources) != 1 or (len(computed) > 1 and node.op_type != "Mul"):
+            if node.op_type not in PIECES or len(sources) != 1:
                 continue
-            origins[node.output[0]] = source = sources.pop()
+            if len(computed) > 1 and node.op_type != "Mul":
+                continue
+            source = sources.pop()
+            origins[node.output[0]] = source
             if node.op_type in CURVES:
                 curved.add(source)
         return {name: source for name, source in origins.items() if source in curved}
@@ -106,30 +118,36 @@ class QdqGraph(GraphView):
         """
         inside = {name for name, origin in self._origins.items() if origin == tensor}
         ends = []
-        for name in (tensor, *inside):  # a result of the graph, or what nodes with other results than `inside` read
-            read_outside = any(node.output[0] not in inside for node in self.consumers(name))
-            if name in self.outputs or read_outside:
+        for name in (tensor, *inside):
+            is_read_outside = any(node.output[0] not in inside for node in self.consumers(name))
+            if name in self.outputs or is_read_outside:
                 ends.append(name)
-        scores = all(node.op_type == "Sigmoid" for node in self.consumers(tensor))
-        return tensor if scores or len(ends) != 1 else ends[0]
+        is_score = all(node.op_type == "Sigmoid" for node in self.consumers(tensor))
+        return tensor if is_score or len(ends) != 1 else ends[0]
 
     def weight_name(self, node: NodeProto) -> str:
         """The initializer that holds a convolution's weight, behind its quantizer."""
-        name = node.input[1]
-        while (producer := self.producer(name)) is not None and producer.op_type in (QUANTIZE, DEQUANTIZE):
-            name = producer.input[0]
+        name = str(node.input[1])
+        producer = self.producer(name)
+        while producer is not None and producer.op_type in (QUANTIZE, DEQUANTIZE):
+            name = str(producer.input[0])
+            producer = self.producer(name)
         return name
 
     def path(self, node: NodeProto) -> str:
         """Path of the torch module that a node belongs to: from its weight's name, else from its scope."""
-        if node.op_type in WEIGHTED and (weight := self.weight_name(node)).endswith((".weight", ".weight_quantized")):
-            return weight.rpartition(".")[0]
+        if node.op_type in WEIGHTED:
+            weight = self.weight_name(node)
+            if weight.endswith((".weight", ".weight_quantized")):
+                return weight.rpartition(".")[0]
         return module_path(node.name)
 
     def weight_quantizers(self, node: NodeProto) -> tuple[NodeProto | None, NodeProto | None]:
-        """QuantizeLinear and DequantizeLinear in front of a convolution's weights; None for what is not there."""
+        """QuantizeLinear and DequantizeLinear in front of a convolution's weights; None for a missing one."""
         dequantizer = self.producer(node.input[1])
-        return (self.producer(dequantizer.input[0]) if dequantizer is not None else None), dequantizer
+        if dequantizer is None:
+            return None, None
+        return self.producer(dequantizer.input[0]), dequantizer
 
     def own_quantizers(self, node: NodeProto) -> tuple[NodeProto, NodeProto] | None:
         """QuantizeLinear and DequantizeLinear of a convolution's weights, if they are its own and known."""
@@ -137,26 +155,33 @@ class QdqGraph(GraphView):
         if dequantizer is None or quantizer is None or quantizer.op_type != QUANTIZE:
             return None
         tensors = (node.input[1], dequantizer.input[0], quantizer.input[0])
-        alone = all(len(self.consumers(name)) == 1 for name in tensors)
-        known = all(self.is_constant(name) for name in (*quantizer.input, *dequantizer.input[1:]))
-        return (quantizer, dequantizer) if alone and known else None
+        constants = (*quantizer.input, *dequantizer.input[1:])
+        if not all(self.is_constant(name) for name in constants):
+            return None
+        if any(len(self.consumers(name)) != 1 for name in tensors):
+            return None
+        return (quantizer, dequantizer)
 
     def quantizer_parameters(self, node: NodeProto, factor: int = 1) -> tuple[object, ...]:
         """Scale (so many times), zero point and axis, comparable: by value where they are constant, else by name."""
         scale = self.array(node.input[1])
-        found = [self.comparable(name) for name in node.input[1:]]
+        parameters = [self.comparable(name) for name in node.input[1:]]
         if scale is not None and factor != 1:
-            found[0] = by_value(scale * scale.dtype.type(factor))
-        return (*found, None if scale is not None and scale.ndim == 0 else attribute(node, "axis", 1))
+            parameters[0] = by_value(scale * scale.dtype.type(factor))
+        axis = attribute(node, "axis", 1)
+        if scale is not None and scale.ndim == 0:
+            axis = None
+        return (*parameters, axis)
 
     @cached_property
     def decoders(self) -> frozenset[str]:
         """Names of the convolutions of DFL: they read a Softmax, through operators that only move values."""
-        found = set()
+        names = set()
         for node in self.of_type("Softmax"):
-            consumers = self.consumers_through(node.output[0], MOVING | {QUANTIZE, DEQUANTIZE})
-            found |= {consumer.output[0] for consumer in consumers if consumer.op_type in WEIGHTED}
-        return frozenset(found)
+            for consumer in self.consumers_through(node.output[0], MOVING | {QUANTIZE, DEQUANTIZE}):
+                if consumer.op_type in WEIGHTED:
+                    names.add(consumer.output[0])
+        return frozenset(names)
 
     @cached_property
     def convolutions(self) -> list[NodeProto]:
@@ -165,10 +190,9 @@ class QdqGraph(GraphView):
 
     @cached_property
     def last_convolutions(self) -> list[NodeProto]:
-        """Those whose results no further convolution reads: the ends of the head."""
-        outputs = [node.output[0] for node in self.convolutions]
+        """Convolutions whose results no further convolution reads: the ends of the head."""
         inner = self.upstream([node.input[0] for node in self.convolutions])
-        return [node for node, output in zip(self.convolutions, outputs, strict=True) if output not in inner]
+        return [node for node in self.convolutions if node.output[0] not in inner]
 
     @cached_property
     def decoding(self) -> set[str]:
@@ -178,36 +202,55 @@ class QdqGraph(GraphView):
     def is_float(self, node: NodeProto) -> bool:
         """Whether the recipe leaves a node in float.
 
-        A convolution that it names; another operator where all convolutions of the nearest module that has any are.
+        It does so with a convolution that it names, and with another operator if all convolutions of the nearest
+        module that has convolutions are in float.
         """
+        path = self.path(node)
         if node.op_type in WEIGHTED:
-            return self.path(node) in self.floats
-        parts = self.path(node).split(".")
-        paths = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
-        return next((self._float_modules[path] for path in paths if path in self._float_modules), False)
+            return path in self.floats
+        for module in reversed(_modules_around(path)):
+            if module in self._float_modules:
+                return self._float_modules[module]
+        return False
 
     @cached_property
     def _float_modules(self) -> dict[str, bool]:
         """Each module with convolutions → whether all of them stay in float."""
-        found: dict[str, bool] = {}
+        are_float: dict[str, bool] = {}
         for node in self.convolutions:
-            parts = self.path(node).split(".")
-            for path in (".".join(parts[:end]) for end in range(1, len(parts) + 1)):
-                found[path] = found.get(path, True) and self.is_float(node)
-        return found
+            for module in _modules_around(self.path(node)):
+                are_float[module] = are_float.get(module, True) and self.is_float(node)
+        return are_float
 
     def reads_float(self, tensor: str) -> bool:
-        """Whether all that read a tensor is float by recipe or decoding, through operators that move or add values."""
-        consumers = list(self.consumers_through(tensor, MOVING | {"Resize", "Add"}))
-        return all(self.is_float(node) or set(node.output) & self.decoding for node in consumers)
+        """Whether all readers of a tensor, through operators that move or add values, are float by recipe or decoding.
+
+        This holds for a tensor without readers, too.
+        """
+        for node in self.consumers_through(tensor, MOVING | {"Resize", "Add"}):
+            if not self.is_float(node) and self.decoding.isdisjoint(node.output):
+                return False
+        return True
+
+
+def _modules_around(path: str) -> list[str]:
+    """Paths of the modules around a module and its own, the outermost first.
+
+    >>> _modules_around("model.4.cv1")
+    ['model', 'model.4', 'model.4.cv1']
+    """
+    parts = path.split(".")
+    return [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
 
 
 def along_axis(node: NodeProto, weight: np.ndarray, scale: np.ndarray) -> np.ndarray:
     """A quantizer's scale in a shape that broadcasts over its weight."""
     if scale.ndim == 0:
         return scale
-    axis = attribute(node, "axis", 1) % weight.ndim
-    return scale.reshape([-1 if i == axis else 1 for i in range(weight.ndim)])
+    shape = [1] * weight.ndim
+    shape[attribute(node, "axis", 1) % weight.ndim] = -1
+    reshaped: np.ndarray = scale.reshape(shape)
+    return reshaped
 
 
 # --- where quantizers come from ---------------------------------------------------------------------------------------
@@ -217,7 +260,7 @@ def along_axis(node: NodeProto, weight: np.ndarray, scale: np.ndarray) -> np.nda
 
 @dataclass(frozen=True)
 class ChannelLayout:
-    """Where the channels of a tensor lie after widening."""
+    """Places of the channels of a tensor after widening."""
 
     places: np.ndarray  # int64 [C], of the channels that were there before
     count: int  # of channels now
@@ -227,7 +270,7 @@ class ChannelLayout:
         """An array with its entries along an axis at their new places, and `filling` between them."""
         shape = list(array.shape)
         shape[axis] = self.count
-        result = np.full(shape, filling, array.dtype)
+        result: np.ndarray = np.full(shape, filling, array.dtype)
         index: list[slice | np.ndarray] = [slice(None)] * array.ndim
         index[axis] = self.places
         result[tuple(index)] = array
@@ -236,7 +279,7 @@ class ChannelLayout:
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where a graph's activation quantizer comes from."""
+    """Origin of a graph's activation quantizer."""
 
     call: int  # which of torch's calls of activation quantizers it is, from 0
     channels: slice | None = None  # which of torch's channels the graph's tensor holds; None: all
@@ -244,9 +287,9 @@ class Provenance:
 
 
 def annotate(quantizer: NodeProto, **entries: object) -> None:
-    """Add entries to what a QuantizeLinear says of itself: `call`, `channels` (bounds), `places` and `count`."""
-    known = json.loads(quantizer.doc_string) if quantizer.doc_string else {}
-    quantizer.doc_string = json.dumps({**known, **entries}, default=int)
+    """Add entries to the doc_string of a QuantizeLinear: `call`, `channels` (bounds), `places` and `count`."""
+    notes = json.loads(quantizer.doc_string) if quantizer.doc_string else {}
+    quantizer.doc_string = json.dumps({**notes, **entries}, default=int)
 
 
 @pure
@@ -264,7 +307,9 @@ def provenance_of(model: ModelProto) -> dict[str, Provenance]:
     for node in QdqGraph(model).activations:
         entries = json.loads(node.doc_string)
         channels = slice(*entries["channels"]) if "channels" in entries else None
-        layout = ChannelLayout(np.array(entries["places"]), entries["count"], {}) if "places" in entries else None
+        layout = None
+        if "places" in entries:
+            layout = ChannelLayout(np.array(entries["places"]), entries["count"], {})
         result[node.name] = Provenance(entries["call"], channels, layout)
     return result
 

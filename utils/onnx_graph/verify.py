@@ -1,6 +1,6 @@
-"""Does a Q/DQ graph have the properties that TensorRT turns into speed?
+"""Check that a Q/DQ graph has the properties that TensorRT turns into speed.
 
-`python export_qat.py --verify FILE.onnx` asks it of a file; in Python:
+`python export_qat.py --verify FILE.onnx` checks a file; in Python:
 
     report = verify(read_onnx("model.onnx"))
     report.ok, report.findings, table(report)
@@ -24,7 +24,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto
 
 from utils.core.errors import InputError
-from utils.core.text import aligned
+from utils.core.text import aligned, plural
 from utils.onnx_graph.passes.for_openvino import MIDDLE, SEVEN_BIT_TARGET, TARGET_KEY
 from utils.onnx_graph.qdq_view import FLOAT_MODULES, POOLS, WEIGHTED, QdqGraph, along_axis
 from utils.onnx_graph.view import BRIGHTEST, DEQUANTIZE, QUANTIZE, attribute, input_spec, metadata_of
@@ -43,7 +43,7 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class GraphReport:
-    """What the verifier saw."""
+    """Result of the verifier."""
 
     findings: tuple[Finding, ...]  # the breaches, in the order of the properties
     checked: dict[str, int]  # property → number of things that it looked at
@@ -56,10 +56,13 @@ class GraphReport:
 
     def summary(self) -> str:
         """One line: what is quantized, and whether all properties hold."""
-        counts, count = self.counts, len(self.findings)
-        verdict = f"{count} breach{'es' * (count > 1)}" if count else f"all {len(self.checked)} properties hold"
-        left = f", {counts['float_convolutions']} left in float" if counts["float_convolutions"] else ""
-        return f"{counts['quantizers']} QuantizeLinear, {counts['convolutions']} convolutions{left}: {verdict}"
+        counts = self.counts
+        text = f"{counts['quantizers']} QuantizeLinear, {counts['convolutions']} convolutions"
+        if counts["float_convolutions"]:
+            text += f", {counts['float_convolutions']} left in float"
+        if self.ok:
+            return f"{text}: all {len(self.checked)} properties hold"
+        return f"{text}: {plural(len(self.findings), 'breach')}"
 
 
 def verify(model: ModelProto) -> GraphReport:
@@ -73,16 +76,20 @@ def verify(model: ModelProto) -> GraphReport:
     floats = frozenset(json.loads(properties.get(FLOAT_MODULES, "[]")))
     graph = QdqGraph(model, floats, properties.get("typing", ""), properties.get(TARGET_KEY, ""))
     if not graph.of_type(DEQUANTIZE):
-        raise InputError("there is nothing to verify: the network is float, without QuantizeLinear or DequantizeLinear")
-    findings, checked = [], {}
+        raise InputError(
+            "there is nothing to verify: the file holds a float model, without QuantizeLinear or DequantizeLinear"
+        )
+    findings = []
+    checked = {}
     for name, check in PROPERTIES.items():
         entries = list(check(graph))
         checked[name] = len(entries)
         findings += [Finding(name, node, message) for node, message in entries if message]
+    float_convolutions = [node for node in graph.convolutions if graph.is_float(node)]
     counts = {
         "quantizers": len(graph.of_type(QUANTIZE)),
         "convolutions": len(graph.convolutions),
-        "float_convolutions": sum(graph.is_float(node) for node in graph.convolutions),
+        "float_convolutions": len(float_convolutions),
     }
     return GraphReport(tuple(findings), checked, counts)
 
@@ -90,8 +97,10 @@ def verify(model: ModelProto) -> GraphReport:
 def table(report: GraphReport) -> str:
     """The report as text: one line a property, then the breaches."""
     breaches = Counter(finding.rule for finding in report.findings)
-    why = {name: (check.__doc__ or "").partition("\n")[0].rstrip(".") for name, check in PROPERTIES.items()}
-    rows = [(name, str(report.checked.get(name, 0)), str(breaches[name]), why[name]) for name in PROPERTIES]
+    rows = []
+    for name, check in PROPERTIES.items():
+        why = (check.__doc__ or "").partition("\n")[0].rstrip(".")
+        rows.append((name, str(report.checked.get(name, 0)), str(breaches[name]), why))
     lines = aligned(("property", "checked", "breaches", "why"), rows, ("property", "why"))
     for finding in report.findings[:SHOWN]:
         lines.append(f"{finding.rule}: {finding.node}: {finding.message}")
@@ -118,20 +127,26 @@ def scales(graph: QdqGraph) -> Check:
         scale = graph.array(node.input[1])
         if scale is None:
             yield node.name, "its scale is computed, not stored"
-        elif (bad := scale[~(np.isfinite(scale) & (scale > 0))]).size:
-            yield node.name, f"its scale {float(bad.flat[0]):g} is not positive and finite"
-        else:
+            continue
+        is_good = np.isfinite(scale) & (scale > 0)
+        if is_good.all():
             yield node.name, None
+        else:
+            yield node.name, f"its scale {float(scale[~is_good].flat[0]):g} is not positive and finite"
 
 
 def symmetric(graph: QdqGraph) -> Check:
     """Every zero point is INT8 0: TensorRT knows no other. Of activations for OpenVINO it is UINT8 128."""
-    computed = {node.name for node in graph.activations}
+    activation_names = {node.name for node in graph.activations}
     for node in _distinct(graph):
-        wanted: np.generic = MIDDLE if graph.target and node.name in computed else np.int8(0)
+        expected: np.generic = np.int8(0)
+        if graph.target and node.name in activation_names:
+            expected = MIDDLE
         zero = graph.array(node.input[2]) if len(node.input) > 2 else None
-        right = zero is not None and zero.dtype == wanted.dtype and (zero == wanted).all()
-        yield node.name, None if right else f"its zero point is not {wanted.dtype.name.upper()} {wanted}"
+        if zero is not None and zero.dtype == expected.dtype and (zero == expected).all():
+            yield node.name, None
+        else:
+            yield node.name, f"its zero point is not {expected.dtype.name.upper()} {expected}"
 
 
 def seven_bits(graph: QdqGraph) -> Check:
@@ -140,11 +155,13 @@ def seven_bits(graph: QdqGraph) -> Check:
         return
     for conv in graph.of_type(*WEIGHTED):
         node = graph.dequantizer(conv.input[1])
-        weight, scale = graph.array(graph.weight_name(conv)), graph.array(node.input[1]) if node else None
+        weight = graph.array(graph.weight_name(conv))
+        scale = graph.array(node.input[1]) if node else None
         if node is None or weight is None or scale is None:
             continue
-        stored = weight.dtype == np.int8
-        integers = weight if stored else np.rint(weight / along_axis(node, weight, scale))
+        integers = weight
+        if weight.dtype != np.int8:  # the file holds them as floats in front of a QuantizeLinear
+            integers = np.rint(weight / along_axis(node, weight, scale))
         largest = int(np.abs(integers.astype(np.int16)).max(initial=0))
         yield node.name, f"its weights reach {largest}" if largest > LARGEST_OF_SEVEN_BITS else None
 
@@ -155,17 +172,20 @@ def granularity(graph: QdqGraph) -> Check:
         node = graph.dequantizer(conv.input[1])
         if node is None:
             continue
-        weight, axis = graph.array(graph.weight_name(conv)), WEIGHTED[conv.op_type]
+        weight = graph.array(graph.weight_name(conv))
+        axis = WEIGHTED[conv.op_type]
         scale = graph.array(node.input[1])
         if scale is None or weight is None:
             continue
-        on = attribute(node, "axis", 1)
-        wrong = scale.size != weight.shape[axis] or (scale.size > 1 and on != axis)
-        yield node.name, f"{scale.size} scales on axis {on} for weight {list(weight.shape)}" if wrong else None
+        scale_axis = attribute(node, "axis", 1)
+        if scale.size == weight.shape[axis] and (scale.size == 1 or scale_axis == axis):
+            yield node.name, None
+        else:
+            yield node.name, f"{scale.size} scales on axis {scale_axis} for weight {list(weight.shape)}"
     for node in graph.activations:
         scale = graph.array(node.input[1])
-        several = scale is not None and scale.size > 1
-        yield node.name, "it has several scales, and is an activation's" if several else None
+        has_several = scale is not None and scale.size > 1
+        yield node.name, "it quantizes an activation and has several scales" if has_several else None
 
 
 def pairs(graph: QdqGraph) -> Check:
@@ -176,15 +196,13 @@ def pairs(graph: QdqGraph) -> Check:
     """
     for node in graph.of_type(QUANTIZE):
         consumers = graph.consumers(node.output[0])
-        strangers = [consumer for consumer in consumers if consumer.op_type != DEQUANTIZE]
-        factors = (1,) if not graph.is_of_bytes(node.input[0]) else (BRIGHTEST,) if graph.typing else (1, BRIGHTEST)
-        own = graph.quantizer_parameters(node)
-        if strangers:
-            yield node.name, f"{strangers[0].op_type} {strangers[0].name} reads its integers"
-        elif any(own not in [graph.quantizer_parameters(one, by) for by in factors] for one in consumers):
-            yield node.name, "its DequantizeLinear has another scale"
-        else:
+        others = [consumer for consumer in consumers if consumer.op_type != DEQUANTIZE]
+        if others:
+            yield node.name, f"{others[0].op_type} {others[0].name} reads its integers"
+        elif all(_is_pair(graph, node, consumer) for consumer in consumers):
             yield node.name, None
+        else:
+            yield node.name, "its DequantizeLinear has another scale"
     for node in graph.of_type(DEQUANTIZE):
         producer = graph.producer(node.input[0])
         if producer is None and not graph.is_constant(node.input[0]):
@@ -193,8 +211,19 @@ def pairs(graph: QdqGraph) -> Check:
             yield node.name, f"it reads {producer.op_type} {producer.name}, not a QuantizeLinear"
 
 
+def _is_pair(graph: QdqGraph, quantizer: NodeProto, dequantizer: NodeProto) -> bool:
+    """Whether two nodes have equal scales, or such as images as bytes have, see `pairs`."""
+    parameters = graph.quantizer_parameters(quantizer)
+    reads_bytes = graph.is_of_bytes(quantizer.input[0])
+    if reads_bytes and parameters == graph.quantizer_parameters(dequantizer, BRIGHTEST):
+        return True
+    if reads_bytes and graph.typing:  # one of our files, whose network takes 0..1
+        return False
+    return parameters == graph.quantizer_parameters(dequantizer)
+
+
 def one_quantizer(graph: QdqGraph) -> Check:
-    """One QuantizeLinear reads a tensor, of floats: a second one is a kernel too many."""
+    """One QuantizeLinear reads a tensor, of floats: a second QuantizeLinear is a kernel too many."""
     tensors: dict[str, list[NodeProto]] = {}
     for node in graph.of_type(QUANTIZE):
         tensors.setdefault(node.input[0], []).append(node)
@@ -203,13 +232,13 @@ def one_quantizer(graph: QdqGraph) -> Check:
         if len(nodes) > 1:
             yield nodes[0].name, f"{len(nodes)} QuantizeLinear read {tensor}"
         elif before is not None:
-            yield nodes[0].name, f"it quantizes again what {before.name} dequantized"
+            yield nodes[0].name, f"it quantizes the result of {before.name} again"
         else:
             yield nodes[0].name, None
 
 
 def convolutions(graph: QdqGraph) -> Check:
-    """Input and weight of each convolution are quantized but where the recipe says, or it runs in float."""
+    """Input and weight of each convolution are quantized unless the recipe leaves it in float, or it runs in float."""
     for node in graph.convolutions:
         if graph.is_float(node):
             continue
@@ -221,19 +250,24 @@ def convolutions(graph: QdqGraph) -> Check:
 def activation(graph: QdqGraph) -> Check:
     """Nothing stands between a convolution and its activation, or inside that: they fuse."""
     for node in graph.nodes:
-        if node.op_type not in WEIGHTED and not graph.is_activation(node):
-            continue
-        result, broken = node.output[0], None
-        for quantizer in graph.quantizers(result):
-            behind = graph.consumers_through(quantizer.output[0], frozenset({DEQUANTIZE}))
-            for reader in (*behind, *graph.consumers(result)):
-                if node.op_type in WEIGHTED:
-                    goes_on = graph.is_activation(reader)
-                else:  # x · sigmoid(x) multiplies by x
-                    goes_on = reader.op_type == "Mul" and graph.before_activation(result) in reader.input
-                if goes_on:
-                    broken = f"{quantizer.name} stands between it and {reader.name}"
-        yield node.name, broken
+        if node.op_type in WEIGHTED or graph.is_activation(node):
+            yield node.name, _between_parts(graph, node)
+
+
+def _between_parts(graph: QdqGraph, node: NodeProto) -> str | None:
+    """Message on a quantizer behind a convolution or a part of an activation that keeps the next part from fusing."""
+    result = node.output[0]
+    message = None
+    for quantizer in graph.quantizers(result):
+        behind = graph.consumers_through(quantizer.output[0], frozenset({DEQUANTIZE}))
+        for reader in (*behind, *graph.consumers(result)):
+            if node.op_type in WEIGHTED:
+                fuses = graph.is_activation(reader)
+            else:  # x · sigmoid(x) multiplies by x
+                fuses = reader.op_type == "Mul" and graph.before_activation(result) in reader.input
+            if fuses:
+                message = f"{quantizer.name} stands between it and {reader.name}"
+    return message
 
 
 def concat(graph: QdqGraph) -> Check:
@@ -243,7 +277,7 @@ def concat(graph: QdqGraph) -> Check:
 
 
 def moving(graph: QdqGraph) -> Check:
-    """What only moves values stands between equal scales: it runs in INT8 or vanishes."""
+    """Operators that only move values stand between equal scales: they run in INT8 or vanish."""
     for node in graph.nodes:
         if node.op_type != "Concat" and graph.is_moving(node) and not graph.is_of_bytes(node.input[0]):
             yield from _same_scale(graph, node)
@@ -252,25 +286,26 @@ def moving(graph: QdqGraph) -> Check:
 def _same_scale(graph: QdqGraph, node: NodeProto) -> Check:
     """Inputs and result of a node that moves values have one scale, as soon as the result is read as INT8."""
     inputs = graph.operands(node)
-    before = [item for item in map(graph.dequantizer, inputs) if item]
-    after = [item for name in node.output for item in graph.quantizers(name)]
+    before = [dequantizer for dequantizer in map(graph.dequantizer, inputs) if dequantizer]
+    after = [quantizer for name in node.output for quantizer in graph.quantizers(name)]
     if not before and not after:
         return
-    leaving = [name for name in node.output if not graph.quantizers(name) and not graph.reads_float(name)]
-    if after and len(before) < len(inputs):
-        floating = next(name for name in inputs if not graph.dequantizer(name))
-        yield node.name, f"its input {floating} is not quantized, its result is"
-    elif leaving and len(before) == len(inputs):
-        yield node.name, f"its input is quantized, its result {leaving[0]} is not"
+    float_inputs = [name for name in inputs if not graph.dequantizer(name)]
+    float_results = [name for name in node.output if not graph.quantizers(name) and not graph.reads_float(name)]
+    if after and float_inputs:
+        yield node.name, f"its input {float_inputs[0]} is not quantized, its result is"
+    elif float_results and not float_inputs:
+        yield node.name, f"its input is quantized, its result {float_results[0]} is not"
     else:
-        scales = {graph.comparable(item.input[1]) for item in (*before, *after)}
+        scales = {graph.comparable(quantizer.input[1]) for quantizer in (*before, *after)}
         yield node.name, f"{len(scales)} scales meet" if after and len(scales) > 1 else None
 
 
 def average_pool(graph: QdqGraph) -> Check:
     """An average over INT8 values gives INT8 values, or it runs in float."""
     for node in graph.of_type(*POOLS):
-        before, after = graph.dequantizer(node.input[0]), graph.quantizers(node.output[0])
+        before = graph.dequantizer(node.input[0])
+        after = graph.quantizers(node.output[0])
         if after and not before:
             yield node.name, "its result is quantized, its input is not"
         elif before and not after and not graph.reads_float(node.output[0]):
@@ -284,21 +319,26 @@ def residual(graph: QdqGraph) -> Check:
     for node in graph.of_type("Add"):
         inputs = graph.operands(node)
         quantized = [name for name in inputs if graph.dequantizer(name)]
-        result = graph.quantizers(node.output[0])
-        if len(inputs) < 2 or not (quantized or result) or (graph.is_float(node) and not result):
+        is_requantized = bool(graph.quantizers(node.output[0]))
+        runs_in_float = graph.is_float(node) or not quantized
+        if len(inputs) < 2 or (runs_in_float and not is_requantized):
             continue
-        fused = [  # a convolution's own result, or the sum before it in a chain of Adds
-            name for name in inputs
-            if name not in quantized and len(graph.consumers(name)) == 1
-            and (_is_sum(graph, name) or _computes(graph, name, *WEIGHTED))
-        ]  # fmt: skip
+        floats = [name for name in inputs if name not in quantized]
+        fused = [name for name in floats if _fuses_with_add(graph, name)]
+        unfused = [name for name in floats if name not in fused]
         if not quantized and not any(_is_sum(graph, name) for name in fused):
             yield node.name, "neither input is quantized"
-        elif len(quantized) + len(fused) < len(inputs):
-            other = next(name for name in inputs if name not in quantized and name not in fused)
-            yield node.name, f"its input {other} is neither quantized nor a convolution's own result"
+        elif unfused:
+            yield node.name, f"its input {unfused[0]} is neither quantized nor a convolution's own result"
         else:
             yield node.name, None
+
+
+def _fuses_with_add(graph: QdqGraph, tensor: str) -> bool:
+    """Whether a float input of an Add is a convolution's own result, or the sum before it in a chain of Adds."""
+    if len(graph.consumers(tensor)) != 1:
+        return False
+    return _is_sum(graph, tensor) or _computes(graph, tensor, *WEIGHTED)
 
 
 def _is_sum(graph: QdqGraph, tensor: str) -> bool:
@@ -313,10 +353,16 @@ def types(graph: QdqGraph) -> Check:
         return
     for node in graph.of_type(*WEIGHTED):
         dequantizer = graph.dequantizer(node.input[1])
-        value = graph.array(dequantizer.input[1] if dequantizer is not None else node.input[1])
-        kind = None if value is None else value.dtype  # of a quantized weight that of its scale
-        allowed = (np.float16, np.float32) if node.output[0] in graph.decoders else (np.float16,)
-        yield node.name, None if kind in allowed else f"it computes in {np.dtype(kind).name}, not in float16"
+        name = (
+            node.input[1] if dequantizer is None else dequantizer.input[1]
+        )  # a quantized weight's type is its scale's
+        value = graph.array(name)
+        dtype = None if value is None else value.dtype
+        is_decoder = node.output[0] in graph.decoders
+        if dtype == np.float16 or (is_decoder and dtype == np.float32):
+            yield node.name, None
+        else:
+            yield node.name, f"it computes in {np.dtype(dtype).name}, not in float16"
 
 
 def decoding(graph: QdqGraph) -> Check:
@@ -327,8 +373,8 @@ def decoding(graph: QdqGraph) -> Check:
             yield node.name, "DFL's convolution is quantized" if quantized else None
     for node in graph.activations:
         consumers = graph.consumers_through(node.output[0], frozenset({DEQUANTIZE}))
-        around_decoder = any(consumer.output[0] in graph.decoders for consumer in consumers)
-        if node.input[0] in graph.decoding and not around_decoder:
+        feeds_decoder = any(consumer.output[0] in graph.decoders for consumer in consumers)
+        if node.input[0] in graph.decoding and not feeds_decoder:
             yield node.name, "it quantizes boxes or scores"
 
 
@@ -336,13 +382,15 @@ def float_island(graph: QdqGraph) -> Check:
     """No float operator that does not fuse stands between quantized ones: it costs two conversions."""
     quantized = graph.downstream([node.output[0] for node in graph.of_type(DEQUANTIZE)])
     needed = graph.upstream([node.input[0] for node in graph.activations]) - graph.decoding
-    known = {*WEIGHTED, *POOLS, "Add", QUANTIZE, DEQUANTIZE, "Shape"}
+    fusing = {*WEIGHTED, *POOLS, "Add", QUANTIZE, DEQUANTIZE, "Shape"}
     for node in graph.nodes:
-        between = node.output[0] in needed and any(name in quantized for name in node.input)
-        if not between or node.op_type in known or graph.is_moving(node) or graph.is_float(node):
+        is_between = node.output[0] in needed and any(name in quantized for name in node.input)
+        if not is_between or node.op_type in fusing or graph.is_moving(node) or graph.is_float(node):
             continue
         before = graph.before_activation(node.output[0])
-        if (dequantizer := graph.dequantizer(before)) and (quantizer := graph.producer(dequantizer.input[0])):
+        dequantizer = graph.dequantizer(before)
+        quantizer = graph.producer(dequantizer.input[0]) if dequantizer else None
+        if quantizer:
             before = quantizer.input[0]  # between the two, which breaks another rule
         fuses = graph.is_activation(node) and _computes(graph, before, *WEIGHTED, "Add")
         yield node.name, None if fuses else f"{node.op_type} runs in float between two quantized tensors"
@@ -354,10 +402,21 @@ def _computes(graph: QdqGraph, tensor: str, *types: str) -> bool:
     return source is not None and source.op_type in types
 
 
-PROPERTIES: dict[str, Callable[[QdqGraph], Check]] = {
-    check.__name__.replace("_", " "): check
-    for check in (
-        scales, symmetric, seven_bits, granularity, pairs, one_quantizer, convolutions, activation, concat, moving,
-        average_pool, residual, decoding, types, float_island,
-    )
-}  # fmt: skip
+CHECKS: tuple[Callable[[QdqGraph], Check], ...] = (
+    scales,
+    symmetric,
+    seven_bits,
+    granularity,
+    pairs,
+    one_quantizer,
+    convolutions,
+    activation,
+    concat,
+    moving,
+    average_pool,
+    residual,
+    decoding,
+    types,
+    float_island,
+)
+PROPERTIES = {check.__name__.replace("_", " "): check for check in CHECKS}

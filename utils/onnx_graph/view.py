@@ -14,7 +14,8 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, num
 
 from utils.core.input_spec import FLOATS, InputSpec
 
-QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
+QUANTIZE = "QuantizeLinear"
+DEQUANTIZE = "DequantizeLinear"
 QDQ = (QUANTIZE, DEQUANTIZE)
 BRIGHTEST = 255  # the byte that is 1.0 in an image of floats
 
@@ -34,8 +35,9 @@ class GraphView:
                 if name:
                     self._consumers[name].append(node)
         self._tensors: dict[str, TensorProto] = {tensor.name: tensor for tensor in graph.initializer}
-        for node in self.nodes:
-            if node.op_type == "Constant" and (value := attribute(node, "value")) is not None:
+        for node in self.of_type("Constant"):
+            value = attribute(node, "value")
+            if value is not None:
                 self._tensors[node.output[0]] = value
         self._arrays: dict[str, np.ndarray] = {}
 
@@ -71,11 +73,19 @@ class GraphView:
 
     def channel_bounds(self, node: NodeProto) -> tuple[int, int] | None:
         """First channel and end of a Slice that takes neighbouring channels and nothing else."""
-        arrays = [self.array(name) for name in node.input[1:]]
-        if node.op_type != "Slice" or len(arrays) < 3 or any(value is None or value.size != 1 for value in arrays):
+        if node.op_type != "Slice" or len(node.input) < 4:
             return None
-        start, end, axis, step = (int(value.item()) for value in [*arrays, np.array(1)][:4] if value is not None)
-        return (start, end) if axis == 1 and step == 1 and 0 <= start < end else None
+        numbers = []
+        for name in node.input[1:]:
+            value = self.array(name)
+            if value is None or value.size != 1:
+                return None
+            numbers.append(int(value.item()))
+        start, end, axis = numbers[:3]
+        step = numbers[3] if len(numbers) > 3 else 1
+        if axis == 1 and step == 1 and 0 <= start < end:
+            return (start, end)
+        return None
 
     def comparable(self, name: str) -> object:
         """A tensor by its value where that is constant, else by its name."""
@@ -84,7 +94,8 @@ class GraphView:
 
     def consumers_through(self, name: str, through: frozenset[str]) -> Iterator[NodeProto]:
         """The nodes that read `name`, directly or through nodes of the given types (which are not yielded)."""
-        stack, seen = [name], {name}
+        stack = [name]
+        seen = {name}
         while stack:
             for node in self.consumers(stack.pop()):
                 if node.op_type not in through:
@@ -96,7 +107,11 @@ class GraphView:
 
     def downstream(self, start: list[str]) -> set[str]:
         """The names of all tensors that depend on the given ones, these included."""
-        return _reached(start, lambda name: [output for node in self.consumers(name) for output in node.output])
+
+        def results(name: str) -> list[str]:
+            return [output for node in self.consumers(name) for output in node.output]
+
+        return _reached(start, results)
 
     def upstream(self, start: list[str]) -> set[str]:
         """The names of all tensors that the given ones depend on, these included."""
@@ -104,13 +119,14 @@ class GraphView:
 
 
 def by_value(array: np.ndarray) -> tuple[object, ...]:
-    """An array as something that is equal to that of an equal one."""
+    """Return a key that is equal for equal arrays: type, shape and bytes."""
     return str(array.dtype), array.shape, array.tobytes()
 
 
 def _reached(start: Iterable[str], following: Callable[[str], Iterable[str]]) -> set[str]:
-    """All names that lead from the given ones, these included; a tensor without a name is none."""
-    seen, stack = set(start), list(start)
+    """All names that can be reached from `start`, these included; tensors without a name do not count."""
+    seen = set(start)
+    stack = list(start)
     while stack:
         fresh = {name for name in following(stack.pop()) if name} - seen
         seen |= fresh
@@ -128,12 +144,16 @@ def attribute(node: NodeProto, name: str, default: Any = None) -> Any:
 
 def channel_counts(model: ModelProto) -> dict[str, int]:
     """Channels of the tensors `[B, C, H, W]` whose shapes are known or can be inferred, by name."""
-    shapes = {value.name: value.type.tensor_type.shape.dim for value in with_shapes(model)}
-    return {name: shape[1].dim_value for name, shape in shapes.items() if len(shape) == 4 and shape[1].dim_value}
+    counts = {}
+    for value in with_shapes(model):
+        dims = value.type.tensor_type.shape.dim
+        if len(dims) == 4 and dims[1].dim_value:
+            counts[value.name] = dims[1].dim_value
+    return counts
 
 
 def with_shapes(model: ModelProto, *, data_prop: bool = False) -> list[ValueInfoProto]:
-    """The tensors whose types or shapes are known, or found by inference, with these; initializers are none."""
+    """The tensors with the types and shapes that the file holds or that ONNX infers, without initializers."""
     graph = onnx.shape_inference.infer_shapes(model, data_prop=data_prop).graph
     return [*graph.value_info, *graph.input, *graph.output]
 
@@ -182,8 +202,11 @@ def input_spec(model: ModelProto) -> InputSpec:
     if value is None:
         return FLOATS
     kind = value.type.tensor_type
-    dtype = helper.tensor_dtype_to_np_dtype(kind.elem_type).name if kind.elem_type else ""
-    return InputSpec.of_file(metadata_of(model), dtype, [dim.dim_value or None for dim in kind.shape.dim])
+    dtype = ""
+    if kind.elem_type:
+        dtype = helper.tensor_dtype_to_np_dtype(kind.elem_type).name
+    shape = [dim.dim_value or None for dim in kind.shape.dim]
+    return InputSpec.of_file(metadata_of(model), dtype, shape)
 
 
 def set_nodes(model: ModelProto, nodes: list[NodeProto]) -> None:
@@ -205,7 +228,8 @@ def drop_unused(model: ModelProto) -> None:
     needed = view.upstream(sorted(view.outputs))
     set_nodes(model, [node for node in model.graph.node if set(node.output) & needed])
     for field in (model.graph.initializer, model.graph.value_info):
-        for index in reversed([i for i, entry in enumerate(field) if entry.name not in needed]):
+        unused = [index for index, entry in enumerate(field) if entry.name not in needed]
+        for index in reversed(unused):
             del field[index]
 
 
@@ -229,7 +253,9 @@ class GraphAppender:
     """
 
     def __init__(self, model: ModelProto, prefix: str) -> None:
-        self._model, self._prefix, self._count = model, prefix, 0
+        self._model = model
+        self._prefix = prefix
+        self._count = 0
 
     def add(self, kind: str, *inputs: object, output: str = "", **attributes: object) -> str:
         """Add a node; returns the name of its result, which is made up unless it is `output`."""
@@ -238,21 +264,25 @@ class GraphAppender:
     def several(self, kind: str, *inputs: object, outputs: int | Sequence[str], **attributes: object) -> list[str]:
         """Add a node with several results; returns their names."""
         name = self._name(kind)
-        given = [""] * outputs if isinstance(outputs, int) else outputs
-        results = [output or f"{name}_output_{index}" for index, output in enumerate(given)]
-        names = [one if isinstance(one, str) else self._constant(one) for one in inputs]
+        if isinstance(outputs, int):
+            outputs = [""] * outputs
+        results = [output or f"{name}_output_{index}" for index, output in enumerate(outputs)]
+        names = [item if isinstance(item, str) else self._constant(item) for item in inputs]
         self._model.graph.node.append(helper.make_node(kind, names, results, name=name, **attributes))
         return results
 
     def outputs(self, values: Mapping[str, tuple[int, Sequence[int | str]]]) -> None:
         """Make tensors of these names, types and shapes the graph's outputs, in place of those before."""
-        del self._model.graph.output[:]
-        self._model.graph.output.extend(helper.make_tensor_value_info(name, *value) for name, value in values.items())
+        graph = self._model.graph
+        del graph.output[:]
+        for name, (kind, shape) in values.items():
+            graph.output.append(helper.make_tensor_value_info(name, kind, shape))
 
     def _constant(self, value: Any) -> str:
         array = np.asarray(value)
         if not isinstance(value, np.ndarray):
-            array = array.astype(np.int64 if array.dtype.kind == "i" else np.float32)
+            dtype = np.int64 if array.dtype.kind == "i" else np.float32
+            array = array.astype(dtype)
         return store(self._model, self._name("constant"), array)
 
     def _name(self, kind: str) -> str:

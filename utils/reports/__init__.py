@@ -1,4 +1,4 @@
-"""What a run reports, as data, tables, figures and a page.
+"""Reports of runs, as data, tables, figures and a page.
 
 schema.py      Report, Row, Sample: what programs fill in and JSON holds; the machine that results depend on
 tables.py      results as text

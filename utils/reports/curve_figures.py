@@ -101,4 +101,6 @@ def _mean(lines: Sequence[Sequence[float]]) -> NDArray[np.float64]:
     """The mean of lines of POINTS values; zeros where there are none."""
     import numpy as np
 
-    return np.mean(lines, axis=0) if lines else np.zeros(POINTS)
+    if lines:
+        return np.mean(lines, axis=0)
+    return np.zeros(POINTS)

@@ -1,7 +1,7 @@
 """Detections drawn on images, with the models side by side; and masks as polygons.
 
-What two models agree on is blue; what only one of them found is orange and dashed; ground truth is green. Masks have
-the colour of their box.
+Boxes that two models agree on are blue; boxes that only one of them has are orange and dashed; ground truth is green.
+Masks have the colour of their box.
 """
 
 from __future__ import annotations
@@ -37,14 +37,19 @@ def outline_of(inside: np.ndarray, left: int = 0, top: int = 0) -> tuple[str, ..
 
     pixels = np.ascontiguousarray(inside, np.uint8)
     polygons, _ = cv2.findContours(pixels, cv2.RETR_CCOMP, cv2.CHAIN_APPROX_SIMPLE, offset=(left, top))
-    return tuple(" ".join(f"{x},{y}" for x, y in polygon[:, 0].tolist()) for polygon in polygons)
+    outlines = []
+    for polygon in polygons:
+        corners = [f"{x},{y}" for x, y in polygon[:, 0].tolist()]
+        outlines.append(" ".join(corners))
+    return tuple(outlines)
 
 
 def points_of(polygon: str) -> np.ndarray:
     """The corners of a polygon: int32 `[n, 2]`, x, y in pixels."""
     import numpy as np
 
-    return np.array([pair.split(",") for pair in polygon.split(" ")], np.int32)
+    points: np.ndarray = np.array([pair.split(",") for pair in polygon.split(" ")], np.int32)
+    return points
 
 
 def detection_sheet(samples: Sequence[Sample]) -> Figure:
@@ -61,50 +66,62 @@ def detection_sheet(samples: Sequence[Sample]) -> Figure:
         axes.set_title(stage)
     panels = iter(grid)
     for sample in samples:
-        image, (first, second, *_) = read_image(sample.image), [*sample.predictions.values(), None, None]
+        image = read_image(sample.image)
+        first, second, *_ = [*sample.predictions.values(), None, None]
         for stage, axes in zip(columns, panels, strict=False):
             if stage == TRUTH:
                 _draw(axes, image, sample.truth, None)
-            else:
-                boxes = sample.predictions.get(stage, [])
-                _draw(axes, image, boxes, second if boxes is first else first)
+                continue
+            boxes = sample.predictions.get(stage, [])
+            others = second if boxes is first else first
+            _draw(axes, image, boxes, others)
     return figure
 
 
 def unmatched(boxes: Sequence[Box], others: Sequence[Box]) -> list[bool]:
-    """For each box: is there no box of the same class in `others` that overlaps with an IoU of MATCH or more?
+    """For each box, whether no box of the same class in `others` overlaps with an IoU of MATCH or more.
 
     Boxes pair one to one, best score first, as detections pair with truth in AP.
     """
     free = list(others)
     result = [True] * len(boxes)
-    for index in sorted(range(len(boxes)), key=lambda i: -(boxes[i].score or 0.0)):
-        overlaps = [_iou(boxes[index], other) if other.name == boxes[index].name else 0.0 for other in free]
-        if overlaps and max(overlaps) >= MATCH:
+    by_score = sorted(range(len(boxes)), key=lambda index: -(boxes[index].score or 0.0))
+    for index in by_score:
+        box = boxes[index]
+        overlaps = [_iou(box, other) if other.name == box.name else 0.0 for other in free]
+        best = max(overlaps, default=0.0)
+        if best >= MATCH:
             result[index] = False
-            del free[overlaps.index(max(overlaps))]
+            del free[overlaps.index(best)]
     return result
 
 
 def differences_in(sample: Sample) -> int:
-    """How many boxes of a sample's first two models have no partner in the other."""
+    """Number of boxes of a sample's first two models that have no partner in the other."""
     models = list(sample.predictions.values())
     if len(models) < 2:
         return 0
-    return sum(unmatched(models[0], models[1])) + sum(unmatched(models[1], models[0]))
+    first, second = models[:2]
+    return unmatched(first, second).count(True) + unmatched(second, first).count(True)
 
 
 def _iou(box: Box, other: Box) -> float:
-    (ax0, ay0, ax1, ay1), (bx0, by0, bx1, by1) = box.xyxy, other.xyxy
-    overlap = max(0.0, min(ax1, bx1) - max(ax0, bx0)) * max(0.0, min(ay1, by1) - max(ay0, by0))
-    union = (ax1 - ax0) * (ay1 - ay0) + (bx1 - bx0) * (by1 - by0) - overlap
+    """Intersection over union of two boxes."""
+    left, top, right, bottom = box.xyxy
+    other_left, other_top, other_right, other_bottom = other.xyxy
+    width = max(0.0, min(right, other_right) - max(left, other_left))
+    height = max(0.0, min(bottom, other_bottom) - max(top, other_top))
+    overlap = width * height
+    area = (right - left) * (bottom - top)
+    other_area = (other_right - other_left) * (other_bottom - other_top)
+    union = area + other_area - overlap
     return overlap / union if union > 0 else 0.0
 
 
 def read_image(path: str | Path) -> tuple[Any, tuple[int, int]]:
-    """The image as uint8 RGB `[h, w, 3]`, turned as its EXIF data says, and its height and width, or `InputError`.
+    """The image as uint8 RGB `[h, w, 3]`, turned by its EXIF data, and its height and width, or `InputError`.
 
-    One with a side above `LONGEST_SIDE` is made smaller, since drawing takes 24 bytes for each pixel.
+    An image with a side above `LONGEST_SIDE` is made smaller, since drawing takes 24 bytes for each pixel.
     """
     import numpy as np
     from PIL import Image, ImageOps
@@ -117,36 +134,76 @@ def read_image(path: str | Path) -> tuple[Any, tuple[int, int]]:
             image = ImageOps.exif_transpose(file).convert("RGB")
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise InputError(f"cannot read the image {path}: {error}; {remedy}") from None
-    size = image.height, image.width
+    size = (image.height, image.width)
     image.thumbnail((LONGEST_SIDE, LONGEST_SIDE), Image.Resampling.LANCZOS)
     return np.asarray(image), size
 
 
 def _draw(axes: Axes, image: tuple[Any, tuple[int, int]], boxes: Sequence[Box], others: Sequence[Box] | None) -> None:
     """Draw an image, as `read_image` gives it, with boxes; those without a partner in `others` stand out."""
+    pixels, size = image
+    height, width = size
+    axes.imshow(pixels, interpolation="lanczos", extent=(0, width, height, 0))
+    axes.set(xlim=(0, width), ylim=(height, 0))
+    axes.axis("off")
+    is_alone = [False] * len(boxes) if others is None else unmatched(boxes, others)
+    for box, stands_out in zip(boxes, is_alone, strict=True):
+        if stands_out:
+            colour = VERMILLION
+        elif box.score is None:
+            colour = GREEN
+        else:
+            colour = BLUE
+        if box.outline:
+            _draw_mask(axes, box, colour)
+        _draw_edges(axes, box, colour, "--" if stands_out else "-")
+        _draw_label(axes, box, colour, size)
+
+
+def _draw_mask(axes: Axes, box: Box, colour: str) -> None:
+    """Fill the mask of a box; outer edges and holes run in opposite directions, so that holes stay empty."""
     import numpy as np
     from matplotlib.colors import to_rgba
-    from matplotlib.patches import PathPatch, Rectangle
+    from matplotlib.patches import PathPatch
     from matplotlib.path import Path as Line
 
-    pixels, (height, breadth) = image
-    axes.imshow(pixels, interpolation="lanczos", extent=(0, breadth, height, 0))
-    axes.set(xlim=(0, breadth), ylim=(height, 0))
-    axes.axis("off")
-    alone = [False] * len(boxes) if others is None else unmatched(boxes, others)
-    for box, different in zip(boxes, alone, strict=True):
-        colour = VERMILLION if different else GREEN if box.score is None else BLUE
-        if box.outline:  # outer edges and holes run in opposite directions, so that holes stay empty
-            rings = [points_of(text) + 0.5 for text in box.outline]
-            mask = Line.make_compound_path(*(Line(np.concatenate([ring, ring[:1]]), closed=True) for ring in rings))
-            axes.add_patch(PathPatch(mask, fc=to_rgba(colour, FILL), ec=colour, lw=0.9, zorder=0.9))
-        x0, y0, x1, y1 = box.xyxy
-        for edge, width, style in (("white", 2.8, "-"), (colour, 1.6, "--" if different else "-")):
-            axes.add_patch(Rectangle((x0, y0), x1 - x0, y1 - y0, fill=False, ec=edge, lw=width, ls=style))
-        inside, right = y0 < 0.05 * height, x0 > 0.85 * breadth  # else the label would leave the image
-        axes.text(
-            x1 if right else x0, y0, box.name if box.score is None else f"{box.name} {box.score:.2f}",
-            ha="right" if right else "left", va="top" if inside else "bottom", fontsize=7.5, color="white",
-            clip_on=True, parse_math=False,
-            bbox={"facecolor": colour, "edgecolor": "none", "pad": 1.0, "alpha": 0.92},
-        )  # fmt: skip
+    lines = []
+    for text in box.outline:
+        ring = points_of(text) + 0.5
+        lines.append(Line(np.concatenate([ring, ring[:1]]), closed=True))
+    mask = Line.make_compound_path(*lines)
+    axes.add_patch(PathPatch(mask, fc=to_rgba(colour, FILL), ec=colour, lw=0.9, zorder=0.9))
+
+
+def _draw_edges(axes: Axes, box: Box, colour: str, style: str) -> None:
+    """Draw the edges of a box in its colour, on a wider white line that shows on any image."""
+    from matplotlib.patches import Rectangle
+
+    x0, y0, x1, y1 = box.xyxy
+    axes.add_patch(Rectangle((x0, y0), x1 - x0, y1 - y0, fill=False, ec="white", lw=2.8, ls="-"))
+    axes.add_patch(Rectangle((x0, y0), x1 - x0, y1 - y0, fill=False, ec=colour, lw=1.6, ls=style))
+
+
+def _draw_label(axes: Axes, box: Box, colour: str, size: tuple[int, int]) -> None:
+    """Write class and score at a corner of a box, inside the image of this height and width."""
+    height, width = size
+    x0, y0, x1, _ = box.xyxy
+    is_at_top = y0 < 0.05 * height
+    is_at_right = x0 > 0.85 * width
+    x = x1 if is_at_right else x0
+    text = box.name if box.score is None else f"{box.name} {box.score:.2f}"
+    horizontal = "right" if is_at_right else "left"
+    vertical = "top" if is_at_top else "bottom"
+    background = {"facecolor": colour, "edgecolor": "none", "pad": 1.0, "alpha": 0.92}
+    axes.text(
+        x,
+        y0,
+        text,
+        ha=horizontal,
+        va=vertical,
+        fontsize=7.5,
+        color="white",
+        clip_on=True,
+        parse_math=False,
+        bbox=background,
+    )

@@ -2,7 +2,7 @@
 
 Every function returns a Matplotlib `Figure` of its own (no pyplot, no global state, no display), and `save_figure`
 writes it. Matplotlib is imported when a figure is drawn. Colours are from Okabe and Ito's palette, which stays
-distinguishable with every common colour vision; what colour says, shape or line style says as well.
+distinguishable with every common colour vision; shape or line style repeats the meaning of a colour.
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-BLUE, ORANGE, GREEN, VERMILLION, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#5F6B76"
+BLUE = "#0072B2"
+ORANGE = "#E69F00"
+GREEN = "#009E73"
+VERMILLION = "#D55E00"
+GREY = "#5F6B76"
 STAGE_LINES = {"float": (GREEN, "--"), "ptq": (VERMILLION, ":")}
 
 _STYLE = {
@@ -63,14 +67,17 @@ def differences(report: Report, allowed: float) -> Figure:
 
     The FP32 row is the line at 0; a dashed line is the loss of AP that is allowed. There must be such a row.
     """
-    named = [(name, row, report.difference(row)) for name, row in zip(labels(report), report.rows, strict=True)]
-    compared = [(name, row, difference) for name, row, difference in named if difference is not None]
-    places = list(range(len(compared)))[::-1]
+    compared = []
+    for name, row in zip(labels(report), report.rows, strict=True):
+        difference = report.difference(row)
+        if difference is not None:
+            compared.append((name, row, difference))
+    places = list(reversed(range(len(compared))))
     figure, (axes,) = new_figure(6.4, 1.7 + 0.36 * len(compared), 1)  # narrow enough to be read on a telephone
     title(axes, "AP against the FP32 model (bars: 95 % interval)")
     for place, (_, _, difference) in zip(places, compared, strict=True):
-        loses = difference.significant and difference.value < 0
-        colour = VERMILLION if loses else BLUE
+        is_loss = difference.significant and difference.value < 0
+        colour = VERMILLION if is_loss else BLUE
         margin = difference.margin or 0.0
         axes.errorbar(difference.value, place, xerr=margin, fmt="o", color=colour, capsize=4, zorder=3)
     base = report.baseline(compared[0][1])
@@ -111,9 +118,10 @@ def per_epoch(report: Report) -> tuple[str, Figure]:
         axes.errorbar(epochs, scores, errors, fmt="none", ecolor=BLUE, elinewidth=1.2, capsize=3)
         axes.set_title("bars: standard error of the difference to PTQ", loc="right", fontsize=8, color=GREY)
     texts = []
-    for epoch, score in ((epoch.epoch, getattr(epoch, name)) for epoch in report.scored_epochs if epoch.chosen):
-        axes.plot(epoch, score, "o", color="white", markeredgecolor=BLUE, markeredgewidth=2, markersize=9, zorder=4)
-        texts.append((score, f"chosen {score:.4f}", BLUE))
+    for epoch, score in zip(report.scored_epochs, scores, strict=True):
+        if epoch.chosen:
+            axes.plot(epoch.epoch, score, "o", color="white", mec=BLUE, mew=2, markersize=9, zorder=4)
+            texts.append((score, f"chosen {score:.4f}", BLUE))
     for stage, level in levels_beside(report, name):
         colour, line = STAGE_LINES[stage.lower()]
         axes.axhline(level, color=colour, linestyle=line, linewidth=1.6, label=stage)
@@ -129,7 +137,7 @@ def per_epoch(report: Report) -> tuple[str, Figure]:
 
 
 def levels_beside(report: Report, name: str) -> list[tuple[str, float]]:
-    """What the epochs are compared with: AP of FP32 and PTQ, or the loss of PTQ."""
+    """Stages that the epochs are compared with, and their values: AP of FP32 and PTQ, or the loss of PTQ."""
     if name == "held_out":
         levels = [("PTQ", report.scored_epochs[0].held_out_ptq)]
     else:
@@ -140,24 +148,30 @@ def levels_beside(report: Report, name: str) -> list[tuple[str, float]]:
 def _texts_beside(axes: Axes, texts: Sequence[tuple[float, str, str]]) -> None:
     """Texts in their colours, right of the plot at their values, moved apart where they would overlap."""
     low, high = axes.get_ylim()
-    gap, position = 0.07 * (high - low), -float("inf")
+    gap = 0.07 * (high - low)
+    position = -float("inf")
     for value, text, colour in sorted(texts):
         position = max(value, position + gap)
         axes.text(1.01, position, text, color=colour, transform=axes.get_yaxis_transform(), va="center", fontsize=9)
 
 
 def f1_curves(report: Report) -> Figure:
-    """F1 over the confidence threshold for each row that has it; a dot marks the best, a line the float network's."""
+    """F1 over the confidence threshold for each row that has it; a dot marks the best, a line that of FP32."""
     figure, (axes,) = new_figure(9.0, 3.4, 1)
     title(axes, "F1 over the confidence threshold, mean over classes (IoU 0.5)")
-    colours, lines = (GREEN, VERMILLION, BLUE, ORANGE, GREY), ("--", ":", "-", "-.")  # 20 pairs
+    colours = itertools.cycle((GREEN, VERMILLION, BLUE, ORANGE, GREY))
+    lines = itertools.cycle(("--", ":", "-", "-."))  # with the colours 20 pairs
     named = [(name, row) for name, row in zip(labels(report), report.rows, strict=True) if row.f1]
-    for (name, row), colour, line in zip(named, itertools.cycle(colours), itertools.cycle(lines)):
+    for (name, row), colour, line in zip(named, colours, lines, strict=False):
         label = f"{name}, best at {row.best_threshold or 0:.3f}"
-        axes.plot([index / (len(row.f1) - 1) for index in range(len(row.f1))], row.f1, line, color=colour, label=label)
+        steps = len(row.f1) - 1
+        thresholds = [index / steps for index in range(len(row.f1))]
+        axes.plot(thresholds, row.f1, line, color=colour, label=label)
         axes.plot([row.best_threshold], [max(row.f1)], "o", color=colour)
-    if (baseline := report.baseline(named[0][1])) and baseline.best_threshold is not None:
-        axes.axvline(baseline.best_threshold, color=GREY, linewidth=0.8, label=f"float: {baseline.best_threshold:.3f}")
+    baseline = report.baseline(named[0][1])
+    if baseline and baseline.best_threshold is not None:
+        threshold = baseline.best_threshold
+        axes.axvline(threshold, color=GREY, linewidth=0.8, label=f"FP32: {threshold:.3f}")
     axes.set(xlabel="confidence threshold", ylabel="F1", xlim=(0, 1), ylim=(0, None))
     axes.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1.01, 1))
     return figure

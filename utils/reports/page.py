@@ -16,18 +16,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from utils.core.errors import InputError
 from utils.core.files import write_bytes
-from utils.core.score import AGREEMENT, AtThreshold
+from utils.core.score import AGREEMENT, AtThreshold, SplitCounts
 from utils.reports import figures, tables
 from utils.reports.detections import detection_sheet
 from utils.reports.schema import AP, Advice, Report, Row
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 TEMPLATE = Path(__file__).with_name("report.html.j2")
 MIME = {"png": "image/png", "jpg": "image/jpeg", "svg": "image/svg+xml"}
-JSON_NAME, PAGE_NAME = "report.json", "report.html"
+JSON_NAME = "report.json"
+PAGE_NAME = "report.html"
 PLOTS = ("ap_per_epoch.png", "loss_per_epoch.png", "detections.png")
 # The page runs one script, which copies the next command; the policy names it by its hash, so that nothing else runs.
 COPY_SCRIPT = """
@@ -40,6 +44,8 @@ document.getElementById("copy").addEventListener("click", function () {
   this.textContent = document.execCommand("copy") ? "copied" : "press Ctrl+C";
 });
 """
+# the folders of an absolute path: between quotation marks, of which the first stays, or as a word
+FOLDERS = re.compile(r"(')/[^'\n]*/|(?<![^\s=(\"])/(?:[^\s'\"]*/)?(?=[^\s/])")
 CSV_COLUMNS = (
     *("stage", "epoch", "file", "ap", "ap50", "ap_coco", "precision", "recall", "mask_ap", "mask_ap50", "agreement"),
     *("vs_fp32", "vs_fp32_error", "loss", "deciding_loss", "lr", "seconds", "ms_per_image", "chosen"),
@@ -50,11 +56,15 @@ def write_all(report: Report, folder: str | Path, advice: Advice, json_name: str
     """Write the JSON, a plot of each part that has something to draw, and the page; each file whole or not at all."""
     folder = Path(folder)
     written = [report.save(folder / json_name)]
-    drawings = [figures.per_epoch(report)] if report.scored_epochs else []
+    drawings = []
+    if report.scored_epochs:
+        drawings.append(figures.per_epoch(report))
     if report.samples:
         drawings.append(("detections", detection_sheet(report.samples)))
-    written += [figures.save_figure(figure, folder / f"{name}.png") for name, figure in drawings]
-    return [*written, write_page(report, folder, advice)]
+    for name, figure in drawings:
+        written.append(figures.save_figure(figure, folder / f"{name}.png"))
+    written.append(write_page(report, folder, advice))
+    return written
 
 
 def write_page(report: Report, folder: Path, advice: Advice) -> Path:
@@ -73,10 +83,11 @@ def csv_of(report: Report) -> str:
             for epoch in report.history:
                 values = {**epoch.to_dict(), "stage": "QAT epoch", "deciding_loss": epoch.held_out}
                 writer.writerow(_without_none(values))
-        difference = report.difference(row)
         values = {**row.to_dict(), "epoch": None}
+        difference = report.difference(row)
         if difference:
-            values |= {"vs_fp32": difference.value, "vs_fp32_error": difference.error}
+            values["vs_fp32"] = difference.value
+            values["vs_fp32_error"] = difference.error
         writer.writerow(_without_none(values))
     return text.getvalue()
 
@@ -92,7 +103,7 @@ class RowView:
     Attributes:
         cells: one text for each of `tables.headers`.
         tones: column → style of a difference that is more than noise, `up` or `down`.
-        remarks: what a reader has to know about the row.
+        remarks: sentences on why the row does not compare, or compares in doubt.
     """
 
     row: Row
@@ -130,21 +141,25 @@ def cards(report: Report, advice: Advice) -> list[Card]:
     if row is None or base is None:
         return []
     difference = report.difference(row)
-    unlabelled = AGREEMENT in row.ap_with
-    what = "agreement with FP32" if unlabelled else "AP, FP32 → INT8"
-    ap = Card(what, f"{tables.fraction(base.ap)} → {tables.fraction(row.ap)}", str(difference or ""))
+    is_unlabelled = AGREEMENT in row.ap_with
+    title = "agreement with FP32" if is_unlabelled else "AP, FP32 → INT8"
+    ap_card = Card(title, f"{tables.fraction(base.ap)} → {tables.fraction(row.ap)}", str(difference or ""))
+    return [ap_card, _time_card(report), _threshold_card(row, base)]
+
+
+def _threshold_card(row: Row, base: Row) -> Card:
+    """The confidence thresholds of best F1 of the FP32 model and of the judged row."""
     title = "confidence threshold of best F1"
-    threshold = Card(title, "not measured")
-    if base.best_threshold is not None and row.best_threshold is not None:
-        threshold = Card(
-            title, f"{base.best_threshold:.3f} → {row.best_threshold:.3f}", _missed_at_threshold(row, base)
-        )
-    return [ap, _time_card(report), threshold]
+    if base.best_threshold is None or row.best_threshold is None:
+        return Card(title, "not measured")
+    text = f"{base.best_threshold:.3f} → {row.best_threshold:.3f}"
+    return Card(title, text, _missed_at_threshold(row, base))
 
 
 def _missed_at_threshold(row: Row, base: Row) -> str:
     """The objects that both models miss at the FP32 model's threshold, in words; '' where that was not counted."""
-    at, base_at = row.at_threshold, base.at_threshold
+    at = row.at_threshold
+    base_at = base.at_threshold
     if at is None or base_at is None or at.threshold != base_at.threshold:
         return ""
     missed = at.objects - at.found
@@ -154,16 +169,21 @@ def _missed_at_threshold(row: Row, base: Row) -> str:
 def _time_card(report: Report) -> Card:
     """Milliseconds per image of the FP16 and the INT8 engine, or else of FP32 and INT8 in OpenVINO."""
     times = {row.stage: row.ms_per_image for row in report.rows if row.ms_per_image is not None}
-    title, int8 = "ms per image, FP16 → INT8", times.get("TensorRT INT8")
-    if int8 is None and (in_openvino := times.get("OpenVINO INT8")) is not None:
-        fp32 = [row.ms_per_image for row in report.rows if row.stage == "float" and "OpenVINO" in row.measured_on]
-        text = " → ".join(f"{ms:.2f}" for ms in (*fp32, in_openvino) if ms is not None)
-        return Card("ms per image, FP32 → INT8", text, "by OpenVINO, in this evaluation")
-    if int8 is None:
-        return Card(title, "not measured", "the speed of INT8 shows in an engine: scripts/benchmark_trt.sh")
-    fp16 = times.get("TensorRT FP16")
-    text = f"{int8:.2f}" if fp16 is None else f"{fp16:.2f} → {int8:.2f}"
-    return Card(title, text, "in this evaluation; scripts/benchmark_trt.sh times engines alone")
+    title = "ms per image, FP16 → INT8"
+    int8 = times.get("TensorRT INT8")
+    if int8 is not None:
+        fp16 = times.get("TensorRT FP16")
+        text = f"{int8:.2f}" if fp16 is None else f"{fp16:.2f} → {int8:.2f}"
+        return Card(title, text, "in this evaluation; scripts/benchmark_trt.sh times engines alone")
+    openvino = times.get("OpenVINO INT8")
+    if openvino is not None:
+        texts = []
+        for row in report.rows:
+            if row.stage == "float" and "OpenVINO" in row.measured_on and row.ms_per_image is not None:
+                texts.append(f"{row.ms_per_image:.2f}")
+        texts.append(f"{openvino:.2f}")
+        return Card("ms per image, FP32 → INT8", " → ".join(texts), "by OpenVINO, in this evaluation")
+    return Card(title, "not measured", "the speed of INT8 shows in an engine: scripts/benchmark_trt.sh")
 
 
 def page(report: Report, advice: Advice) -> str:
@@ -173,34 +193,49 @@ def page(report: Report, advice: Advice) -> str:
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
     environment.filters["shared"] = without_folders
     named = list(zip(tables.labels(report), report.rows, strict=True))
+    thresholds = {f"{sample.confidence:g}" for sample in report.samples}
+    devices = {row.device for row in report.rows if row.device}
     digest = base64.b64encode(hashlib.sha256(COPY_SCRIPT.encode()).digest()).decode()
-    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
-        report=report,
-        created=_local_time(report.created),
-        advice=advice,
-        script=COPY_SCRIPT,
-        script_hash=f"sha256-{digest}",
-        cards=cards(report, advice),
-        difference_chart=_difference_chart(report, advice),
-        headers=tables.headers(report),
-        rows=[RowView.of(report, row, name, advice) for name, row in named],
-        coco=_coco_scores(named),
-        remarks=tables.remarks(report),
-        against=tables.against_float(report),
-        against_headers=tables.FLOAT_HEADERS,
-        missed=_missed([(name, row.at_threshold) for name, row in named if row.at_threshold]),
-        by_class=_by_class(named),
-        charts=_charts(report),
-        samples=_samples(report),
-        confidence=", ".join(sorted({f"{sample.confidence:g}" for sample in report.samples})),
-        machine={**report.hardware, "device": ", ".join(sorted({row.device for row in report.rows} - {""}))},
-    )
+    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
+    values: dict[str, Any] = {
+        "report": report,
+        "created": _local_time(report.created),
+        "advice": advice,
+        "script": COPY_SCRIPT,
+        "script_hash": f"sha256-{digest}",
+    }
+    # the first screen
+    values |= {
+        "cards": cards(report, advice),
+        "difference_chart": _difference_chart(report, advice),
+        "samples": _samples(report),
+        "confidence": ", ".join(sorted(thresholds)),
+    }
+    # the tables
+    counted = [(name, row.at_threshold) for name, row in named if row.at_threshold]
+    values |= {
+        "headers": tables.headers(report),
+        "rows": [RowView.of(report, row, name, advice) for name, row in named],
+        "coco": _coco_scores(named),
+        "remarks": tables.remarks(report),
+    }
+    values |= {
+        "against": tables.against_float(report),
+        "against_headers": tables.FLOAT_HEADERS,
+        "missed": _missed(counted),
+        "by_class": _by_class(named),
+    }
+    # the parts below
+    values |= {
+        "charts": _charts(report),
+        "machine": {**report.hardware, "device": ", ".join(sorted(devices))},
+    }
+    return template.render(values)
 
 
 def _coco_scores(named: Sequence[tuple[str, Row]]) -> str:
     """AP of the rows by COCO's definition, in words; '' where no row has it."""
-    scores = ((name, row.ap_coco) for name, row in named)
-    return ", ".join(f"{name} {ap:.4f}" for name, ap in scores if ap is not None)
+    return ", ".join(f"{name} {row.ap_coco:.4f}" for name, row in named if row.ap_coco is not None)
 
 
 def _local_time(created: str) -> str:
@@ -215,7 +250,12 @@ def _difference_chart(report: Report, advice: Advice) -> str:
     """The differences to FP32 as a picture; empty where no row compares."""
     if not any(report.difference(row) for row in report.rows):
         return ""
-    return data_uri(figures.render(figures.differences(report, advice.allowed), "svg"), "svg")
+    return _svg(figures.differences(report, advice.allowed))
+
+
+def _svg(figure: Figure) -> str:
+    """A figure as an address that holds it."""
+    return data_uri(figures.render(figure, "svg"), "svg")
 
 
 def _charts(report: Report) -> dict[str, str]:
@@ -224,9 +264,10 @@ def _charts(report: Report) -> dict[str, str]:
     if report.scored_epochs:
         name, figure = figures.per_epoch(report)
         heading = "AP after each epoch of QAT" if name == "ap_per_epoch" else "Loss after each epoch of QAT"
-        charts[heading] = data_uri(figures.render(figure, "svg"), "svg")
-    if sum(bool(row.f1) for row in report.rows) > 1:
-        charts["Which confidence threshold"] = data_uri(figures.render(figures.f1_curves(report), "svg"), "svg")
+        charts[heading] = _svg(figure)
+    rows_with_f1 = [row for row in report.rows if row.f1]
+    if len(rows_with_f1) > 1:
+        charts["Confidence threshold"] = _svg(figures.f1_curves(report))
     for name, file in report.charts.items():
         if os.path.isfile(file):
             charts[name] = data_uri(Path(file).read_bytes(), "png")
@@ -234,43 +275,58 @@ def _charts(report: Report) -> dict[str, str]:
 
 
 def _samples(report: Report) -> list[tuple[str, str]]:
-    """Name and picture of each image with detections; one that is gone has the reason in its name, and no picture."""
+    """Name and picture of each image with detections; for a missing image the reason beside its name, and ''."""
     samples = []
     for sample in report.samples:
         name = Path(sample.image).name
         try:
-            samples.append((name, data_uri(figures.render(detection_sheet([sample]), "jpg", dpi=200), "jpg")))
+            sheet = figures.render(detection_sheet([sample]), "jpg", dpi=200)
         except InputError as error:
             samples.append((f"{name}: {error}", ""))
+        else:
+            samples.append((name, data_uri(sheet, "jpg")))
     return samples
 
 
 def _by_class(named: Sequence[tuple[str, Row]]) -> tuple[list[str], list[tuple[str, list[str]]]]:
     """The rows that have AP by class, and for each class their AP."""
     by_row = {name: row.ap_by_class for name, row in named if row.ap_by_class}
-    classes = dict.fromkeys(label for scores in by_row.values() for label in scores)
-    lines = []
-    for label in classes:
-        lines.append((label, [tables.fraction(scores.get(label)) for scores in by_row.values()]))
-    return [*by_row], lines
+    lines: dict[str, list[str]] = {}  # class → AP of each row
+    for scores in by_row.values():
+        lines |= {label: [] for label in scores}
+    for label, texts in lines.items():
+        texts += [tables.fraction(scores.get(label)) for scores in by_row.values()]
+    return list(by_row), list(lines.items())
 
 
 def _missed(counted: Sequence[tuple[str, AtThreshold]]) -> tuple[list[str], list[list[str]]]:
     """A column for each row that was counted, and for each size and class the objects that it misses."""
-    lines = []
-    for part in ("by_size", "by_class"):
-        for kind in dict.fromkeys(kind for _, at in counted for kind in getattr(at, part)):
-            numbers = [getattr(at, part).get(kind, (0, 0)) for _, at in counted]
-            lines.append([kind, *(f"{objects - found} of {objects}" for objects, found in numbers)])
-    return [name for name, _ in counted], lines
+    by_size = [at.by_size for _, at in counted]
+    by_class = [at.by_class for _, at in counted]
+    names = [name for name, _ in counted]
+    return names, [*_missed_lines(by_size), *_missed_lines(by_class)]
+
+
+def _missed_lines(columns: Sequence[Mapping[str, tuple[int, int]]]) -> list[list[str]]:
+    """A line for each kind of object: its name, and of each column (kind → objects, detected) the missed ones."""
+    lines: dict[str, list[str]] = {}
+    for column in columns:
+        lines |= {kind: [kind] for kind in column}
+    for kind, line in lines.items():
+        for column in columns:
+            objects, detected = column.get(kind, (0, 0))
+            line.append(f"{objects - detected} of {objects}")
+    return list(lines.values())
 
 
 def without_folders(text: str, path: bool = False) -> str:
-    """A text (or a path) to be shared: of absolute paths the last part, or that in the working folder."""
+    """A text (or a path) to be shared: absolute paths without their folders, or relative to the working folder."""
     text = text.replace(f"{Path.cwd()}/", "")
-    if path:
-        return text.rpartition("/")[2] if text.startswith("/") else text
-    return re.sub(r"'/[^'\n]*/|(?<![^\s=(\"])/(?:[^\s'\"]*/)?(?=[^\s/])", lambda m: "'" * m[0].startswith("'"), text)
+    if not path:
+        return FOLDERS.sub(r"\1", text)
+    if text.startswith("/"):
+        return text.rpartition("/")[2]
+    return text
 
 
 def data_uri(content: bytes, kind: str) -> str:
@@ -281,72 +337,91 @@ def data_uri(content: bytes, kind: str) -> str:
 def merged(reports: Mapping[Path, Report]) -> Report:
     """One report of several runs by file: all commands, rows, charts and notes, the first ranges and samples.
 
-    Epochs of QAT are kept where one run alone has some; else a note names the runs, whose own pages draw them.
-    Of two rows of one stage and file, measured on the same, the one that knows more is kept, or else the first one.
+    The report has epochs of QAT if exactly one run trained; else a note names the runs, whose own pages draw them.
+    Two rows of one stage and file, measured on the same, become one: the row with more values, or else the first one.
     `InputError` where some runs have labels, and others the FP32 model's detections.
     """
     _refuse_other_labels(reports)
     runs = {path.parent: report for path, report in reports.items()}
     datasets = {run: report.data for run, report in runs.items() if report.data}
     trained = {run: report for run, report in runs.items() if report.scored_epochs}
-    several = len({*datasets.values()}) > 1
+    has_several_datasets = len(set(datasets.values())) > 1
     notes = _all_of("notes", reports)
-    if several:
-        whose = ", ".join(f"{run} of {data}" for run, data in datasets.items())
-        notes.append(f"the runs are of several datasets, whose rows do not compare: {whose}")
+    if has_several_datasets:
+        texts = [f"{run} of {data}" for run, data in datasets.items()]
+        notes.append(f"the runs have different datasets, so their rows do not compare: {', '.join(texts)}")
     if len(trained) > 1:
         notes.append(f"the epochs of QAT are on the pages of the runs: {', '.join(map(str, trained))}")
-    only_trained = next(iter(trained.values())) if len(trained) == 1 else Report(command="")
-    with_samples = next((report for report in reports.values() if report.samples), Report(command=""))
-    charts: dict[str, str] = {}
-    for report in reports.values():
-        charts |= report.charts
-    splits = {str(split): split for report in reports.values() for split in report.splits}
-    return next(iter(reports.values())).model_copy(
-        update={
-            "command": "\n".join(dict.fromkeys(report.command for report in reports.values())),
-            "rows": _merged_rows(reports, several),
-            "data": "" if several else next(iter(datasets.values()), ""),
-            "history": only_trained.history,
-            "held_out_images": only_trained.held_out_images,
-            "ranges": next((report.ranges for report in reports.values() if report.ranges), []),
-            "samples": with_samples.samples,
-            "samples_are": with_samples.samples_are,
-            "splits": list(splits.values()),
-            "charts": charts,
-            "notes": notes,
-            "warnings": _all_of("warnings", reports),
-            "problems": _all_of("problems", reports),
-            "doubts": _all_of("doubts", reports),
-            "target_drop": next(filter(None, (report.target_drop for report in reports.values())), None),
-        }
-    )
+    result = Report(command="\n".join(dict.fromkeys(report.command for report in reports.values())))
+    first = next(iter(reports.values()))
+    result.title = first.title
+    result.created = first.created
+    result.hardware = first.hardware
+    result.rows = _merged_rows(reports, has_several_datasets)
+    if not has_several_datasets:
+        result.data = next(iter(datasets.values()), "")
+    if len(trained) == 1:
+        only_trained = next(iter(trained.values()))
+        result.history = only_trained.history
+        result.held_out_images = only_trained.held_out_images
+    _add_parts(result, list(reports.values()))
+    result.notes = notes
+    result.warnings = _all_of("warnings", reports)
+    result.problems = _all_of("problems", reports)
+    result.doubts = _all_of("doubts", reports)
+    return result
+
+
+def _add_parts(result: Report, reports: Sequence[Report]) -> None:
+    """Fill ranges, samples and target from the first report that has them, charts and splits from all."""
+    splits: dict[str, SplitCounts] = {}  # each once
+    for report in reports:
+        result.ranges = result.ranges or report.ranges
+        if report.target_drop and not result.target_drop:
+            result.target_drop = report.target_drop
+        if report.samples and not result.samples:
+            result.samples = report.samples
+            result.samples_are = report.samples_are
+        result.charts |= report.charts
+        splits |= {str(split): split for split in report.splits}
+    result.splits = list(splits.values())
 
 
 def _refuse_other_labels(reports: Mapping[Path, Report]) -> None:
     """Raise `InputError` where some runs have labels, and others the FP32 model's detections."""
-    kinds: dict[bool, Path] = {}
+    run_of: dict[bool, Path] = {}  # whether labels are the FP32 model's detections → a run
     for path, report in reports.items():
-        kinds |= {AGREEMENT in row.ap_with: path.parent for row in report.rows if row.ap is not None}
-    if len(kinds) > 1:
+        for row in report.rows:
+            if row.ap is not None:
+                run_of[AGREEMENT in row.ap_with] = path.parent
+    if len(run_of) > 1:
         raise InputError(
-            f"{kinds[True]} is a run with --unlabelled and {kinds[False]} has labels, so that their AP does not "
-            "compare; make a page of each"
+            f"{run_of[True]} is a run with --unlabelled and {run_of[False]} has labels, so their AP does not compare; "
+            "make a page of each"
         )
 
 
-def _merged_rows(reports: Mapping[Path, Report], several: bool) -> list[Row]:
+def _merged_rows(reports: Mapping[Path, Report], has_several_datasets: bool) -> list[Row]:
     """The rows of all runs; those of one stage and file, measured on the same, once, unless datasets differ."""
     rows: dict[tuple[str, ...], Row] = {}
     for path, report in reports.items():
+        dataset_key = str(path) if has_several_datasets else ""
         for row in report.rows:
-            new = row.model_copy(update={"run": str(path.parent)} if len(reports) > 1 else {})
-            key = (row.stage, row.file, row.measured_on, str(path) if several else "")
-            known = rows.get(key, new)
-            rows[key] = max(known, new, key=lambda entry: len(entry.model_dump(exclude_none=True)))
+            if len(reports) > 1:
+                row = row.model_copy(update={"run": str(path.parent)})
+            key = (row.stage, row.file, row.measured_on, dataset_key)
+            if key not in rows or _count_of_values(row) > _count_of_values(rows[key]):
+                rows[key] = row
     return list(rows.values())
+
+
+def _count_of_values(row: Row) -> int:
+    return len(row.model_dump(exclude_none=True))
 
 
 def _all_of(name: str, reports: Mapping[Path, Report]) -> list[str]:
     """The texts of a list that several reports have, each once."""
-    return list(dict.fromkeys(text for report in reports.values() for text in getattr(report, name)))
+    texts: dict[str, None] = {}  # a set in order
+    for report in reports.values():
+        texts |= dict.fromkeys(getattr(report, name))
+    return list(texts)

@@ -1,4 +1,4 @@
-"""What a run reports: rows of results, the training history, the ranges, sample detections and the machine.
+"""Contents of a report: rows of results, the training history, the ranges, sample detections and the machine.
 
 `Report` is the one object that programs fill and that tables, figures and the page read. It is stored as `report.json`.
 Nothing here is slow to import.
@@ -41,8 +41,8 @@ from utils.core.text import short_repr
 SCHEMA_VERSION = 4
 OLD_SELF_AGREEMENT = 0.995
 BEST_PTQ = "best (PTQ)"  # the stage of a run's result where that is the PTQ state
-UNFINISHED = "this run is not finished"  # how a note of its report begins
-LOW_AP = 0.1  # of a float network: below it nothing can be said of INT8
+UNFINISHED = "this run is not finished"  # the beginning of a note in its report
+LOW_AP = 0.1  # of an FP32 model: below it the effect of INT8 cannot be judged
 SIZES = ("small", "medium", "large")  # of objects, as COCO has them
 AnyAp = Literal["ap", "mask_ap", "agreement"]  # of boxes, of masks, and of boxes with float's detections as labels
 AP: tuple[AnyAp, ...] = ("ap", "mask_ap")
@@ -53,17 +53,20 @@ def hardware() -> dict[str, str]:
     """The machine in words; `cores` are those that this process may use."""
     text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     cpu = re.search(r"^(?:model name|Model)\s*:\s*(\S.*)$", text, re.MULTILINE)
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": cpu[1] if cpu else platform.machine(),
         "cores": str(cpu_cores()),
-        "memory": f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.0f} GiB",
+        "memory": f"{memory / 2**30:.0f} GiB",
     }
 
 
 def _finite(value: Any) -> Any:
     """None for a loss that diverged, which JSON cannot hold."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 Positive = Annotated[float, Field(ge=0)]
@@ -96,26 +99,26 @@ class Row(StrictModel):
     """One measured result. `None` stands for "not measured"; it is never replaced by a guess.
 
     Attributes:
-        stage: what was measured: `float`, `PTQ`, `QAT`, `ONNX`, ...
-        file: the file that was evaluated, as the user would type it; `size_bytes` is its size.
-        weights_bytes: what the weights take as they are computed with: 1 byte in INT8, 2 in FP16, 4 in FP32.
+        stage: kind of the measured model: `float`, `PTQ`, `QAT`, `ONNX`, ...
+        file: the evaluated file, as the user would type it; `size_bytes` is its size.
+        weights_bytes: bytes of the weights as they are computed with: 1 each in INT8, 2 in FP16, 4 in FP32.
         ap, ap50, precision, recall: fractions in 0..1 (AP is the mean over IoU 0.50:0.95).
         ap_coco: AP by pycocotools' definition of the curve, which is lower than upstream's.
-        images: how many were evaluated.
+        images: number of evaluated images.
         seconds: wall time of the stage: making the file and evaluating it.
         device: the device in words, e.g. `CPU` or `NVIDIA H200`.
         ms_per_image: inference alone, without pre-processing and NMS.
-        measured_on: what the numbers were measured on, e.g. `ONNX Runtime 1.31, CPU, 2 threads, batch 10`.
-        ap_with: what makes AP differ from the usual one, e.g. `30 images`; rows compare where this is equal.
+        measured_on: runtime, device and batch of the measurement, e.g. `ONNX Runtime 1.31, CPU, 2 threads, batch 10`.
+        ap_with: settings by which AP differs from the usual one, e.g. `30 images`; rows compare where this is equal.
         caveat: why the comparison with the float row is doubtful, although it is made; empty for no reason.
         input_size: of the images that went in, e.g. `640x640`; rows compare where this is equal or not known.
         run: the folder of the run, where a report has rows of several.
-        resampled_over: what resamplings draw, `images` or e.g. `12 groups`.
+        resampled_over: units that resamplings draw, `images` or e.g. `12 groups`.
         agreement: AP with the float network's detections in place of labels, 1 for the float network itself; and on
             resamplings of the images.
         best_threshold: the confidence of best F1, which `precision` and `recall` belong to.
         f1: mean over classes at confidences 0, 0.01, ..., 1.
-        at_threshold: what is found and missed at the float network's `best_threshold`.
+        at_threshold: objects detected and missed at the float network's `best_threshold`.
         ap_resampled: AP on resamplings of the images, a text in JSON (`Resampled.to_text`); None where not known.
         mask_ap, ...: the same of masks, of a segmentation network.
         ap_by_class: AP of boxes of each class that has labels, in the dataset's order.
@@ -160,23 +163,29 @@ class Row(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _of_files(cls, content: Any) -> Any:
-        """Of earlier schemas without versions of libraries, and with `at`; and without what `Report.to_dict` adds."""
+        """Remove the keys of earlier schemas and those that `Report.to_dict` adds, and rename `at`."""
         if not isinstance(content, dict):
             return content
-        names = {"at": "at_threshold", "versions": "", **{f"{ap}_difference_error": "" for ap in AP}}
-        return {names.get(key, key): content[key] for key in content if names.get(key, key)}
+        removed = {"versions", *(f"{ap}_difference_error" for ap in AP)}
+        fields = {key: value for key, value in content.items() if key not in removed}
+        if "at" in fields:
+            fields["at_threshold"] = fields.pop("at")
+        return fields
 
     @property
     def finds_nothing(self) -> bool:
-        """Whether AP is near 0; of a float network nothing can then be said of INT8."""
+        """Whether AP is near 0; if that of the FP32 model is, the effect of INT8 cannot be judged."""
         return self.ap is not None and self.ap < LOW_AP
 
     def difference(self, other: Row, ap: AnyAp = "ap") -> Difference | None:
         """AP of this row, of boxes or of masks, minus that of another; None where they do not compare."""
-        score, base = getattr(self, ap), getattr(other, ap)
+        score = getattr(self, ap)
+        base = getattr(other, ap)
         if score is None or base is None or self.incomparable(other, ap):
             return None
-        return Difference.between(score, base, *(getattr(row, f"{ap}_resampled") for row in (self, other)))
+        resampled = getattr(self, f"{ap}_resampled")
+        base_resampled = getattr(other, f"{ap}_resampled")
+        return Difference.between(score, base, resampled, base_resampled)
 
     def definitions_differ(self, other: Row) -> str:
         """A sentence where upstream's and pycocotools' definitions of AP see the difference to another row differently.
@@ -185,14 +194,16 @@ class Row(StrictModel):
         cut off. Empty where the differences have one sign and are within `DEFINITIONS_DIFFER` of each other.
         """
         for name in AP:
-            difference, scores = self.difference(other, name), [getattr(row, f"{name}_coco") for row in (self, other)]
-            if difference is None or None in scores:
+            difference = self.difference(other, name)
+            score = getattr(self, f"{name}_coco")
+            other_score = getattr(other, f"{name}_coco")
+            if difference is None or score is None or other_score is None:
                 continue
-            coco = round(scores[0] - scores[1], 4)
+            coco = round(score - other_score, 4)
             upstream = round(difference.value, 4)
             if upstream * coco < 0 or abs(upstream - coco) > DEFINITIONS_DIFFER:
-                what = "AP" if name == "ap" else "mask AP"
-                return f"{what} differs by {upstream:+.4f} by upstream's definition and by {coco:+.4f} by COCO's"
+                title = "AP" if name == "ap" else "mask AP"
+                return f"{title} differs by {upstream:+.4f} by upstream's definition and by {coco:+.4f} by COCO's"
         return ""
 
     def incomparable(self, other: Row, ap: AnyAp = "ap") -> str:
@@ -204,12 +215,15 @@ class Row(StrictModel):
             return f"{self.ap_with or 'the defaults'} here, {other.ap_with or 'the defaults'} there"
         if self.input_size and other.input_size and self.input_size != other.input_size:
             return f"input {self.input_size} here, {other.input_size} there"
-        resampled, base = (getattr(row, f"{ap}_resampled") for row in (self, other))
-        return "other images or labels" if resampled and base and not resampled.same_images(base) else ""
+        resampled = getattr(self, f"{ap}_resampled")
+        base = getattr(other, f"{ap}_resampled")
+        if resampled and base and not resampled.same_images(base):
+            return "other images or labels"
+        return ""
 
 
 class Level(str, enum.Enum):
-    """How a result stands."""
+    """Verdict on a result."""
 
     OK = "OK"  # the loss is at most the target (95 %)
     CHECK = "CHECK"  # these images cannot tell, or something has to be looked at first
@@ -276,19 +290,19 @@ class Epoch(StrictModel):
 
 
 class Report(StrictModel, frozen=False):
-    """Everything that is known about a run.
+    """Settings, results and observations of a run.
 
     Attributes:
         command: the command line that was run.
         rows: results, in the order of the pipeline; they are compared with a row whose stage is `float` (`baseline`).
         ranges: one entry for each scale, as `models.quantize.calibration.tensor_ranges` gives it.
-        samples: detections to draw side by side; `samples_are` says which images these are.
-        notes: sentences for the reader: what was skipped and why, what was kept and why.
-        warnings: what the run warned of, as the log has it.
-        problems: why AP means nothing here; with one of them there is no verdict.
-        doubts: what has to be looked at before the next step.
-        target_drop: AP that INT8 may lose, where the user has said it.
-        held_out_images: training images that QAT did not see and that chose its best state; 0 where all were seen.
+        samples: detections to draw side by side; `samples_are` describes these images.
+        notes: sentences for the reader, such as reasons for skipped steps.
+        warnings: warnings of the run, as in its log.
+        problems: reasons why AP means nothing here; with one of them there is no verdict.
+        doubts: things to check before the next step.
+        target_drop: AP that INT8 may lose, if the user has set it.
+        held_out_images: training images that QAT did not see and that chose its best state; 0 if it saw all.
         charts: heading → a PNG file to show, if it is there.
         created: UTC, ISO 8601.
     """
@@ -318,17 +332,26 @@ class Report(StrictModel, frozen=False):
         It is the last float row up to `row` whose threshold `row` was counted at, or else the last one, since runs of
         several networks follow each other; else the first float row of the report.
         """
-        place = next((index for index, other in enumerate(self.rows) if other is row), len(self.rows))
-        floats = [other for other in self.rows if other.stage.lower() == "float"]
-        before = [other for other in self.rows[: place + 1] if other.stage.lower() == "float"] or floats[:1]
-        at = row.at_threshold and row.at_threshold.threshold
-        counted = [other for other in before if at and other.at_threshold and other.at_threshold.threshold == at]
-        return next(reversed(counted or before), None)
+        floats_before = []
+        for other in self.rows:
+            if other.stage.lower() == "float":
+                floats_before.append(other)
+            if other is row:
+                break
+        if not floats_before:
+            return next((other for other in self.rows if other.stage.lower() == "float"), None)
+        if row.at_threshold and row.at_threshold.threshold:
+            for other in reversed(floats_before):
+                if other.at_threshold and other.at_threshold.threshold == row.at_threshold.threshold:
+                    return other
+        return floats_before[-1]
 
     def difference(self, row: Row, ap: AnyAp = "ap") -> Difference | None:
         """AP of `row` minus that of the float model; None for that itself, and where they do not compare."""
         baseline = self.baseline(row)
-        return None if baseline is None or row is baseline else row.difference(baseline, ap)
+        if baseline is None or row is baseline:
+            return None
+        return row.difference(baseline, ap)
 
     @property
     def has_masks(self) -> bool:
@@ -337,12 +360,12 @@ class Report(StrictModel, frozen=False):
 
     @property
     def scored_epochs(self) -> list[Epoch]:
-        """The epochs after which AP was measured; those after which the loss was where none has an AP."""
+        """The epochs with an AP, or else those with a loss on held-out images."""
         scored = [epoch for epoch in self.history if epoch.ap is not None]
         return scored or [epoch for epoch in self.history if epoch.held_out is not None]
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as JSON holds it; each row says the standard error of its difference to the float row, too."""
+        """The report as JSON holds it, with the standard error of each row's difference to the float row."""
         content = {"schema_version": SCHEMA_VERSION, **super().to_dict()}
         for row, stored in zip(self.rows, content["rows"], strict=True):
             for ap in AP:
@@ -358,7 +381,7 @@ class Report(StrictModel, frozen=False):
 
     @classmethod
     def load(cls, path: str | Path) -> Report:
-        """Read what `save` wrote; `InputError` for what is missing, no JSON, no report, or one of a newer version."""
+        """Read a file that `save` wrote; `InputError` if it is missing, not a report, or of a newer version."""
         content = read_json(path, "give the path of a report.json")
         version = content.pop("schema_version", None) if isinstance(content, dict) else None
         if not isinstance(version, int) or version > SCHEMA_VERSION:
@@ -375,7 +398,9 @@ def _with_agreement_of_today(row: Row) -> Row:
     """A row of an earlier schema on today's scale of agreement, on which a network agrees with itself by 1."""
 
     def scaled(score: float | None) -> float | None:
-        return None if score is None else min(score / OLD_SELF_AGREEMENT, 1.0)
+        if score is None:
+            return None
+        return min(score / OLD_SELF_AGREEMENT, 1.0)
 
     def scaled_resampled(resampled: Resampled | None) -> Resampled | None:
         return resampled and resampled.scaled(1 / OLD_SELF_AGREEMENT)

@@ -1,17 +1,18 @@
 """Results as tables: for the terminal, and as text cells for the HTML page.
 
-What was not measured is a dash.
+A dash stands for a value that was not measured.
 """
 
 from __future__ import annotations
 
 import re
 import textwrap
+from collections.abc import Sequence
 
 from utils.core.files import distinct_names
-from utils.core.score import AGREEMENT
+from utils.core.score import AGREEMENT, AtThreshold
 from utils.core.text import aligned
-from utils.reports.schema import AP, Report, Row
+from utils.reports.schema import AnyAp, Report, Row
 
 HEADERS = ("stage", "AP", "vs float", "AP50", "P", "R", "weights", "ms/image")
 FLOAT_HEADERS = ("stage", "agreement", "best F1 at", "P", "vs float", "R", "vs float", "missed")
@@ -28,43 +29,61 @@ def fraction(value: float | None) -> str:
 
 def headers(report: Report) -> tuple[str, ...]:
     """The columns of a report's table: with masks it has no room for precision and recall."""
-    heads = MASK_HEADERS if report.has_masks else HEADERS
-    unlabelled = any(AGREEMENT in row.ap_with for row in report.rows)
-    names = {"AP": "agreement", "AP50": "agree50"} if unlabelled else {}
-    return tuple(names.get(head, head) for head in heads)
+    names = MASK_HEADERS if report.has_masks else HEADERS
+    if not any(AGREEMENT in row.ap_with for row in report.rows):
+        return names
+    unlabelled = {"AP": "agreement", "AP50": "agree50"}
+    return tuple(unlabelled.get(name, name) for name in names)
 
 
 def cells(report: Report, row: Row) -> tuple[str, ...]:
     """The texts of one row, one for each of `headers`; a difference is empty for the float row itself."""
-    alone = report.baseline(row) in (None, row)
-    boxes, masks = ("" if alone else str(report.difference(row, ap) or DASH) for ap in AP)
-    more: tuple[str, ...] = (fraction(row.precision), fraction(row.recall))
+    texts = [row.stage, fraction(row.ap), _difference(report, row, "ap"), fraction(row.ap50)]
     if report.has_masks:
-        more = (fraction(row.mask_ap), masks, fraction(row.mask_ap50))
-    weights = DASH if row.weights_bytes is None else f"{row.weights_bytes / 1e6:.2f} MB"
-    milliseconds = DASH if row.ms_per_image is None else f"{row.ms_per_image:.2f}"
-    return row.stage, fraction(row.ap), boxes, fraction(row.ap50), *more, weights, milliseconds
+        texts += [fraction(row.mask_ap), _difference(report, row, "mask_ap"), fraction(row.mask_ap50)]
+    else:
+        texts += [fraction(row.precision), fraction(row.recall)]
+    texts.append(DASH if row.weights_bytes is None else f"{row.weights_bytes / 1e6:.2f} MB")
+    texts.append(DASH if row.ms_per_image is None else f"{row.ms_per_image:.2f}")
+    return tuple(texts)
+
+
+def _difference(report: Report, row: Row, ap: AnyAp) -> str:
+    """The difference of AP to the float row; empty for that itself and without one."""
+    if report.baseline(row) in (None, row):
+        return ""
+    return str(report.difference(row, ap) or DASH)
 
 
 def labels(report: Report) -> list[str]:
-    """A name for each row: its stage, and of rows of one stage what differs.
+    """A name for each row: its stage, and for rows of one stage words that tell them apart.
 
-    That is what ran them, if each was run by something else, or else words of file and run, size and images.
+    These are the runtime, if every row has another one, or else words of file and run, size and images.
     """
     names = [row.stage for row in report.rows]
     for stage in dict.fromkeys(names):
-        rows = {i: row for i, row in enumerate(report.rows) if row.stage == stage}
-        runtimes = {i: re.split(r" \d|,", row.measured_on)[0] for i, row in rows.items()}
-        if len(rows) > 1 and len({*runtimes.values()}) == len(rows):
-            names = [f"{name}, {runtimes[i]}" if i in runtimes else name for i, name in enumerate(names)]
-            continue
-        texts = {i: f"{row.file} {row.run} {row.input_size} {row.ap_with}" for i, row in rows.items()}
-        words = {i: dict.fromkeys(re.split(r"[-_/., ]+", text)) for i, text in texts.items()}
-        common = set.intersection(*map(set, words.values()))
-        for i, of_row in words.items():
-            name = " ".join([stage, *(word for word in of_row if word not in common)])
-            names[i] = textwrap.shorten(name, LONGEST_NAME, placeholder="") or stage
+        indices = [index for index, row in enumerate(report.rows) if row.stage == stage]
+        for index, name in zip(indices, _names_in_stage([report.rows[index] for index in indices]), strict=True):
+            names[index] = name
     return distinct_names(names)
+
+
+def _names_in_stage(rows: Sequence[Row]) -> list[str]:
+    """Names of rows of one stage, see `labels`."""
+    stage = rows[0].stage
+    runtimes = [re.split(r" \d|,", row.measured_on)[0] for row in rows]
+    if len(rows) > 1 and len(set(runtimes)) == len(rows):
+        return [f"{stage}, {runtime}" for runtime in runtimes]
+    words_of_rows = []
+    for row in rows:
+        text = f"{row.file} {row.run} {row.input_size} {row.ap_with}"
+        words_of_rows.append(dict.fromkeys(re.split(r"[-_/., ]+", text)))
+    common = set.intersection(*(set(words) for words in words_of_rows))
+    names = []
+    for words in words_of_rows:
+        name = " ".join([stage, *(word for word in words if word not in common)])
+        names.append(textwrap.shorten(name, LONGEST_NAME, placeholder="") or stage)
+    return names
 
 
 def terminal_table(report: Report) -> str:
@@ -73,13 +92,17 @@ def terminal_table(report: Report) -> str:
         return "\n".join([*warning_block(report), "(no results)"])
     places = list(dict.fromkeys(row.measured_on for row in report.rows))
     named = list(zip(labels(report), report.rows, strict=True))
-    rows = [(name, *cells(report, row)[1:], f"[{places.index(row.measured_on) + 1}]") for name, row in named]
+    rows = []
+    for name, row in named:
+        place = f"[{places.index(row.measured_on) + 1}]"
+        rows.append((name, *cells(report, row)[1:], place))
     titles = (*headers(report), "on")
     lines = aligned(titles, rows, ["stage"], rule=True)
-    if max(map(len, lines)) > WIDTH:
+    if max(len(line) for line in lines) > WIDTH:
         lines = aligned(titles, rows, ["stage"], rule=True, gap=" ")
     lines += [f"[{number}] {place}" for number, place in enumerate(places, 1)]
-    if against := against_float(report):
+    against = against_float(report)
+    if against:
         lines += ["", *textwrap.wrap(against[0], WIDTH), ""]
         lines += aligned(FLOAT_HEADERS, against[1], ["stage"], rule=True)
     for name, row in named:
@@ -99,39 +122,66 @@ def warning_block(report: Report) -> list[str]:
 
 
 def row_remarks(report: Report, row: Row) -> list[str]:
-    """What a reader of a row has to know: why it does not compare, or compares in doubt, and a doubtful difference."""
+    """Sentences on a row: why it does not compare, or compares in doubt, and where definitions of AP disagree."""
+    remarks = [not_compared(report, row), row.caveat]
     base = report.baseline(row)
-    differ = row.definitions_differ(base) if base and base is not row else ""
-    return [remark for remark in (not_compared(report, row), row.caveat, differ) if remark]
+    if base and base is not row:
+        remarks.append(row.definitions_differ(base))
+    return [remark for remark in remarks if remark]
 
 
 def against_float(report: Report) -> tuple[str, list[tuple[str, ...]]] | None:
-    """What a product notices of INT8: a heading, and the texts of a row for each of FLOAT_HEADERS.
+    """Effects of INT8 that a product notices: a heading, and the texts of a row for each of FLOAT_HEADERS.
 
-    None unless a row was measured against the float network's detections and threshold.
+    None unless a row was measured against the FP32 model's detections and threshold.
     """
-    compared = []
-    for name, row in zip(labels(report), report.rows, strict=True):
-        float_row = report.baseline(row)  # NMS inside a file leaves out what is below a threshold of its own
-        at, base = row.at_threshold, float_row and float_row.at_threshold
-        if float_row and base and at and at.threshold == base.threshold and not row.incomparable(float_row):
-            compared.append((name, row, at, base))
-    if all(at is base for _, _, at, base in compared):
-        return None
     rows: list[tuple[str, ...]] = []
-    for name, row, at, base in compared:
-        precision, recall = ("" if at is base else str(at.difference(base, what)) for what in ("precision", "recall"))
-        error = f" ± {row.agreement_resampled.error:.4f}" if row.agreement_resampled else ""
-        agreement = fraction(row.agreement) + error
-        rows.append((name, agreement, f"{row.best_threshold or 0:.3f}", fraction(at.precision), precision,
-                     fraction(at.recall), recall, f"{at.objects - at.found} of {at.objects}"))  # fmt: skip
-    thresholds = " or ".join(dict.fromkeys(f"{at.threshold:.3f}" for _, _, at, _ in compared))
-    own = " against its own detections" if AGREEMENT in report.rows[-1].ap_with else ""
+    thresholds: dict[str, None] = {}  # a set in order
+    is_compared = False
+    for name, row in zip(labels(report), report.rows, strict=True):
+        base = _base_at_threshold(report, row)
+        if row.at_threshold is None or base is None:
+            continue
+        rows.append((name, *_cells_at_threshold(row, row.at_threshold, base)))
+        thresholds[f"{row.at_threshold.threshold:.3f}"] = None
+        is_compared = is_compared or row.at_threshold is not base
+    if not is_compared:
+        return None
     heading = (
         "Against the FP32 model: AP with its detections as labels (agreement; 1 if all are alike), and precision and "
-        f"recall at its confidence threshold of best F1{own}, {thresholds} (all classes together, IoU 0.5)"
+        "recall at its confidence threshold of best F1"
     )
-    return heading, rows
+    if AGREEMENT in report.rows[-1].ap_with:
+        heading += " against its own detections"
+    return f"{heading}, {' or '.join(thresholds)} (all classes together, IoU 0.5)", rows
+
+
+def _base_at_threshold(report: Report, row: Row) -> AtThreshold | None:
+    """The FP32 model's counts at the threshold at which `row` was counted; None where they do not compare.
+
+    They do not where NMS in the row's file left out detections below a threshold of its own.
+    """
+    float_row = report.baseline(row)
+    if float_row is None or float_row.at_threshold is None or row.at_threshold is None:
+        return None
+    if row.at_threshold.threshold != float_row.at_threshold.threshold or row.incomparable(float_row):
+        return None
+    return float_row.at_threshold
+
+
+def _cells_at_threshold(row: Row, at: AtThreshold, base: AtThreshold) -> tuple[str, ...]:
+    """The texts of a row for FLOAT_HEADERS without the first; differences are empty for the FP32 model itself."""
+    agreement = fraction(row.agreement)
+    if row.agreement_resampled:
+        agreement += f" ± {row.agreement_resampled.error:.4f}"
+    precision = ""
+    recall = ""
+    if at is not base:
+        precision = str(at.difference(base, "precision"))
+        recall = str(at.difference(base, "recall"))
+    threshold = f"{row.best_threshold or 0:.3f}"
+    missed = f"{at.objects - at.found} of {at.objects}"
+    return agreement, threshold, fraction(at.precision), precision, fraction(at.recall), recall, missed
 
 
 def not_compared(report: Report, row: Row) -> str:
@@ -140,13 +190,18 @@ def not_compared(report: Report, row: Row) -> str:
     if base is None or row is base or None in (row.ap, base.ap):
         return ""
     reason = row.incomparable(base)
-    remedy = "; give the float network, exported in the same form, as --reference" if "NMS in" in reason else ""
-    return reason and f"AP does not compare with that of the float row: {reason}{remedy}"
+    if not reason:
+        return ""
+    sentence = f"AP does not compare with that of the FP32 model: {reason}"
+    if "NMS in" in reason:
+        sentence += "; give the FP32 model, exported in the same form, as --reference"
+    return sentence
 
 
 def remarks(report: Report) -> list[str]:
-    """What the standard errors of AP differences are, where there are some."""
-    if not any((difference := report.difference(row)) and difference.error is not None for row in report.rows):
+    """Explanation of the standard errors of AP differences, where there are some."""
+    differences = [report.difference(row) for row in report.rows]
+    if not any(difference and difference.error is not None for difference in differences):
         return []
     over = ", ".join(dict.fromkeys(row.resampled_over for row in report.rows if row.ap_resampled))
     return [

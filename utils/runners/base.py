@@ -1,4 +1,4 @@
-"""What runs a network: named inputs to named outputs, the same for PyTorch, ONNX Runtime and TensorRT.
+"""Interface to a network that runs: named inputs to named outputs, for PyTorch, ONNX Runtime and TensorRT alike.
 
 The public methods check the state and the feeds; a subclass only runs the network, as Polygraphy's `BaseRunner` has it.
 """
@@ -26,9 +26,16 @@ if TYPE_CHECKING:  # a model repository is written without torch
 
 # TensorProto's number of a type → torch's name
 ONNX_TYPES = {
-    1: "float32", 2: "uint8", 3: "int8", 6: "int32", 7: "int64", 9: "bool", 10: "float16", 11: "float64",
+    1: "float32",
+    2: "uint8",
+    3: "int8",
+    6: "int32",
+    7: "int64",
+    9: "bool",
+    10: "float16",
+    11: "float64",
     16: "bfloat16",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -41,37 +48,48 @@ class TensorSpec:
 
     @classmethod
     def of_onnx(cls, value: Any) -> TensorSpec:
-        """Of an input or output of an ONNX graph, a ValueInfoProto."""
+        """Read the spec of an input or output of an ONNX graph, a ValueInfoProto."""
         tensor = value.type.tensor_type
         shape = tuple(dim.dim_value if dim.dim_value > 0 else None for dim in tensor.shape.dim)
         return cls(value.name, shape, ONNX_TYPES.get(tensor.elem_type, f"type {tensor.elem_type}"))
 
     def __str__(self) -> str:
-        return f"{self.name} {self.dtype} [{', '.join('any' if size is None else str(size) for size in self.shape)}]"
+        sizes = ["any" if size is None else str(size) for size in self.shape]
+        return f"{self.name} {self.dtype} [{', '.join(sizes)}]"
 
     def accepts(self, shape: Sequence[int]) -> bool:
         """Whether a tensor of this shape fits."""
-        return len(shape) == len(self.shape) and all(a in (None, b) for a, b in zip(self.shape, shape, strict=True))
+        if len(shape) != len(self.shape):
+            return False
+        return all(expected in (None, size) for expected, size in zip(self.shape, shape, strict=True))
 
 
 class Runner(ABC):
-    """A network ready to run, and a context manager: what it holds is released at the end of the `with` block.
+    """A network ready to run, and a context manager that releases its resources at the end of the `with` block.
 
     Attributes:
         inputs, outputs: by name, shape and dtype.
-        metadata: what the file says about itself: stride, names, task, ... (texts).
+        metadata: properties of the file: stride, names, task, ... (texts).
         limits: input → min and max shape, where a network of dynamic size takes no other.
-        device: where feeds are wanted and outputs come out.
-        description: what runs it, and on what, in words.
+        device: the device of feeds and outputs.
+        description: runtime and device, in words.
     """
 
     def __init__(
-        self, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], metadata: Mapping[str, str],
-        device: torch.device, description: str,
-    ) -> None:  # fmt: skip
-        self.inputs, self.outputs, self.metadata = tuple(inputs), tuple(outputs), dict(metadata)
+        self,
+        inputs: Sequence[TensorSpec],
+        outputs: Sequence[TensorSpec],
+        metadata: Mapping[str, str],
+        device: torch.device,
+        description: str,
+    ) -> None:
+        self.inputs = tuple(inputs)
+        self.outputs = tuple(outputs)
+        self.metadata = dict(metadata)
         self.limits: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
-        self.device, self.description, self._open = device, description, True
+        self.device = device
+        self.description = description
+        self._open = True
 
     def __enter__(self) -> Runner:
         self._check_open()
@@ -93,24 +111,28 @@ class Runner(ABC):
         on `device` may be overwritten by the next call.
 
         Raises:
-            InputError: names, dtype or shape of a feed are not what the network takes.
+            InputError: names, dtype or shape of a feed do not fit the network.
             QatError: the runner is closed.
         """
         self._check_open()
         expected = ", ".join(map(str, self.inputs))
         if set(feeds) != {spec.name for spec in self.inputs}:
-            raise InputError(f"received inputs {sorted(feeds)}; the network takes {expected}")
+            raise InputError(f"received inputs {sorted(feeds)}; the model takes {expected}")
+        moved = {}
         for spec in self.inputs:
-            shape, dtype = feeds[spec.name].shape, str(feeds[spec.name].dtype).removeprefix("torch.")
-            if dtype != spec.dtype or not spec.accepts(shape):
-                raise InputError(f"input {spec.name} is {dtype} {list(shape)}; the network takes {expected}")
-        return self._infer({spec.name: self._to_device(spec.name, feeds[spec.name]) for spec in self.inputs})
+            feed = feeds[spec.name]
+            dtype = str(feed.dtype).removeprefix("torch.")
+            if dtype != spec.dtype or not spec.accepts(feed.shape):
+                raise InputError(f"input {spec.name} is {dtype} {list(feed.shape)}; the model takes {expected}")
+            moved[spec.name] = self._to_device(spec.name, feed)
+        return self._infer(moved)
 
     @property
     def names(self) -> dict[int, str] | None:
         """Class names by id, when the metadata has them: as JSON, or as the Python literal that upstream writes."""
         value = literal(self.metadata.get("names", ""))
-        value = dict(enumerate(value)) if isinstance(value, (list, tuple)) else value
+        if isinstance(value, (list, tuple)):
+            value = dict(enumerate(value))
         if not isinstance(value, dict) or not all(str(key).isdigit() for key in value):
             return None
         return {int(key): str(name) for key, name in value.items()}
@@ -122,7 +144,7 @@ class Runner(ABC):
 
     @property
     def task(self) -> Task:
-        """What the network is for, by its metadata or else by its outputs."""
+        """The task of the network, by its metadata or else by its outputs."""
         return self.form.task
 
     @property
@@ -132,17 +154,19 @@ class Runner(ABC):
 
     @property
     def stride(self) -> int:
-        """Image sizes are multiples of it, in pixels; 32 when the metadata does not say."""
+        """Divisor of image sizes, in pixels; 32 without an entry in the metadata."""
         value = literal(self.metadata.get("stride", ""))
-        return int(value) if isinstance(value, (int, float)) and 1 <= value < math.inf else 32
+        if isinstance(value, (int, float)) and 1 <= value < math.inf:
+            return int(value)
+        return 32
 
     @property
     def imgsz(self) -> tuple[int, int] | None:
-        """(height, width) that the metadata names, in pixels."""
+        """(height, width) of the metadata, in pixels."""
         return imgsz_of(self.metadata)
 
     def _to_device(self, name: str, feed: Tensor) -> Tensor:
-        """The feed where `_infer` wants it."""
+        """The feed on the device that `_infer` reads from."""
         return feed.to(self.device)
 
     @abstractmethod
@@ -159,10 +183,16 @@ class Runner(ABC):
 
 
 def imgsz_of(metadata: Mapping[str, str]) -> tuple[int, int] | None:
-    """(height, width) in pixels that a file's metadata names; None where it names none."""
+    """(height, width) in pixels in a file's metadata; None without a valid entry."""
     value = literal(metadata.get("imgsz", ""))
-    pair = (value, value) if isinstance(value, int) else tuple(value) if isinstance(value, (list, tuple)) else ()
-    return (pair[0], pair[1]) if len(pair) == 2 and all(isinstance(side, int) for side in pair) else None
+    if isinstance(value, int):
+        return (value, value)
+    if not isinstance(value, (list, tuple)) or len(value) != 2:
+        return None
+    height, width = value
+    if isinstance(height, int) and isinstance(width, int):
+        return (height, width)
+    return None
 
 
 def literal(text: str) -> object:
@@ -183,5 +213,7 @@ def as_feed(images: Tensor, form: InputSpec, dtype: str) -> Tensor:
 
     images = with_channels(images, form.channels)
     if form.kind == "uint8":
-        return images.permute(0, 2, 3, 1) if form.layout == "nhwc" else images
+        if form.layout == "nhwc":
+            return images.permute(0, 2, 3, 1)
+        return images
     return images.to(getattr(torch, dtype)).div_(255)

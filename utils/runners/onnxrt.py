@@ -22,7 +22,8 @@ logger = logging.getLogger(__name__)
 _DTYPES = {"float": "float32", "double": "float64"}  # others are called as in torch
 _PLUGIN = "it has a plugin of TensorRT's, which runs in engines only; build one, or export the file with --nms onnx"
 FP16_SCALES = Version("1.30")  # the first whose quantizers round with FP16 scales as others do: 1.19 to 1.29 did not
-_CUDA, _CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
+_CUDA = "CUDAExecutionProvider"
+_CPU = "CPUExecutionProvider"
 
 
 class OnnxRuntimeRunner(Runner):
@@ -32,7 +33,7 @@ class OnnxRuntimeRunner(Runner):
         """Load the file.
 
         Args:
-            device: on `cuda` without the CUDA provider it runs on the CPU, and says so.
+            device: on `cuda` without the CUDA provider it runs on the CPU, and warns.
             threads: of one operator; None leaves it to ONNX Runtime.
 
         Raises:
@@ -43,7 +44,8 @@ class OnnxRuntimeRunner(Runner):
             import onnxruntime
         except ImportError as error:
             raise DependencyError(f"{path} needs ONNX Runtime; install it with: pip install onnxruntime") from error
-        path, device = Path(path), torch.device(device)
+        path = Path(path)
+        device = torch.device(device)
         if not path.is_file():
             raise InputError(no_file(path, "expected an ONNX file"))
         options = onnxruntime.SessionOptions()
@@ -58,20 +60,27 @@ class OnnxRuntimeRunner(Runner):
             reason = _PLUGIN if "_TRT(" in str(error) else _short(error)
             raise InputError(f"ONNX Runtime {onnxruntime.__version__} cannot load {path}: {reason}") from error
         metadata = session.get_modelmeta().custom_metadata_map
-        if metadata.get("typing") == "strong" and metadata.get("kind") != "float" and Version(version()) < FP16_SCALES:
+        has_fp16_scales = metadata.get("typing") == "strong" and metadata.get("kind") != "float"
+        if has_fp16_scales and Version(version()) < FP16_SCALES:
             text = "ONNX Runtime before %s computes other values from %s, which is strongly typed; use --typing weak"
             logger.warning(text, FP16_SCALES, path)
         if device.type == "cuda" and session.get_providers()[0] != _CUDA:
-            logger.warning("ONNX Runtime has no CUDA provider that starts (pip install onnxruntime-gpu); using the CPU")
+            logger.warning(
+                "the CUDA provider of ONNX Runtime does not start (pip install onnxruntime-gpu); using the CPU"
+            )
             device = torch.device("cpu")
-        used = f", {plural(threads or cpu_cores(), 'thread')}" if device.type == "cpu" else ""
-        self._session, self._path = session, path
+        description = f"ONNX Runtime {version()}, {device_name(device)}"
+        if device.type == "cpu":
+            description += f", {plural(threads or cpu_cores(), 'thread')}"
+        self._session = session
+        self._path = path
         super().__init__(
             inputs=[_spec(argument) for argument in session.get_inputs()],
             outputs=[_spec(argument) for argument in session.get_outputs()],
-            metadata=metadata, device=device,
-            description=f"ONNX Runtime {version()}, {device_name(device)}{used}",
-        )  # fmt: skip
+            metadata=metadata,
+            device=device,
+            description=description,
+        )
 
     def _infer(self, feeds: dict[str, Tensor]) -> dict[str, Tensor]:
         arrays = {name: tensor.detach().cpu().contiguous().numpy() for name, tensor in feeds.items()}
@@ -90,8 +99,8 @@ class OnnxRuntimeRunner(Runner):
 def open_session(source: str | bytes, options: Any, providers: Sequence[Any]) -> Any:
     """A session on a path or a serialized graph.
 
-    ONNX Runtime (seen in 1.31) makes an operator that it then refuses out of a Concat between FP16 quantizers,
-    as a strongly typed file has them; without its rewriting of quantizers it runs such a file, in float.
+    ONNX Runtime (seen in 1.31) replaces a Concat between FP16 quantizers, as in strongly typed files, by an operator
+    that it then refuses; without its rewriting of quantizers it runs such a file, in float.
     """
     import onnxruntime
     from onnxruntime.capi.onnxruntime_pybind11_state import InvalidGraph
@@ -116,7 +125,7 @@ def _spec(argument: Any) -> TensorSpec:
 
 
 def version() -> str:
-    """Of ONNX Runtime, whichever of its packages brings it."""
+    """Version of ONNX Runtime, which several packages bring."""
     import onnxruntime
 
-    return onnxruntime.__version__
+    return str(onnxruntime.__version__)

@@ -21,7 +21,7 @@ from utils.runners.base import Runner, TensorSpec
 
 Precision = Literal["fp32", "bf16", "fp16"]
 PRECISIONS: dict[Precision, str] = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}  # OpenVINO's names
-CACHE = ".openvino"  # folder beside a file, where OpenVINO keeps what it has compiled
+CACHE = ".openvino"  # folder beside a file, where OpenVINO stores compiled networks
 MOST_SHAPES = 4  # input shapes that are compiled each by itself; further ones share a network of dynamic shape
 INSTALL = "pip install openvino (or ./install_dependencies.sh --openvino)"
 _PLUGIN = "it has a plugin of TensorRT's; export the file without NMS, or with --nms onnx"
@@ -34,14 +34,21 @@ class OpenVinoRunner(Runner):
     """
 
     def __init__(
-        self, path: str | Path, model: ModelProto, device: str = "CPU", *, precision: Precision = "fp32",
-        threads: int | None = None, profile: bool = False, note: str = "",
-    ) -> None:  # fmt: skip
+        self,
+        path: str | Path,
+        model: ModelProto,
+        device: str = "CPU",
+        *,
+        precision: Precision = "fp32",
+        threads: int | None = None,
+        profile: bool = False,
+        note: str = "",
+    ) -> None:
         """Read the network.
 
         Args:
             path: the file's, for messages and for the cache beside it.
-            model: what is run: the file's content, or a form of it that suits OpenVINO better.
+            model: the graph that runs: the file's content, or a form of it that suits OpenVINO better.
             device: OpenVINO's name: CPU, GPU, GPU.1, NPU.
             precision: of the layers that are not INT8.
             threads: on a CPU; None: one for each core that this process may use.
@@ -52,16 +59,20 @@ class OpenVinoRunner(Runner):
             InputError: OpenVINO does not have the device, or cannot read the network.
             DependencyError: OpenVINO is not installed.
         """
-        core, self._path = core_for(device), Path(path)
+        core = core_for(device)
+        self._path = Path(path)
         threads = threads or cpu_cores()
         self._settings: dict[str, Any] = {
-            "INFERENCE_PRECISION_HINT": PRECISIONS[precision], "PERFORMANCE_HINT": "LATENCY", "PERF_COUNT": profile,
-        }  # fmt: skip
+            "INFERENCE_PRECISION_HINT": PRECISIONS[precision],
+            "PERFORMANCE_HINT": "LATENCY",
+            "PERF_COUNT": profile,
+        }
         if device == "CPU":
             self._settings["INFERENCE_NUM_THREADS"] = threads
         if os.access(self._path.parent, os.W_OK):
             self._settings["CACHE_DIR"] = str(self._path.parent / CACHE)
-        self._core, self._device = core, device
+        self._core = core
+        self._device = device
         try:
             self._network = core.read_model(model.SerializeToString())
         except RuntimeError as error:  # OpenVINO's exceptions are its subclasses
@@ -84,13 +95,18 @@ class OpenVinoRunner(Runner):
         except RuntimeError as error:
             shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
             raise InputError(f"{self._path} does not run on {shapes}: {_short(error)}") from error
-        return {spec.name: torch.from_numpy(self._latest.get_tensor(spec.name).data.copy()) for spec in self.outputs}
+        outputs = {}
+        for spec in self.outputs:
+            array = self._latest.get_tensor(spec.name).data
+            outputs[spec.name] = torch.from_numpy(array.copy())
+        return outputs
 
     def _request(self, shapes: tuple[tuple[int, ...], ...]) -> Any:
-        """What runs the network on inputs of these shapes, compiled if it is not there yet."""
+        """OpenVINO's request that runs the network on inputs of these shapes, compiled if it is not there yet."""
         if shapes not in self._requests and len(self._requests) < MOST_SHAPES:
             network = self._network.clone()
-            network.reshape({spec.name: list(shape) for spec, shape in zip(self.inputs, shapes, strict=True)})
+            shape_of = {spec.name: list(shape) for spec, shape in zip(self.inputs, shapes, strict=True)}
+            network.reshape(shape_of)
             self._requests[shapes] = self._compiled(network).create_infer_request()
         if shapes in self._requests:
             return self._requests[shapes]
@@ -118,12 +134,14 @@ def core_for(device: str) -> Any:
         raise DependencyError(f"this needs OpenVINO, which is not installed: {INSTALL}") from error
     core = openvino.Core()
     names = core.available_devices
-    if device.split(".")[0] not in {name.split(".")[0] for name in names}:
+    kinds = {name.split(".")[0] for name in names}
+    if device.split(".")[0] not in kinds:
         raise InputError(f"--device openvino:{device}: OpenVINO {release()} sees {', '.join(names)} on this machine")
     return core
 
 
-CHANNELS, LARGEST = 32, 127  # of the convolution that is tried: its sums need more than 16 bits
+CHANNELS = 32  # of the convolution that is tried: sums of so many products of LARGEST need more than 16 bits
+LARGEST = 127
 PROBE = (
     ("QuantizeLinear", "x one middle", "xq"),
     ("DequantizeLinear", "xq one middle", "xd"),
@@ -155,7 +173,8 @@ def _probe(shape: Sequence[int]) -> ModelProto:
         "weights": np.full((CHANNELS, CHANNELS, 1, 1), LARGEST, np.float32),
     }
     nodes = [helper.make_node(kind, inputs.split(), [output]) for kind, inputs, output in PROBE]
-    images, result = (helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in "xy")
+    images = helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)
+    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)
     stored = [numpy_helper.from_array(value, name) for name, value in constants.items()]
     graph = helper.make_graph(nodes, "probe", [images], [result], stored)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
@@ -173,7 +192,7 @@ def precisions(device: str) -> Sequence[Precision]:
 
 
 def release() -> str:
-    """OpenVINO's, without its build number."""
+    """Version of OpenVINO, without its build number."""
     import openvino
 
     return str(openvino.__version__).split("-")[0]
@@ -185,11 +204,13 @@ def _description(model: ModelProto, device: str, precision: Precision, threads: 
     if device == "CPU":
         words.append(plural(threads, "thread"))
     words.append(f"INT8 and {precision.upper()}" if is_quantized(model) else precision.upper())
-    return ", ".join([*words, note] if note else words)
+    if note:
+        words.append(note)
+    return ", ".join(words)
 
 
 def _short(error: Exception) -> str:
-    """The last line of OpenVINO's message that is no place in its sources."""
+    """The last line of OpenVINO's message that is not a place in its sources."""
     lines = [line.strip() for line in str(error).splitlines()]
     lines = [line for line in lines if line and not line.startswith(("Exception from ", "Check '"))]
     return (lines[-1] if lines else type(error).__name__)[:300]

@@ -23,10 +23,15 @@ class TorchRunner(Runner):
     """
 
     def __init__(
-        self, model: nn.Module, device: torch.device | str, *,
-        imgsz: int | tuple[int, int] | None = None, data: str | None = None, float_hash: str = "",
-    ) -> None:  # fmt: skip
-        """Move `model` to `device`; it has `names` and `stride`, as upstream's have, and ends in what tells the task.
+        self,
+        model: nn.Module,
+        device: torch.device | str,
+        *,
+        imgsz: int | tuple[int, int] | None = None,
+        data: str | None = None,
+        float_hash: str = "",
+    ) -> None:
+        """Move `model` to `device`; it has `names` and `stride`, as upstream's have, and its last layer is the head.
 
         `imgsz`, side or (height, width) in pixels, `data`, the dataset's YAML, and `float_hash`, that of the FP32
         weights that it was made from, go into its metadata.
@@ -35,24 +40,35 @@ class TorchRunner(Runner):
         self._mode = model.training
         self.model = model.to(device).eval()
         names = getattr(model, "names", None)
-        names = dict(enumerate(names)) if isinstance(names, (list, tuple)) else names
+        if isinstance(names, (list, tuple)):
+            names = dict(enumerate(names))
         stride = int(torch.as_tensor(getattr(model, "stride", 32)).max())
         head = last_layer(model)
-        self._task, nm = task_of_head(head), int(getattr(head, "nm", 0))
+        self._task = task_of_head(head)
+        nm = int(getattr(head, "nm", 0))
         metadata = {"stride": str(max(stride, 32)), "task": self._task.name}
+        rows = None
         if isinstance(names, dict):
             metadata["names"] = json.dumps({int(key): str(name) for key, name in names.items()})
+            rows = BOX + len(names) + nm
         for name, value in (("imgsz", imgsz), ("data", data), (FLOAT_HASH, float_hash)):
             if value:
                 metadata[name] = str(value)
-        threads = f", {plural(torch.get_num_threads(), 'thread')}" if device.type == "cpu" else ""
-        shapes = (None, BOX + len(names) + nm if isinstance(names, dict) else None, None), (None, nm, None, None)
+        words = [f"PyTorch {torch.__version__.split('+')[0]}", device_name(device)]
+        if device.type == "cpu":
+            words.append(plural(torch.get_num_threads(), "thread"))
+        words.append("float32")
+        shapes = ((None, rows, None), (None, nm, None, None))  # predictions, and prototypes if there are masks
+        outputs = []
+        for name, shape in zip(self._task.outputs, shapes, strict=False):
+            outputs.append(TensorSpec(name, shape, "float32"))
         super().__init__(
             inputs=[TensorSpec(IMAGES, (None, channels_of(model), None, None), "float32")],
-            outputs=[TensorSpec(name, shape, "float32") for name, shape in zip(self._task.outputs, shapes)],  # noqa: B905
-            metadata=metadata, device=device,
-            description=f"PyTorch {torch.__version__.split('+')[0]}, {device_name(device)}{threads}, float32",
-        )  # fmt: skip
+            outputs=outputs,
+            metadata=metadata,
+            device=device,
+            description=", ".join(words),
+        )
 
     def _infer(self, feeds: dict[str, Tensor]) -> dict[str, Tensor]:
         with torch.inference_mode(), disable_tf32():
@@ -65,6 +81,8 @@ class TorchRunner(Runner):
 
 
 def last_layer(model: Any) -> Any:
-    """The last of a network's layers; the network itself if it is no sequence of layers."""
+    """The last of a network's layers; the network itself if it is not a sequence of layers."""
     layers = getattr(model, "model", None)
-    return layers[-1] if isinstance(layers, nn.Sequential) else model
+    if isinstance(layers, nn.Sequential):
+        return layers[-1]
+    return model

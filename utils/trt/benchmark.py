@@ -25,12 +25,14 @@ from utils.trt.tune import build_or_tune
 WITHOUT_GRAPH = "timed without a CUDA graph, which holds no results whose size depends on the image, as of NMS"
 FAILURES = (QatError, RuntimeError)  # of one row: torch's too, when memory is short or nothing can be captured
 NOISE = 0.03  # of speeds, where each file was built once
-TENSORRT, ONNX_RUNTIME, OPENVINO = "TensorRT", "ONNX Runtime", "OpenVINO"
+TENSORRT = "TensorRT"
+ONNX_RUNTIME = "ONNX Runtime"
+OPENVINO = "OpenVINO"
 BASES = {TENSORRT: ("FP16",), OPENVINO: ("FP32", "BF16", "FP16")}  # precisions that INT8 is compared with
 
 
 def one_line(error: Exception) -> str:
-    """An error as a row has it."""
+    """The first line of an error, or else its type."""
     return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
@@ -44,8 +46,10 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """The file's, and the number of its build from the second on."""
-        return self.file.stem + (f"-build{self.build}" if self.build > 1 else "")
+        """The file's name, and the number of its build from the second on."""
+        if self.build > 1:
+            return f"{self.file.stem}-build{self.build}"
+        return self.file.stem
 
     @property
     def is_engine(self) -> bool:
@@ -56,52 +60,56 @@ class Entry:
 def build_missing(
     entries: Sequence[Entry], batch: int, size: tuple[int, int] | None, config: BuildConfig, api: Api
 ) -> dict[Entry, Path | QatError]:
-    """An engine for each entry, built where it is missing, too old, or of other options; or why there is none.
+    """An engine for each entry, built where it is missing, too old, or of other options; or the error of its build.
 
     `size` is (height, width) in pixels, for files of dynamic size.
     """
     engines: dict[Entry, Path | QatError] = {}
     for entry in entries:
         engine, entry_config = planned(entry, batch, size, config)
+        engines[entry] = engine
         try:
-            if not (entry.is_engine or is_current(engine, entry.file, api, tensorrt_api.gpu(), entry_config)):
+            if not entry.is_engine and not is_current(engine, entry.file, api, tensorrt_api.gpu(), entry_config):
                 build_or_tune(entry.file, engine, entry_config, api)
-            engines[entry] = engine
         except QatError as error:
             engines[entry] = error
     return engines
 
 
 def planned(entry: Entry, batch: int, size: tuple[int, int] | None, config: BuildConfig) -> tuple[Path, BuildConfig]:
-    """The engine that is built of an ONNX file for a batch size and, where the size is dynamic, a size; and how."""
+    """Path and options of the engine of an ONNX file for a batch size and, where the size is dynamic, a size."""
     if entry.is_engine:
         return entry.file, config
-    name = "-".join([entry.name, f"b{batch}", *(["x".join(map(str, size))] if size else [])])
+    name = f"{entry.name}-b{batch}"
     changes: dict[str, Any] = {"batch": (batch,) * 3, "precision": "fp16" if entry.baseline else "best"}
     if entry.build > 1:
         changes["timing_cache"] = ""
     if size is not None:
-        changes |= {"height": (size[0],) * 3, "width": (size[1],) * 3}
+        height, width = size
+        name += f"-{height}x{width}"
+        changes["height"] = (height,) * 3
+        changes["width"] = (width,) * 3
     return entry.file.with_name(f"{name}.engine"), config.model_copy(update=changes)
 
 
 def check_entries(entries: Sequence[Entry], size: tuple[int, int] | None = None) -> None:
     """Raise `InputError` for a file of no known kind, a baseline with quantizers, or a file of another size."""
-    known = {(entry.baseline, entry.name): entry.file for entry in entries}
+    file_of = {(entry.baseline, entry.name): entry.file for entry in entries}
     for entry in entries:
-        if (other := known[entry.baseline, entry.name]) != entry.file:
-            raise InputError(f"{entry.file} and {other} have one name, which tells rows apart; rename or link one")
+        other = file_of[entry.baseline, entry.name]
+        if other != entry.file:
+            raise InputError(f"{entry.file} and {other} have the same name, which names their rows; rename or link one")
         if entry.is_engine:
             continue
         if entry.file.suffix.lower() != ".onnx":
             raise InputError(f"{entry.file} is neither an .onnx file nor an engine (.engine, .plan); export it")
         file = OnnxFile.read(entry.file)
         if file.quantized and entry.baseline:
-            raise InputError(f"--baseline {entry.file} holds quantizers; give the float model's ONNX")
-        own = file.image[1][2:]
-        if size and any(fixed not in (None, asked) for fixed, asked in zip(own, size, strict=True)):
+            raise InputError(f"--baseline {entry.file} holds quantizers; give the FP32 model's ONNX file")
+        _, (_, _, height, width) = file.image
+        if size and (height not in (None, size[0]) or width not in (None, size[1])):
             raise InputError(
-                f"{entry.file} takes images of {own[0]}x{own[1]} only; leave --imgsz out, or export it with --dynamic"
+                f"{entry.file} takes images of {height}x{width} only; leave --imgsz out, or export it with --dynamic"
             )
 
 
@@ -116,10 +124,10 @@ class BenchmarkRow:
     nms: bool = False  # NMS is inside
     figures: Figures | None = None
     gain: float | None = None  # speed against the baseline of its kind at the same batch, minus 1
-    error: str = ""  # why there are no figures
-    notes: tuple[str, ...] = ()  # what the engine's layers say about its speed
-    masks: bool = False  # it gives masks, or what they are made of
-    runtime: str = TENSORRT  # what runs it: one of the names above
+    error: str = ""  # the reason if there are no figures
+    notes: tuple[str, ...] = ()  # sentences on the engine's layers and their speed
+    masks: bool = False  # it gives masks, or coefficients and prototypes
+    runtime: str = TENSORRT  # one of the names above
     build: int = 1  # number of the build of a file that is built several times
 
     @property
@@ -139,14 +147,15 @@ class BenchmarkRow:
 
     @property
     def kind(self) -> tuple[bool, bool]:
-        """What rows that are compared with each other have in common."""
+        """Key that rows which are compared with each other share."""
         return self.nms, self.masks
 
     @property
     def title(self) -> str:
         """The row in words, such as 'yolov9-c-int8, batch 8'."""
-        runtime = "" if self.runtime == TENSORRT else f", {self.runtime} {self.precision}"
-        return f"{self.model}{runtime}, batch {self.batch}"
+        if self.runtime == TENSORRT:
+            return f"{self.model}, batch {self.batch}"
+        return f"{self.model}, {self.runtime} {self.precision}, batch {self.batch}"
 
     def to_dict(self) -> dict[str, Any]:
         """The row as JSON holds it: its fields, images per second, and the figures by name."""
@@ -155,7 +164,7 @@ class BenchmarkRow:
 
 
 class Candidate(NamedTuple):
-    """A row to be, and what runs it: an engine, or on a CPU a call; None where the row says why."""
+    """A row without figures, and the engine, or on a CPU the call, to be timed; None if the row has an error."""
 
     row: BenchmarkRow
     running: Execution | Callable[[], object] | None = None
@@ -172,7 +181,7 @@ def open_engines(
 ) -> list[Candidate]:
     """Engines at this batch, and at `size`, (height, width) in pixels, or their largest; the stack closes them.
 
-    CUDA graphs are captured here too, so that what cannot be captured is a row.
+    CUDA graphs are captured here too, so that an engine that cannot be captured becomes a row with an error.
     """
     candidates = []
     for entry, engine in engines.items():
@@ -181,7 +190,8 @@ def open_engines(
             if isinstance(engine, QatError):
                 raise engine
             execution = stack.enter_context(closing(Execution(engine, api, device)))
-            name, form = execution.inputs[0].name, execution.input_spec
+            name = execution.inputs[0].name
+            form = execution.input_spec
             _, channels, *largest = form.nchw(execution.limits[name][1])
             execution.set_shapes({name: form.own((batch, channels, *(size or largest)))})
             row = _described(row, execution, config.cuda_graph)
@@ -195,34 +205,48 @@ def open_engines(
 
 def _described(row: BenchmarkRow, execution: Execution, graphs: bool) -> BenchmarkRow:
     """The row with the engine's precision and outputs, and notes on what its layers say about its speed."""
-    notes, precision = [], execution.note.precision
+    notes = []
+    precision = execution.note.precision
     with suppress(InputError):  # built without details of its layers, by plain trtexec; it can be timed all the same
         summary = summarize(layers_of(execution, runs=5))
-        precision = precision or ("int8" if "INT8" in summary.computing else "fp16")
+        if not precision:
+            precision = "int8" if "INT8" in summary.computing else "fp16"
         notes = advice(summary, precision)
     if graphs and execution.note.data_dependent:
         notes.append(WITHOUT_GRAPH)
     form = OutputForm.of(execution.note.metadata, {spec.name: spec.shape for spec in execution.outputs})
     return replace(
-        row, precision=precision.upper(), nms=form.has_nms, masks=bool(form.masks),
+        row,
+        precision=precision.upper(),
+        nms=form.has_nms,
+        masks=bool(form.masks),
         notes=tuple(f"{row.model}, batch {row.batch}: {note}" for note in notes),
-    )  # fmt: skip
+    )
 
 
 def time_candidates(candidates: Sequence[Candidate], config: TimingConfig) -> list[BenchmarkRow]:
-    """Rows of what was opened, timed interleaved, and compared with their baselines."""
-    running = {str(number): candidate.running for number, candidate in enumerate(candidates) if candidate.running}
+    """Rows of the candidates, timed interleaved, and compared with their baselines."""
+    running = {}
+    for number, candidate in enumerate(candidates):
+        if candidate.running:
+            running[str(number)] = candidate.running
     figures = time_interleaved(running, config)
-    return compared([replace(one.row, figures=figures.get(str(number))) for number, one in enumerate(candidates)])
+    rows = [replace(candidate.row, figures=figures.get(str(number))) for number, candidate in enumerate(candidates)]
+    return compared(rows)
 
 
 def compared(rows: Sequence[BenchmarkRow]) -> list[BenchmarkRow]:
     """Rows of one batch size, with their speed against the baseline of their kind."""
-    bases = {row.kind: row.qps for row in reversed(rows) if row.baseline and row.qps}
-    return [
-        replace(row, gain=row.qps / bases[row.kind] - 1) if row.qps and row.kind in bases and not row.baseline else row
-        for row in rows
-    ]
+    base_qps: dict[tuple[bool, bool], float] = {}  # of the first baseline of each kind
+    for row in rows:
+        if row.baseline and row.qps:
+            base_qps.setdefault(row.kind, row.qps)
+    result = []
+    for row in rows:
+        if row.qps and not row.baseline and row.kind in base_qps:
+            row = replace(row, gain=row.qps / base_qps[row.kind] - 1)
+        result.append(row)
+    return result
 
 
 def verdicts(rows: Sequence[BenchmarkRow]) -> list[str]:
@@ -233,50 +257,95 @@ def verdicts(rows: Sequence[BenchmarkRow]) -> list[str]:
     if any(row.runtime == ONNX_RUNTIME and row.precision.startswith("INT8") for row in rows):
         return ["INT8's speed shows in TensorRT and OpenVINO: ONNX Runtime on a CPU computes such a file in float"]
     measured = [row for row in rows if row.qps]
-    int8 = [row for row in measured if row.precision == "INT8" and not row.baseline]
-    files = list(dict.fromkeys(row.file for row in int8))
+    by_file: dict[str, list[BenchmarkRow]] = {}
+    for row in measured:
+        if row.precision == "INT8" and not row.baseline:
+            by_file.setdefault(row.file, []).append(row)
     sentences = []
-    for file in files:
-        ours = [row for row in int8 if row.file == file]
-        bases = [row for row in measured if row.baseline and row.kind == ours[0].kind]
-        wanted = [row.precision for row in bases if row.precision in BASES.get(row.runtime, ())]
-        for precision in dict.fromkeys(wanted):
-            sentence = _verdict(ours, [row for row in bases if row.precision == precision])
-            sentences += [f"{file}: {sentence}" if len(files) > 1 else sentence] if sentence else []
+    for file, int8 in by_file.items():
+        for float_rows in _baselines(measured, int8[0].kind):
+            sentence = _verdict(int8, float_rows)
+            if sentence and len(by_file) > 1:
+                sentence = f"{file}: {sentence}"
+            if sentence:
+                sentences.append(sentence)
     return sentences
+
+
+def _baselines(rows: Sequence[BenchmarkRow], kind: tuple[bool, bool]) -> list[list[BenchmarkRow]]:
+    """The baselines of a kind that INT8 is compared with, by their precision."""
+    by_precision: dict[str, list[BenchmarkRow]] = {}
+    for row in rows:
+        if row.baseline and row.kind == kind:
+            by_precision.setdefault(row.precision, []).append(row)
+    groups = []
+    for precision, group in by_precision.items():
+        if any(precision in BASES.get(row.runtime, ()) for row in group):
+            groups.append(group)
+    return groups
 
 
 def _verdict(int8: Sequence[BenchmarkRow], float_rows: Sequence[BenchmarkRow]) -> str:
     """The sentence for one INT8 file and its baselines of one precision; '' where they share no batch size."""
     batches = sorted({row.batch for row in int8} & {row.batch for row in float_rows})
-    words, faster, widest, builds = [], [], 0.0, 1
-    for batch in batches:
-        ratio, noise, builds = _speed_ratio(int8, float_rows, batch)
-        widest = max(widest, noise)
-        same = 1 / (1 + noise) <= ratio <= 1 + noise
-        words.append(f"{'as fast' if same else f'{ratio:.2f} times as fast'} at batch {batch}")
-        faster += [batch] if ratio > 1 + noise else []
     if not batches:
         return ""
-    precision, where = float_rows[0].precision, ""
+    speeds = [_compare_speed(int8, float_rows, batch) for batch in batches]
+    texts = [f"{speed.text} at batch {batch}" for speed, batch in zip(speeds, batches, strict=True)]
+    faster = [batch for speed, batch in zip(speeds, batches, strict=True) if speed.is_faster]
+    precision = float_rows[0].precision
+    versus = f"INT8 against {precision}"
     if int8[0].runtime == OPENVINO:
-        where = " in OpenVINO on this machine"
-    use = f"use INT8 at batch {', '.join(map(str, faster))}" if faster else f"use {precision}"
-    if faster and faster == batches[-len(faster) :]:
-        use = "use INT8" if faster == batches else f"use INT8 from batch {faster[0]} on"
-    source = f"of one build each, of which {NOISE:.0%} count as noise; --builds 2 measures it"
+        versus += " in OpenVINO on this machine"
+    builds = speeds[-1].builds
     if builds > 1:
-        source = f"the spread of {builds} builds is up to {widest:.1%}"
-    return f"INT8 against {precision}{where}: {', '.join(words)} ({source}); {use}"
+        noise = f"the spread of {builds} builds is up to {max(speed.noise for speed in speeds):.1%}"
+    else:
+        noise = f"one build each, so differences up to {NOISE:.0%} count as noise; --builds 2 measures it"
+    return f"{versus}: {', '.join(texts)} ({noise}); {_recommendation(batches, faster, precision)}"
 
 
-def _speed_ratio(
-    int8: Sequence[BenchmarkRow], float_rows: Sequence[BenchmarkRow], batch: int
-) -> tuple[float, float, int]:
-    """Speed of INT8 by that of the first baseline at a batch size, the spread of the builds, and their number."""
-    base = next(row.file for row in float_rows if row.batch == batch)
-    ours = [row.qps for row in int8 if row.batch == batch]
-    theirs = [row.qps for row in float_rows if row.batch == batch and row.file == base]
-    builds = min(len(ours), len(theirs))
-    noise = max(max(one) / min(one) - 1 for one in (ours, theirs)) if builds > 1 else NOISE
-    return fmean(ours) / fmean(theirs), noise, builds
+def _recommendation(batches: Sequence[int], faster: Sequence[int], precision: str) -> str:
+    """The precision to use at these batch sizes, of which INT8 is faster at `faster`, in words."""
+    if not faster:
+        return f"use {precision}"
+    if faster == batches:
+        return "use INT8"
+    if faster == batches[-len(faster) :]:
+        return f"use INT8 from batch {faster[0]} on"
+    return f"use INT8 at batch {', '.join(map(str, faster))}"
+
+
+class _Speed(NamedTuple):
+    """Speed of INT8 as a multiple of its baseline's at one batch size."""
+
+    ratio: float
+    noise: float  # relative: the spread of the builds, or `NOISE` of a single build
+    builds: int
+
+    @property
+    def is_faster(self) -> bool:
+        return self.ratio > 1 + self.noise
+
+    @property
+    def text(self) -> str:
+        if 1 / (1 + self.noise) <= self.ratio <= 1 + self.noise:
+            return "as fast"
+        return f"{self.ratio:.2f} times as fast"
+
+
+def _compare_speed(int8: Sequence[BenchmarkRow], float_rows: Sequence[BenchmarkRow], batch: int) -> _Speed:
+    """Compare INT8 with the first baseline at a batch size."""
+    baselines = [row for row in float_rows if row.batch == batch]
+    int8_qps = [row.qps for row in int8 if row.batch == batch]
+    base_qps = [row.qps for row in baselines if row.file == baselines[0].file]
+    builds = min(len(int8_qps), len(base_qps))
+    noise = NOISE
+    if builds > 1:
+        noise = max(_spread(int8_qps), _spread(base_qps))
+    return _Speed(fmean(int8_qps) / fmean(base_qps), noise, builds)
+
+
+def _spread(values: Sequence[float]) -> float:
+    """Relative difference of the largest and the smallest of positive values."""
+    return max(values) / min(values) - 1

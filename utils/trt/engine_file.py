@@ -1,7 +1,7 @@
-"""Engines on disk: the plan, a note beside it about what it was built from, by what and for what; refusals in words.
+"""Engines on disk: the plan, and a note beside it about its file, TensorRT, GPU and options; refusals in words.
 
-A plan says nothing about classes or image sizes, and TensorRT's refusal of a plan of another version is hard to read.
-So `X.engine` is accompanied by `X.engine.json`; an engine without one (built by trtexec) is loaded as well.
+A plan holds no classes or image sizes, and TensorRT's refusal of a plan of another version is hard to read. So
+`X.engine` is accompanied by `X.engine.json`; an engine without one (built by trtexec) is loaded as well.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ ENGINE_SUFFIXES = (".engine", ".plan")
 
 @dataclass(frozen=True)
 class EngineNote:
-    """What is known about an engine; see `preflight` for what is found in an ONNX file and decided about a build."""
+    """Description of an engine; see `preflight` for the fields that come from the ONNX file and the decision."""
 
     __pydantic_config__ = ConfigDict(strict=True)  # for `load`; keys of other versions are left out
 
     onnx: str = ""  # the file it was built from
     onnx_sha256: str = ""  # of that file, if the engine's weights are read from it (`--strip-weights`)
-    api: str = ""  # name and version of what built it
+    api: str = ""  # name and version of the TensorRT that built it
     gpu: str = ""  # name of the GPU that it was built on, or the architectures it was built for ahead of time
     architecture: str = ""  # of that GPU, such as 'SM89', or the same architectures
     typing: str = ""
@@ -46,7 +46,7 @@ class EngineNote:
     options: Mapping[str, Any] = field(default_factory=dict)  # `BuildConfig.options`
     tensors: Mapping[str, Any] = field(default_factory=dict)
     weights_bytes: int | None = None  # of the weights as the engine computes with them
-    tuning: Mapping[str, Any] = field(default_factory=dict)  # what `--tune` measured and decided; empty without it
+    tuning: Mapping[str, Any] = field(default_factory=dict)  # candidates and options of `--tune`; empty without it
 
     def save(self, engine: Path) -> None:
         """Write the note beside an engine, as `X.engine.json`."""
@@ -69,7 +69,7 @@ class EngineNote:
 def is_current(engine: Path, onnx: Path, api: Api, gpu: Gpu | None, config: BuildConfig) -> bool:
     """Whether an engine is newer than its ONNX file, and was built by this TensorRT for this GPU with these options.
 
-    Of its precision that counts which a weakly typed network leaves to the options: whether it is FP32.
+    Its precision counts only where the options decide it: whether a weakly typed network is FP32.
     """
     if not engine.is_file() or engine.stat().st_mtime < onnx.stat().st_mtime:
         return False
@@ -91,60 +91,71 @@ def load_engine(path: str | Path, api: Api, log: Any, gpu: Gpu | None) -> Any:
         The ICudaEngine; TensorRT's bindings keep its runtime alive as long as it.
 
     Raises:
-        InputError: it is missing, truncated, no engine, of another TensorRT or GPU, or its weights cannot be had.
+        InputError: it is missing, truncated, not an engine, of another TensorRT or GPU, or its weights are missing.
     """
     path = check_file(path, "expected a TensorRT engine")
     note = EngineNote.load(path)
     if gpu is None:
         raise InputError(f"{path} needs an NVIDIA GPU, and torch sees none; the .onnx it was built from runs on a CPU")
-    if note.plugins or not note.api:
-        with contextlib.suppress(*(() if note.plugins else (InputError,))):
+    if note.plugins:
+        api.register_plugins(log)
+    elif not note.api:  # built by others: it may have plugins
+        with contextlib.suppress(InputError):
             api.register_plugins(log)
-    engine, reason = None, "it is no engine, or it is truncated"
+    engine = None
+    reason = "it is not an engine, or it is truncated"
     try:
         engine = api.module.Runtime(log).deserialize_cuda_engine(path.read_bytes())
     except (RuntimeError, TypeError) as error:
         reason = " ".join(str(error).split())
     if engine is None:
-        version = note.api.rpartition(" ")[2]
-        if note.api and version != api.version:
-            why = f"this engine was built by {note.api}, and here is {api.name}"
-        elif note.gpu and gpu.name != note.gpu and gpu.architecture not in note.gpu.split():
-            why = f"this engine was built for {note.gpu}, and here is {gpu.name} ({gpu.architecture})"
-        else:
-            why = f"{api.name} on {gpu.name} cannot load this engine: {log.reason(reason)}"
-        where = f"{'here ' if api.builds else ''}from {note.onnx or 'its .onnx'}"
-        raise InputError(f"{path}: {why}; build it again {where}{_helpful(note, api, gpu)}")
+        why = _refusal(note, api, gpu, log.reason(reason))
+        here = "here " if api.builds else ""
+        onnx = note.onnx or "its .onnx"
+        raise InputError(f"{path}: {why}; build it again {here}from {onnx}{_option_that_helps(note, api, gpu)}")
     if note.options.get("strip_weights"):
         _add_weights(engine, path, note, api, log)
     return engine
 
 
-def _helpful(note: EngineNote, api: Api, gpu: Gpu) -> str:
+def _refusal(note: EngineNote, api: Api, gpu: Gpu, reason: str) -> str:
+    """The reason why an engine is not loaded, in words; `reason` is TensorRT's."""
+    version = note.api.rpartition(" ")[2]
+    if note.api and version != api.version:
+        return f"this engine was built by {note.api}, but this machine has {api.name}"
+    if note.gpu and gpu.name != note.gpu and gpu.architecture not in note.gpu.split():
+        return f"this engine was built for {note.gpu}, but this machine has {gpu.name} ({gpu.architecture})"
+    return f"{api.name} on {gpu.name} cannot load this engine: {reason}"
+
+
+def _option_that_helps(note: EngineNote, api: Api, gpu: Gpu) -> str:
     """In words, the builder option with which a refused engine would have been loaded; '' where there is none."""
     version = note.api.rpartition(" ")[2]
     if "RTX" in note.api or not (note.api and note.architecture):
         return ""
     if version != api.version or not (api.builds or note.options.get("version_compatible")):
-        return f"; tensorrt_lean {version} loads what is built with --version-compatible"
+        return f"; tensorrt_lean {version} loads engines that are built with --version-compatible"
     capabilities = [int(digits) for digits in re.findall(r"\d+", f"{note.architecture} {gpu.architecture}")]
-    same = len({*capabilities}) == 1 and not api.lacks("hardware_compatible", "same-cc")
-    level = "same-cc" if same else "ampere+" if min(capabilities) >= 80 else ""
+    level = ""
+    if len(set(capabilities)) == 1 and not api.lacks("hardware_compatible", "same-cc"):
+        level = "same-cc"
+    elif min(capabilities) >= 80:
+        level = "ampere+"
     if note.gpu == gpu.name or level in ("", note.options.get("hardware_compatible")):
         return ""
     return f"; built there with --hardware-compatible {level}, it would be loaded"
 
 
 def _add_weights(engine: Any, path: Path, note: EngineNote, api: Api, log: Any) -> None:
-    """Give an engine that was built with `--strip-weights` those of its ONNX file, beside it or where that was."""
+    """Give an engine that was built with `--strip-weights` the weights of its ONNX file, beside it or where it was."""
     if not hasattr(api.module, "OnnxParserRefitter"):
         raise InputError(f"{path} has no weights, which {api.name} cannot add; build it without --strip-weights")
     places = [path.with_name(Path(note.onnx).name), Path(note.onnx)]
     onnx = next((place for place in places if place.is_file() and file_hash(place) == note.onnx_sha256), None)
     if onnx is None:
         raise InputError(
-            f"{path} was built with --strip-weights, and {note.onnx} has its weights: put that, as it was then, beside "
-            "it, or build it again"
+            f"{path} was built with --strip-weights, and its weights are in {note.onnx}; put that file, unchanged, "
+            "beside the engine, or build it again"
         )
     refitter = api.module.Refitter(engine, log)
     parser = api.module.OnnxParserRefitter(refitter, log)

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Types of layers, which versions capitalise differently: those that run nothing, and that change a tensor's form alone
+# Types of layers, in lower case, since versions differ in it: those that run nothing, and those that only change a
+# tensor's form
 IDLE = ("constant", "noop", "signal", "wait", "signal_wait", "shape_call")
 REFORMATS = ("reformat", "cast", "quantize", "dequantize")
 PRECISIONS = ("INT8", "FP8", "FP16", "BF16", "FP32", "other")
@@ -62,13 +63,13 @@ class Layer:
 
     name: str
     type: str  # TensorRT's, such as 'CaskConvolution'
-    # 'compute', 'idle', or what only changes a tensor's form: 'quantize', 'dequantize', 'requantize', 'cast', 'copy'
-    # (to another place or layout at the same type)
+    # 'compute', 'idle', or a change of a tensor's form: 'quantize', 'dequantize', 'requantize', 'cast', 'copy' (to
+    # another place or layout at the same type)
     kind: str
     precision: str  # of a computing layer: the narrowest type that it computes from
     inputs: tuple[LayerTensor, ...] = ()
     outputs: tuple[LayerTensor, ...] = ()
-    tactic: str = ""  # name of the kernel, '' if TensorRT does not say
+    tactic: str = ""  # name of the kernel, '' if it is not known
     ms: float | None = None  # milliseconds, None if it was not measured
 
     @property
@@ -95,7 +96,9 @@ def inspect_engine(engine: Path, *, batch: int | None = None, draw: bool = False
         opt = {name: shapes[1] for name, shapes in execution.profiles.items()}
         execution.set_shapes({name: (batch or shape[0], *shape[1:]) for name, shape in opt.items()})
         shape = "x".join(map(str, execution.buffers[execution.inputs[0].name].shape))
-        layers, streams, api = layers_of(execution), execution.streams, execution.api.name
+        layers = layers_of(execution)
+        streams = execution.streams
+        api = execution.api.name
     gpu = tensorrt_api.gpu(execution.device.index)
     title = f"{engine.name}: {shape}, {api}, {gpu.name if gpu else 'no GPU'}"
     summary = report_layers(layers, title, engine, precision=execution.note.precision, draw=draw)
@@ -114,27 +117,40 @@ def report_layers(
     summary = summarize(layers)
     logger.info("%s", "\n".join(report_lines(summary, title, precision)))
     total = _total_ms(layers)
-    entries = [{**asdict(layer), "share": (layer.ms or 0.0) / total if total else None}
-               for layer in layers if layer.kind != "idle"]  # fmt: skip
+    entries = []
+    for layer in layers:
+        if layer.kind != "idle":
+            share = (layer.ms or 0.0) / total if total else None
+            entries.append({**asdict(layer), "share": share})
     files = [network.with_suffix(".layers.json")]
     write_text(files[0], json.dumps(entries, indent=1) + "\n")
     if draw:
-        files.append(network.with_suffix(".svg"))
-        with atomic_path(files[1]) as temporary:
-            command = [graphviz(), "-Tsvg", "-o", str(temporary)]
-            drawn = dot(layers, title).encode(errors="replace")
-            done = subprocess.run(command, input=drawn, stderr=subprocess.PIPE, check=False)
-            if done.returncode:
-                reason = " ".join(done.stderr.decode(errors="replace").split())
-                raise QatError(f"graphviz could not draw {files[1]}: {reason}")
+        picture = network.with_suffix(".svg")
+        _draw(dot(layers, title), picture)
+        files.append(picture)
     logger.info("layers: %s", ", ".join(map(str, files)))
     return summary
 
 
+def _draw(text: str, path: Path) -> None:
+    """Draw a graph in graphviz's language as SVG; `QatError` if graphviz fails."""
+    with atomic_path(path) as temporary:
+        command = [graphviz(), "-Tsvg", "-o", str(temporary)]
+        process = subprocess.run(command, input=text.encode(errors="replace"), stderr=subprocess.PIPE, check=False)
+        if process.returncode:
+            reason = " ".join(process.stderr.decode(errors="replace").split())
+            raise QatError(f"graphviz could not draw {path}: {reason}")
+
+
 def layers_of(execution: Execution, runs: int = 20) -> list[Layer]:
     """The layers of an engine on its present shapes, with their mean milliseconds; raises as `parse_layers`."""
-    layers, times = parse_layers(execution.information()), execution.layer_times(runs)
-    return [replace(layer, ms=times.get(layer.name, 0.0 if layer.kind == "idle" else None)) for layer in layers]
+    layers = parse_layers(execution.information())
+    times = execution.layer_times(runs)
+    timed = []
+    for layer in layers:
+        default = 0.0 if layer.kind == "idle" else None
+        timed.append(replace(layer, ms=times.get(layer.name, default)))
+    return timed
 
 
 def parse_layers(text: str) -> list[Layer]:
@@ -142,35 +158,59 @@ def parse_layers(text: str) -> list[Layer]:
     try:
         entries = json.loads(text, strict=False)["Layers"]  # 8.6 writes raw control characters
     except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"this is no JSON of TensorRT's engine inspector: {type(error).__name__}: {error}") from error
+        raise InputError(f"not JSON of TensorRT's engine inspector: {type(error).__name__}: {error}") from error
     if not all(isinstance(entry, dict) for entry in entries):
         raise InputError("the engine holds only names of layers; build it with detailed profiling verbosity")
     return [_layer(entry) for entry in entries]
 
 
 def _layer(entry: Mapping[str, Any]) -> Layer:
-    inputs, outputs = (tuple(map(_tensor, entry.get(side, []))) for side in ("Inputs", "Outputs"))
-    name, layer_type, tactic = (str(entry.get(key, "")) for key in ("Name", "LayerType", "TacticName"))
-    kind, precision = "compute", ""
+    """A layer of the inspector's JSON."""
+    inputs = tuple(_tensor(tensor) for tensor in entry.get("Inputs", []))
+    outputs = tuple(_tensor(tensor) for tensor in entry.get("Outputs", []))
+    layer_type = str(entry.get("LayerType", ""))
+    precision = ""
     if layer_type.lower() in IDLE:
         kind = "idle"
     elif layer_type.lower() in REFORMATS and inputs and outputs:
-        before, after = inputs[0].type, outputs[0].type
-        if before == after:
-            kind = "requantize" if after == "INT8" and entry.get("Origin") == "QDQ" else "copy"
-        else:
-            kind = "quantize" if after == "INT8" else "dequantize" if before == "INT8" else "cast"
+        kind = _kind_of_reformat(inputs[0].type, outputs[0].type, entry.get("Origin") == "QDQ")
     else:
+        kind = "compute"
         types = {tensor.type for tensor in inputs or outputs}
-        precision = next((known for known in PRECISIONS if known in types), "other")
-    return Layer(name, layer_type, kind, precision, inputs, outputs, tactic)
+        precision = next((name for name in PRECISIONS if name in types), "other")
+    return Layer(
+        name=str(entry.get("Name", "")),
+        type=layer_type,
+        kind=kind,
+        precision=precision,
+        inputs=inputs,
+        outputs=outputs,
+        tactic=str(entry.get("TacticName", "")),
+    )
+
+
+def _kind_of_reformat(before: str, after: str, is_quantizer: bool) -> str:
+    """Kind of a layer that only changes a tensor's form, by the types before and after it."""
+    if before == after:
+        return "requantize" if after == "INT8" and is_quantizer else "copy"
+    if after == "INT8":
+        return "quantize"
+    if before == "INT8":
+        return "dequantize"
+    return "cast"
 
 
 def _tensor(entry: Mapping[str, Any]) -> LayerTensor:
-    both = entry.get("Format/Datatype", "")
-    layout = str(entry.get("Format", both))
-    tensor_type = _type(str(entry.get("DataType", entry.get("Datatype", both)))) or _type(layout)
-    return LayerTensor(str(entry.get("Name", "")), tuple(map(int, entry.get("Dimensions", []))), tensor_type, layout)
+    """A tensor of the inspector's JSON."""
+    format_and_type = entry.get("Format/Datatype", "")
+    layout = str(entry.get("Format", format_and_type))
+    type_text = str(entry.get("DataType", entry.get("Datatype", format_and_type)))
+    return LayerTensor(
+        name=str(entry.get("Name", "")),
+        shape=tuple(int(size) for size in entry.get("Dimensions", [])),
+        type=_type(type_text) or _type(layout),
+        format=layout,
+    )
 
 
 def _type(text: str) -> str:
@@ -180,22 +220,26 @@ def _type(text: str) -> str:
 
 @dataclass(frozen=True)
 class LayerSummary:
-    """What an engine consists of; all milliseconds are 0 where no layer was measured."""
+    """Numbers and times of an engine's layers; all milliseconds are 0 where no layer was measured."""
 
-    computing: dict[str, tuple[int, float]]  # precision → how many layers compute in it, and their milliseconds
-    reformats: dict[str, tuple[int, float]]  # kind → how many layers only change a tensor's form, and theirs
+    computing: dict[str, tuple[int, float]]  # precision → number of layers that compute in it, their milliseconds
+    reformats: dict[str, tuple[int, float]]  # kind of change of a tensor's form → number of layers, their milliseconds
     total_ms: float | None  # of all layers; None where no layer was measured
     slowest: tuple[Layer, ...] = ()  # the ten layers that take longest
 
     @property
     def int8_layers(self) -> float:
         """INT8's share of the computing layers, 0 to 1."""
-        return self.computing.get("INT8", (0,))[0] / max(sum(count for count, _ in self.computing.values()), 1)
+        total = sum(count for count, _ in self.computing.values())
+        int8, _ = self.computing.get("INT8", (0, 0.0))
+        return int8 / max(total, 1)
 
     @property
     def int8_time(self) -> float | None:
         """INT8's share of the time of all layers, 0 to 1."""
-        return self.computing.get("INT8", (0, 0.0))[1] / self.total_ms if self.total_ms else None
+        if self.total_ms:
+            return self.computing.get("INT8", (0, 0.0))[1] / self.total_ms
+        return None
 
 
 def summarize(layers: Sequence[Layer]) -> LayerSummary:
@@ -204,12 +248,15 @@ def summarize(layers: Sequence[Layer]) -> LayerSummary:
     computing: dict[str, tuple[int, float]] = {}
     reformats: dict[str, tuple[int, float]] = {}
     for layer in running:
-        group, key = (reformats, layer.kind) if layer.reformats else (computing, layer.precision)
+        group = reformats if layer.reformats else computing
+        key = layer.kind if layer.reformats else layer.precision
         count, ms = group.get(key, (0, 0.0))
         group[key] = (count + 1, ms + (layer.ms or 0.0))
-    timed = any(layer.ms is not None for layer in running)
-    slowest = sorted((layer for layer in layers if layer.ms), key=lambda layer: -(layer.ms or 0))[:10]
-    return LayerSummary(computing, reformats, _total_ms(layers) if timed else None, tuple(slowest))
+    is_timed = any(layer.ms is not None for layer in running)
+    total = _total_ms(layers) if is_timed else None
+    timed = [layer for layer in layers if layer.ms]
+    slowest = sorted(timed, key=lambda layer: -(layer.ms or 0))[:10]
+    return LayerSummary(computing, reformats, total, tuple(slowest))
 
 
 def _total_ms(layers: Sequence[Layer]) -> float:
@@ -220,38 +267,51 @@ def report_lines(summary: LayerSummary, title: str, precision: str = "") -> list
     """The report's lines: shares by precision, reformatting, the slowest layers, and `advice`."""
 
     def times(ms: float) -> tuple[str, str]:
-        return (f"{ms:.4f}", f"{ms / summary.total_ms:.0%}") if summary.total_ms else ("", "")
+        if summary.total_ms:
+            return (f"{ms:.4f}", f"{ms / summary.total_ms:.0%}")
+        return ("", "")
 
     total = sum(count for count, _ in summary.computing.values())
-    computing = {name: summary.computing[name] for name in PRECISIONS if name in summary.computing}
-    rows = [(name, str(count), f"{count / total:.0%}", *times(ms)) for name, (count, ms) in computing.items()]
-    rows += [(kind, str(count), "", *times(ms)) for kind, (count, ms) in summary.reformats.items()]
+    rows = []
+    for name in PRECISIONS:
+        if name in summary.computing:
+            count, ms = summary.computing[name]
+            rows.append((name, str(count), f"{count / total:.0%}", *times(ms)))
+    for kind, (count, ms) in summary.reformats.items():
+        rows.append((kind, str(count), "", *times(ms)))
     coverage = f"INT8 coverage: {summary.int8_layers:.0%} of {total} computing layers"
     if summary.int8_time is not None:
         coverage += f", {summary.int8_time:.0%} of {summary.total_ms:.3f} ms (each layer measured by itself)"
     lines = [title, "", *aligned(TITLES, rows, [""]), "", coverage]
     if summary.slowest:
-        slowest = [(*times(layer.ms or 0.0), layer.precision or layer.kind, _short(layer.name, 110))
-                   for layer in summary.slowest]  # fmt: skip
+        slowest = []
+        for layer in summary.slowest:
+            slowest.append((*times(layer.ms or 0.0), layer.precision or layer.kind, _short(layer.name, 110)))
         lines += ["", "Slowest layers:", *aligned(("ms", "share", "type", "layer"), slowest, ["type", "layer"])]
     sentences = advice(summary, precision)
-    return [*lines, *(["", *sentences] if sentences else [])]
+    if sentences:
+        lines += ["", *sentences]
+    return lines
 
 
 def advice(summary: LayerSummary, precision: str) -> list[str]:
-    """Sentences on what stands in INT8's way, for an engine that was built for `precision`, such as 'int8'."""
-    sentences, share = [], summary.int8_time
-    if precision == "int8" and min(summary.int8_layers, 1.0 if share is None else share) < MOSTLY:
-        time = "" if share is None else f" and {share:.0%} of the time"
+    """Sentences on obstacles to INT8's speed, for an engine that was built for `precision`, such as 'int8'."""
+    sentences = []
+    shares = f"{summary.int8_layers:.0%} of its layers"
+    is_mostly_int8 = summary.int8_layers >= MOSTLY
+    if summary.int8_time is not None:
+        shares += f" and {summary.int8_time:.0%} of the time"
+        is_mostly_int8 = is_mostly_int8 and summary.int8_time >= MOSTLY
+    if precision == "int8" and not is_mostly_int8:
         sentences.append(
-            f"This engine was built for INT8 and is mostly not INT8: {summary.int8_layers:.0%} of its layers{time}. "
-            "Look at the slowest layers: those without INT8 have no Q/DQ in front, or TensorRT found them faster so."
+            f"This engine was built for INT8 and is mostly not INT8: {shares}. Look at the slowest layers: a layer "
+            "without INT8 has no Q/DQ in front, or TensorRT measured that it is faster so."
         )
     spent = sum(ms for _, ms in summary.reformats.values()) / (summary.total_ms or 1.0)
     if spent > MUCH:
         sentences.append(
-            f"{spent:.0%} of the time only changes the form of tensors (copy, cast, requantize): tensors that meet in "
-            "a Concat or Add do not share one scale, or change their layout."
+            f"{spent:.0%} of the time is spent on changing the form of tensors (copy, cast, requantize): tensors that "
+            "meet in a Concat or Add do not share one scale, or change their layout."
         )
     return sentences
 
@@ -269,34 +329,45 @@ def dot(layers: Sequence[Layer], title: str) -> str:
     produced = {tensor.name for layer in layers for tensor in layer.outputs}
     for index, layer in enumerate(layers):
         for tensor in layer.inputs:
-            if tensor.name not in produced | source.keys():
+            if tensor.name not in produced and tensor.name not in source:
                 source[tensor.name] = f"i{index}"
                 lines.append(f"  i{index} {_attributes(label=tensor.name, shape='ellipse', fillcolor='white')};")
+        sources = [source[tensor.name] for tensor in layer.inputs if tensor.name in source]
         if layer.kind == "idle":  # its outputs are its inputs; a constant has no source
-            source |= {t.name: source[i.name] for t in layer.outputs for i in layer.inputs if i.name in source}
+            if sources:
+                source |= {tensor.name: sources[-1] for tensor in layer.outputs}
             continue
-        label = f"{_short(layer.name, 70)}\n{layer.type}, {layer.precision or layer.kind}"
-        if layer.ms is not None:
-            label += f"\n{layer.ms:.4f} ms" + (f" ({layer.ms / total:.1%})" if total else "")
-        colour = REFORMAT if layer.reformats else COLOURS.get(layer.precision, OTHER)
-        about = _attributes(label=label, fillcolor=colour, tooltip=f"{layer.name} | {layer.tactic}")
-        lines.append(f"  n{index} {about};")
+        lines.append(f"  n{index} {_node_attributes(layer, total)};")
         for tensor in layer.inputs:
             if tensor.name in source:
-                about = _attributes(label=f"{tensor.type} {'x'.join(map(str, tensor.shape))}", tooltip=tensor.format)
-                lines.append(f"  {source[tensor.name]} -> n{index} {about};")
+                label = f"{tensor.type} {'x'.join(map(str, tensor.shape))}"
+                attributes = _attributes(label=label, tooltip=tensor.format)
+                lines.append(f"  {source[tensor.name]} -> n{index} {attributes};")
         source |= {tensor.name: f"n{index}" for tensor in layer.outputs}
     return "\n".join([*lines, "}"]) + "\n"
 
 
+def _node_attributes(layer: Layer, total: float) -> str:
+    """Attributes of a layer's node; `total` are the milliseconds of all layers."""
+    label = f"{_short(layer.name, 70)}\n{layer.type}, {layer.precision or layer.kind}"
+    if layer.ms is not None:
+        label += f"\n{layer.ms:.4f} ms"
+        if total:
+            label += f" ({layer.ms / total:.1%})"
+    colour = REFORMAT if layer.reformats else COLOURS.get(layer.precision, OTHER)
+    return _attributes(label=label, fillcolor=colour, tooltip=f"{layer.name} | {layer.tactic}")
+
+
 def _attributes(**texts: str) -> str:
     """Attributes in graphviz's language, whose texts are quoted as JSON's are."""
-    return f"[{', '.join(f'{name}={json.dumps(text, ensure_ascii=False)}' for name, text in texts.items())}]"
+    pairs = [f"{name}={json.dumps(text, ensure_ascii=False)}" for name, text in texts.items()]
+    return f"[{', '.join(pairs)}]"
 
 
 def graphviz() -> str:
     """Graphviz' `dot`; `DependencyError` if it is not installed."""
-    if path := which("dot"):
+    path = which("dot")
+    if path:
         return path
     raise DependencyError("drawing needs graphviz (apt-get, or the overlay's install_dependencies.sh --trex)")
 
@@ -304,4 +375,6 @@ def graphviz() -> str:
 def _short(name: str, limit: int) -> str:
     """A fused layer's name with its middle left out."""
     name = " ".join(name.split())
-    return name if len(name) <= limit else f"{name[: limit // 2]} ... {name[-limit // 2 :]}"
+    if len(name) <= limit:
+        return name
+    return f"{name[: limit // 2]} ... {name[-limit // 2 :]}"

@@ -33,12 +33,14 @@ class Execution:
         profiles: input → min, opt and max shape.
         limits: input → min and max shape.
         buffers: for the present shapes, one tensor for each input and output.
-        stream: what the engine runs on.
+        stream: the CUDA stream that the engine runs on.
     """
 
     def __init__(self, path: str | Path, api: Api, device: torch.device) -> None:
         """Load an engine; raises as `load_engine`, or `InputError` for tensors in a format that packs channels."""
-        self.path, self.device, self.api = Path(path), device, api
+        self.path = Path(path)
+        self.device = device
+        self.api = api
         self.log = api.log()
         self.note = EngineNote.load(self.path)
         if device.type == "cuda" and device.index is not None:
@@ -52,26 +54,37 @@ class Execution:
         self.buffers: dict[str, Tensor] = {}
         self._context: Any = None
         self._graph: Any = None
-        modes = api.module.TensorIOMode
-        specs: dict[Any, list[TensorSpec]] = {modes.INPUT: [], modes.OUTPUT: []}
-        for name in map(self.engine.get_tensor_name, range(self.engine.num_io_tensors)):
-            # the lean runtime does not know TensorFormat
-            kind = self.engine.get_tensor_format(name).name if hasattr(api.module, "TensorFormat") else "LINEAR"
-            if kind != "LINEAR":  # of trtexec, or --input-format of 1.0
-                raise InputError(f"{path} has {name} in format {kind}, which is not supported; build the engine again")
-            shape = tuple(size if size >= 0 else None for size in self.engine.get_tensor_shape(name))
-            spec = TensorSpec(name, shape, TORCH_TYPES[self.engine.get_tensor_dtype(name).name])
-            specs[self.engine.get_tensor_mode(name)].append(spec)
-        self.inputs, self.outputs = map(tuple, specs.values())
+        self.inputs = self._specs(api.module.TensorIOMode.INPUT)
+        self.outputs = self._specs(api.module.TensorIOMode.OUTPUT)
         self._dynamic = any(None in spec.shape for spec in self.inputs)
         self.profiles: dict[str, tuple[Any, ...]] = {}
-        for spec in self.inputs:  # TensorRT may have no profile for a static shape
-            shapes = self.engine.get_tensor_profile_shape(spec.name, 0) if None in spec.shape else [spec.shape] * 3
+        for spec in self.inputs:
+            shapes = [spec.shape] * 3  # TensorRT may have no profile for a static shape
+            if None in spec.shape:
+                shapes = self.engine.get_tensor_profile_shape(spec.name, 0)
             self.profiles[spec.name] = tuple(map(tuple, shapes))
         self.limits = {name: (shapes[0], shapes[2]) for name, shapes in self.profiles.items()}
         self._start()
         if not self._dynamic:
             self.set_shapes({name: shapes[1] for name, shapes in self.profiles.items()})
+
+    def _specs(self, mode: Any) -> tuple[TensorSpec, ...]:
+        """The engine's inputs or outputs; `InputError` for one in a format that packs channels."""
+        specs = []
+        for index in range(self.engine.num_io_tensors):
+            name = self.engine.get_tensor_name(index)
+            if self.engine.get_tensor_mode(name) != mode:
+                continue
+            layout = "LINEAR"
+            if hasattr(self.api.module, "TensorFormat"):  # the lean runtime does not have it
+                layout = self.engine.get_tensor_format(name).name
+            if layout != "LINEAR":  # of trtexec, or --input-format of 1.0
+                raise InputError(
+                    f"{self.path} has {name} in format {layout}, which is not supported; build the engine again"
+                )
+            shape = tuple(size if size >= 0 else None for size in self.engine.get_tensor_shape(name))
+            specs.append(TensorSpec(name, shape, TORCH_TYPES[self.engine.get_tensor_dtype(name).name]))
+        return tuple(specs)
 
     def set_shapes(self, shapes: Mapping[str, Shape]) -> None:
         """Make buffers for inputs of these shapes; nothing happens when they are the present ones.
@@ -83,12 +96,13 @@ class Execution:
             return
         for name, shape in shapes.items():
             least, most = map(list, self.limits[name])
-            inside = all(low <= size <= high for low, size, high in zip(least, shape, most, strict=False))
-            if not (inside and self._context.set_input_shape(name, tuple(shape))):
+            is_inside = all(low <= size <= high for low, size, high in zip(least, shape, most, strict=False))
+            if not is_inside or not self._context.set_input_shape(name, tuple(shape)):
                 raise InputError(
                     f"{self.path} takes {name} from {least} to {most}, not {list(shape)}; build an engine for that"
                 )
-        self.buffers, self._graph = {}, None  # a graph belongs to the shapes that it was captured with
+        self.buffers = {}
+        self._graph = None  # it belongs to the shapes that it was captured with
         buffers = {}
         for spec in (*self.inputs, *self.outputs):
             shape = tuple(self._context.get_tensor_shape(spec.name))
@@ -104,7 +118,8 @@ class Execution:
 
     def _start(self) -> None:
         """A fresh context, in place of the one before, for the present shapes and buffers."""
-        self._graph = self._context = None  # released first: contexts of 8.6 cannot share a profile
+        self._graph = None
+        self._context = None  # released first: contexts of 8.6 cannot share a profile
         self._context = self.engine.create_execution_context()
         if self._context is None:
             raise QatError(f"{self.path} does not start: {self.log.reason('not enough GPU memory?')}")
@@ -113,14 +128,15 @@ class Execution:
             raise QatError(f"{self.path} does not start: {self.log.reason('it gives no reason')}")
         if self._beside:
             self._context.set_aux_streams([stream.cuda_stream for stream in self._beside])
-        for spec in self.inputs if self.buffers else ():
-            self._context.set_input_shape(spec.name, tuple(self.buffers[spec.name].shape))
+        if self.buffers:
+            for spec in self.inputs:
+                self._context.set_input_shape(spec.name, tuple(self.buffers[spec.name].shape))
         for name, buffer in self.buffers.items():
             self._context.set_tensor_address(name, buffer.data_ptr())
 
     @property
     def streams(self) -> int | None:
-        """Auxiliary streams that the engine has; None where this TensorRT does not say."""
+        """Number of the engine's auxiliary streams; None where this TensorRT does not have it."""
         return getattr(self.engine, "num_aux_streams", None)
 
     def run(self) -> None:
@@ -131,8 +147,9 @@ class Execution:
     def graph(self) -> Any:
         """The run on the present shapes as a CUDA graph (`replay()`), captured once until the shapes change.
 
-        None where the size of a result depends on the image, which no graph can hold. That is not tried: torch before
-        2.12 takes a capture that has failed for one that still goes on, and no longer frees what several streams use.
+        None where the size of a result depends on the image, which no graph can hold. Such a capture is not tried:
+        torch before 2.12 takes a failed capture for one that still goes on, and no longer frees memory that several
+        streams use.
         """
         if self.note.data_dependent:
             return None
@@ -177,7 +194,7 @@ class Execution:
     def information(self) -> str:
         """The engine inspector's JSON for the present shapes; `InputError` if this TensorRT has no inspector."""
         if not hasattr(self.api.module, "EngineInspector"):
-            raise InputError(f"{self.api.name} does not say what {self.path} consists of; TensorRT itself does")
+            raise InputError(f"{self.api.name} has no inspector for the layers of {self.path}; use TensorRT itself")
         self.run()  # until then 8.6 says "N/A due to dynamic shapes" for types and formats
         self.stream.synchronize()
         inspector = self.engine.create_engine_inspector()
@@ -189,7 +206,8 @@ class Execution:
         self.stream.synchronize()
         self._graph = None
         self.buffers = {}
-        self._context = self.engine = None
+        self._context = None
+        self.engine = None
 
     @property
     def input_spec(self) -> InputSpec:
@@ -213,32 +231,39 @@ class TensorRTRunner(Runner):
             InputError: the file is missing, damaged, or of another TensorRT or GPU; or there is no GPU.
             DependencyError: TensorRT is not installed.
         """
-        api, device = api or tensorrt_api.load_tensorrt(), torch.device(device)
+        api = api or tensorrt_api.load_tensorrt()
+        device = torch.device(device)
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", cuda.current_device())  # as its tensors say
         self._execution = Execution(path, api, device)
         self._graphs = graphs
         self._last: tuple[object, ...] = ()
-        form, precision = self._execution.input_spec, self._execution.note.precision
-        words = [api.name, device_name(device), precision.upper()]
-        words += [f"{form.kind} input, {form.layout}"] if form.kind == "uint8" else []
+        form = self._execution.input_spec
+        precision = self._execution.note.precision
+        words = [api.name, device_name(device)]
+        if precision:
+            words.append(precision.upper())
+        if form.kind == "uint8":
+            words.append(f"{form.kind} input, {form.layout}")
         super().__init__(
             inputs=self._execution.inputs,
             outputs=self._execution.outputs,
             metadata=self._execution.note.metadata,
             device=device,
-            description=", ".join(filter(None, words)),
+            description=", ".join(words),
         )
         self.limits = dict(self._execution.limits)
 
     def _to_device(self, name: str, feed: Tensor) -> Tensor:
         """Pinned memory, which `_infer` copies from on the engine's stream; torch reuses it once that is done."""
         feed = feed.detach()
-        on_host = feed.device.type == "cpu" and self.device.type == "cuda"
-        return feed.contiguous().pin_memory() if on_host else feed
+        if feed.device.type == "cpu" and self.device.type == "cuda":
+            return feed.contiguous().pin_memory()
+        return feed
 
     def _infer(self, feeds: dict[str, Tensor]) -> dict[str, Tensor]:
-        execution, current = self._execution, cuda.current_stream(self.device)
+        execution = self._execution
+        current = cuda.current_stream(self.device)
         execution.set_shapes({name: tuple(feed.shape) for name, feed in feeds.items()})
         execution.stream.wait_stream(current)
         shapes = tuple(feed.shape for feed in feeds.values())
@@ -246,7 +271,10 @@ class TensorRTRunner(Runner):
             for name, feed in feeds.items():
                 execution.buffers[name].copy_(feed, non_blocking=True)
             graph = self._graph() if self._graphs and shapes == self._last else None
-            (graph.replay if graph else execution.run)()
+            if graph:
+                graph.replay()
+            else:
+                execution.run()
         current.wait_stream(execution.stream)
         self._last = shapes
         return {spec.name: execution.buffers[spec.name] for spec in self.outputs}

@@ -1,7 +1,7 @@
 """The only importer of TensorRT: 8.6, 10, 11 as `tensorrt`, TensorRT-RTX, and TensorRT's lean runtime.
 
-What differs between versions is asked of the module (`Api.weakly_typed`, `Api.ahead_of_time`, ...), so that nothing
-else compares version numbers.
+Differences between versions are properties of the module (`Api.weakly_typed`, `Api.ahead_of_time`, ...), so that no
+other code compares version numbers.
 """
 
 from __future__ import annotations
@@ -55,20 +55,23 @@ MEMBERS = {
 
 @dataclass(frozen=True)
 class Api:
-    """A TensorRT module, and what it can do."""
+    """A TensorRT module and its capabilities."""
 
     module: Any
 
     @property
     def version(self) -> str:
-        """The module's version, such as '8.6.0'; without the number of the build, as trtexec says it."""
+        """The module's version, such as '8.6.0'; without the number of the build, as trtexec prints it."""
         return ".".join(self.module.__version__.split(".")[:3])
 
     @property
     def name(self) -> str:
         """Name and version, such as 'TensorRT 8.6.0', 'TensorRT-RTX 1.7.1' or 'TensorRT's lean runtime 10.16.1'."""
-        name = "TensorRT-RTX" if self.is_rtx else "TensorRT" if self.builds else "TensorRT's lean runtime"
-        return f"{name} {self.version}"
+        if self.is_rtx:
+            return f"TensorRT-RTX {self.version}"
+        if self.builds:
+            return f"TensorRT {self.version}"
+        return f"TensorRT's lean runtime {self.version}"
 
     @property
     def builds(self) -> bool:
@@ -82,8 +85,10 @@ class Api:
 
     @property
     def typing(self) -> Literal["weak", "strong"]:
-        """How files for it are exported, 'weak' or 'strong'; it may read both."""
-        return "strong" if not self.weakly_typed else wanted_typing(self.version)
+        """Typing with which files for it are exported, 'weak' or 'strong'; it may read both."""
+        if not self.weakly_typed:
+            return "strong"
+        return wanted_typing(self.version)
 
     @cached_property
     def weakly_typed(self) -> bool:
@@ -104,20 +109,27 @@ class Api:
         return tuple(name for name in dir(capability) if re.fullmatch(r"SM\d+", name))
 
     def lacks(self, name: str, value: Any) -> str:
-        """What it has not of a builder option with this value, such as 'BuilderFlag.STRIP_PLAN'; '' if it has all."""
+        """The missing part of a builder option with this value, such as 'BuilderFlag.STRIP_PLAN'; '' if it has all."""
         needed = [("BuilderFlag", flag) for flag in FLAGS.get(name, ())]
-        needed += [("IBuilderConfig", SETTINGS[name])] if name in SETTINGS else []
-        needed += [MEMBERS[value]] if value in MEMBERS else []
-        lacking = (pair for pair in needed if not hasattr(getattr(self.module, pair[0], None), pair[1]))
-        return ".".join(next(lacking, ()))
+        if name in SETTINGS:
+            needed.append(("IBuilderConfig", SETTINGS[name]))
+        if value in MEMBERS:
+            needed.append(MEMBERS[value])
+        for class_name, member in needed:
+            if not hasattr(getattr(self.module, class_name, None), member):
+                return f"{class_name}.{member}"
+        return ""
 
     def set_option(self, setup: Any, name: str, value: Any) -> None:
         """Set a builder option in an IBuilderConfig."""
         for flag in FLAGS.get(name, ()):
             setup.set_flag(getattr(self.module.BuilderFlag, flag))
-        if name in SETTINGS:
-            kind, member = MEMBERS.get(value, ("", ""))
-            setattr(setup, SETTINGS[name], getattr(getattr(self.module, kind), member) if kind else value)
+        if name not in SETTINGS:
+            return
+        if value in MEMBERS:
+            class_name, member = MEMBERS[value]
+            value = getattr(getattr(self.module, class_name), member)
+        setattr(setup, SETTINGS[name], value)
 
     def register_plugins(self, log: Any) -> None:
         """Make TensorRT's plugins known, before a file or an engine that uses them is read; `InputError` if none."""
@@ -127,7 +139,7 @@ class Api:
             raise InputError(f"{self.name} has no plugins here; export {way}")
 
     def log(self) -> Any:
-        """The logger for TensorRT's objects, which has forgotten what was said before; see `_log`."""
+        """The logger for TensorRT's objects, without earlier messages; see `_log`."""
         log = _log(self.module)
         log.messages.clear()
         return log
@@ -148,8 +160,9 @@ def _log(module: Any) -> Any:
                 return  # there are several for each kernel that is measured
             entry = (name, readable(message))
             # errors are raised by whoever notices the failure
-            new = name == "WARNING" and entry not in self.messages
-            logger.log(logging.WARNING if new else logging.DEBUG, "TensorRT: %s", entry[1])
+            is_new_warning = name == "WARNING" and entry not in self.messages
+            level = logging.WARNING if is_new_warning else logging.DEBUG
+            logger.log(level, "TensorRT: %s", entry[1])
             if name in ("ERROR", "WARNING"):
                 self.messages.append(entry)
 

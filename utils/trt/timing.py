@@ -25,7 +25,7 @@ Name = TypeVar("Name")
 
 @dataclass(frozen=True)
 class TimingConfig:
-    """What is timed, with trtexec's defaults."""
+    """Settings of a timing, with trtexec's defaults."""
 
     warm_up: float = 200.0  # milliseconds before each round that do not count
     duration: float = 3.0  # seconds for each engine, over all rounds
@@ -39,22 +39,32 @@ class TimingConfig:
 def time_interleaved(
     networks: Mapping[str, Execution | Callable[[], object]], config: TimingConfig
 ) -> dict[str, Figures]:
-    """Time networks, an engine or what runs a query on a CPU, interleaved: ratios can be trusted when clocks drift."""
-    starts = {name: partial(_HostQuery, one) if callable(one) else _Lane(one, config).start
-              for name, one in networks.items()}  # fmt: skip
+    """Time networks, interleaved, so that ratios can be trusted when clocks drift.
+
+    Each is an engine, or a call that runs a query on a CPU.
+    """
+    starts: dict[str, Callable[[], _Query | _HostQuery]] = {}
+    for name, network in networks.items():
+        starts[name] = partial(_HostQuery, network) if callable(network) else _Lane(network, config).start
     queries: dict[str, list[_Query | _HostQuery]] = {name: [] for name in networks}
     seconds = dict.fromkeys(networks, 0.0)
+    iterations = -(-config.iterations // config.rounds)  # of each round, rounded up
     for name in interleaved(networks, config.rounds):
         _run(starts[name], config.warm_up / 1000, 1)
         began = time.perf_counter()
-        queries[name] += _run(starts[name], config.duration / config.rounds, -(-config.iterations // config.rounds))
+        queries[name] += _run(starts[name], config.duration / config.rounds, iterations)
         seconds[name] += time.perf_counter() - began
-    return {name: Figures.of([query.milliseconds() for query in queries[name]], seconds[name]) for name in networks}
+    figures = {}
+    for name in networks:
+        milliseconds = [query.milliseconds() for query in queries[name]]
+        figures[name] = Figures.of(milliseconds, seconds[name])
+    return figures
 
 
 def _run(start: Callable[[], _Query | _HostQuery], seconds: float, iterations: int) -> list[_Query | _HostQuery]:
     """Run queries for so long, and at least so many; the next one is enqueued while one runs."""
-    began, queries = time.perf_counter(), [start()]
+    began = time.perf_counter()
+    queries = [start()]
     while len(queries) < iterations or time.perf_counter() - began < seconds:
         queries.append(start())
         queries[-2].wait()
@@ -79,12 +89,15 @@ class _Query:
 
     def __init__(self, config: TimingConfig) -> None:
         parts = ("h2d", "compute", "d2h") if config.transfers else ("compute",)
-        self._events = {part: [cuda.Event(enable_timing=True, blocking=not config.spin_wait) for _ in range(2)]
-                        for part in parts}  # fmt: skip
+        self._events = {}  # of each part, its beginning and end
+        for part in parts:
+            begin = cuda.Event(enable_timing=True, blocking=not config.spin_wait)
+            end = cuda.Event(enable_timing=True, blocking=not config.spin_wait)
+            self._events[part] = (begin, end)
 
     @contextmanager
     def part(self, name: str, stream: Any, after: str = "") -> Iterator[None]:
-        """What is enqueued within it is that part, on this stream, and begins when the part `after` is done."""
+        """Context in which a part is enqueued on this stream; it begins when the part `after` is done."""
         if after in self._events:
             stream.wait_event(self._events[after][1])
         with cuda.stream(stream):
@@ -94,10 +107,11 @@ class _Query:
 
     def wait(self) -> None:
         """Wait until it is done."""
-        list(self._events.values())[-1][1].synchronize()
+        _, end = list(self._events.values())[-1]
+        end.synchronize()
 
     def milliseconds(self) -> dict[str, float]:
-        """Of each part; latency is trtexec's: all of them together, without the waits between."""
+        """Milliseconds of each part; latency is trtexec's: all of them together, without the waits between."""
         parts = {name: before.elapsed_time(after) for name, (before, after) in self._events.items()}
         return {**parts, "latency": sum(parts.values()), "enqueue": self.enqueue}
 
@@ -111,38 +125,42 @@ class _HostQuery:
         self._ms = (time.perf_counter() - before) * 1000
 
     def wait(self) -> None:
-        """It is done."""
+        """Do nothing: the query is done."""
 
     def milliseconds(self) -> dict[str, float]:
-        """Of the whole query."""
+        """Milliseconds of the whole query."""
         return {"latency": self._ms}
 
 
 class _Lane:
     """An engine with its pinned memory and its streams for copies.
 
-    What is copied to a buffer is the same each time. So a copy for the next query, while this one still reads the
-    buffer, changes nothing, and takes as long as one to a second buffer.
+    Every copy to a buffer has the same content. So a copy for the next query, while this one still reads the buffer,
+    changes nothing, and takes as long as a copy to a second buffer.
     """
 
     def __init__(self, execution: Execution, config: TimingConfig) -> None:
-        self.execution, self.config = execution, config
+        self.execution = execution
+        self.config = config
         pinned = execution.device.type == "cuda" and config.transfers
         self.memory: dict[str, Tensor] = {}
         for spec in execution.inputs:
             buffer = execution.buffers[spec.name]
             self.memory[spec.name] = random_input(buffer.shape, buffer.dtype, pinned)
             buffer.copy_(self.memory[spec.name])
-        for spec in execution.outputs if config.transfers else ():
-            buffer = execution.buffers[spec.name]
-            self.memory[spec.name] = torch.zeros(buffer.shape, dtype=buffer.dtype, pin_memory=pinned)
+        if config.transfers:
+            for spec in execution.outputs:
+                buffer = execution.buffers[spec.name]
+                self.memory[spec.name] = torch.zeros(buffer.shape, dtype=buffer.dtype, pin_memory=pinned)
         self._copies = (cuda.Stream(execution.device), cuda.Stream(execution.device))
         graph = execution.graph() if config.cuda_graph else None
         self._start_run = graph.replay if graph else execution.run
 
     def start(self) -> _Query:
         """Enqueue a query."""
-        execution, query, (to_device, to_host) = self.execution, _Query(self.config), self._copies
+        execution = self.execution
+        query = _Query(self.config)
+        to_device, to_host = self._copies
         if self.config.transfers:
             with query.part("h2d", to_device):
                 for spec in execution.inputs:
@@ -181,11 +199,12 @@ class TimeStatistics:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> TimeStatistics:
-        """Percentiles as trtexec takes them: a value that was measured, not one between two."""
+        """Statistics of milliseconds; percentiles are measured values, as trtexec's, not interpolated."""
         array = np.asarray(values, dtype=np.float64)
-        p90, p95, p99 = (float(np.percentile(array, q, method="inverted_cdf")) for q in (90, 95, 99))
-        least, most, mean, median = (float(of(array)) for of in (np.min, np.max, np.mean, np.median))
-        return cls(least, most, mean, median, p90, p95, p99, array.size)
+        p90, p95, p99 = np.percentile(array, (90, 95, 99), method="inverted_cdf").tolist()
+        low = float(array.min())
+        high = float(array.max())
+        return cls(low, high, float(array.mean()), float(np.median(array)), p90, p95, p99, array.size)
 
 
 @dataclass(frozen=True)
@@ -197,13 +216,14 @@ class Figures:
 
     @classmethod
     def of(cls, queries: Sequence[Mapping[str, float]], seconds: float) -> Figures:
-        """Those of the milliseconds of each query by part, and the seconds that all took."""
+        """Figures from the milliseconds of each query by part, and from the seconds of all queries."""
         parts = {name: TimeStatistics.of([query[name] for query in queries]) for name in queries[0]}
         return cls(len(queries) / seconds, parts)
 
     def to_dict(self) -> dict[str, Any]:
         """Queries per second and the summary of each part, as JSON holds them."""
-        return {"qps": self.qps, **{name: asdict(summary) for name, summary in self.parts.items()}}
+        parts = {name: asdict(summary) for name, summary in self.parts.items()}
+        return {"qps": self.qps, **parts}
 
     def __str__(self) -> str:
         latency = self.parts["latency"]

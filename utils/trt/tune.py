@@ -1,7 +1,7 @@
 """`--tune MINUTES`: engines of several optimization levels and auxiliary streams, timed interleaved; the fastest stays.
 
-What was asked for is built twice. How far the times of these two engines differ is the noise: another engine takes the
-place of the first one if it is faster by more than that.
+The requested options are built twice. The difference between the times of these two engines is the noise: another
+engine replaces the first one if it is faster by more than that.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -32,7 +33,8 @@ from utils.trt.timing import TimingConfig, interleaved, time_interleaved
 logger = logging.getLogger(__name__)
 
 # In the order in which they are tried; None is TensorRT's own, level 3. Builds with 5 streams did not end in minutes.
-LEVELS, STREAMS = (None, 2, 4, 5), (None, 2, 3, 1, 4)
+LEVELS: tuple[int | None, ...] = (None, 2, 4, 5)
+STREAMS: tuple[int | None, ...] = (None, 2, 3, 1, 4)
 TITLES = ("built with", "built in", "ms", "")
 ROUNDS = 5
 ROUND = TimingConfig(warm_up=100, duration=0.2, rounds=1, cuda_graph=True, transfers=False, iterations=20)
@@ -40,7 +42,9 @@ ROUND = TimingConfig(warm_up=100, duration=0.2, rounds=1, cuda_graph=True, trans
 
 def build_or_tune(onnx: Path, engine: Path, config: BuildConfig, api: Api | None = None) -> EngineNote:
     """Build an engine as it is asked for, or of the fastest options for `config.tune` minutes."""
-    return build(onnx, engine, config, api) if config.tune is None else tune(onnx, engine, config, api)
+    if config.tune is None:
+        return build(onnx, engine, config, api)
+    return tune(onnx, engine, config, api)
 
 
 @dataclass(eq=False)
@@ -55,27 +59,51 @@ class _Candidate:
 
     @property
     def ms(self) -> float:
+        """Median milliseconds; infinite without times."""
         return median(self.rounds) if self.rounds else float("inf")
 
     def __str__(self) -> str:
-        """What varies between candidates, such as 'level 2, 3 streams'."""
-        level, streams = self.config.optimization_level, self.config.max_aux_streams
-        words = [f"level {level}"] * (level is not None) + [f"{streams} streams"] * (streams is not None)
+        """The options that vary between candidates, such as 'level 2, 3 streams'."""
+        words = []
+        if self.config.optimization_level is not None:
+            words.append(f"level {self.config.optimization_level}")
+        if self.config.max_aux_streams is not None:
+            words.append(f"{self.config.max_aux_streams} streams")
         return ", ".join(words) or "TensorRT's own"
+
+    def row(self, remark: str) -> tuple[str, str, str, str]:
+        """Texts for TITLES, with the error, if there is one, in place of the remark."""
+        milliseconds = f"{self.ms:.3f}" if self.rounds else ""
+        return str(self), f"{self.seconds:.0f} s", milliseconds, self.error or remark
+
+    def to_dict(self) -> dict[str, Any]:
+        """The candidate as the engine's note holds it."""
+        return {
+            "options": self.config.options,
+            "seconds": self.seconds,
+            "ms": list(self.rounds),
+            "error": self.error,
+        }
+
+
+def _noise(first: _Candidate, control: _Candidate) -> tuple[float, float]:
+    """Smallest and largest milliseconds of two engines of the same options."""
+    rounds = first.rounds + control.rounds
+    return min(rounds), max(rounds)
 
 
 def tune(onnx: Path, engine: Path, config: BuildConfig, api: Api | None = None) -> EngineNote:
     """Build for `config.tune` minutes on the current GPU, and keep the fastest engine; the table is logged.
 
-    No build begins that would end too late if it took as long as the longest one but the first, which measures kernels
-    that the timing cache then has. An interruption leaves at `engine` the fastest so far, or nothing.
+    No build begins that would end too late if it took as long as the longest build but the first, which measures
+    kernels that the timing cache then has. An interruption leaves at `engine` the fastest so far, or nothing.
 
     Raises:
-        InputError, QatError: see `build.build`; or there is nothing to try, or what was asked for cannot be timed.
+        InputError, QatError: see `build.build`; or there is nothing to try, or the requested engine cannot be timed.
     """
     levels = LEVELS if config.optimization_level is None else (config.optimization_level,)
     streams = STREAMS if config.max_aux_streams is None else (config.max_aux_streams,)
-    if len(levels) == len(streams) == 1:
+    if len(levels) == 1 and len(streams) == 1:
         raise InputError("--tune has nothing to try; leave out --optimization-level or --max-aux-streams")
     api = api or tensorrt_api.load_tensorrt()
     decide(OnnxFile.read(onnx), api, tensorrt_api.gpu(), config)  # refuses what a build would refuse
@@ -84,22 +112,15 @@ def tune(onnx: Path, engine: Path, config: BuildConfig, api: Api | None = None) 
     deadline = time.monotonic() + 60 * (config.tune or 0.0)
     engine.parent.mkdir(parents=True, exist_ok=True)
     candidates: list[_Candidate] = []
+    total = len(levels) * len(streams) + 1
     with (
         TemporaryDirectory(dir=engine.parent, prefix=f".{engine.stem}-", suffix=".tune") as folder,
-        tqdm(total=len(levels) * len(streams) + 1, desc=engine.name, unit="engine", disable=not config.progress) as bar,
+        tqdm(total=total, desc=engine.name, unit="engine", disable=not config.progress) as bar,
     ):
 
         def attempt(options: BuildConfig, until: float = float("inf")) -> _Candidate:
             candidate = _Candidate(options, Path(folder, f"{len(candidates)}.engine"))
-            began = time.monotonic()
-            try:
-                with log_level("utils.trt", logging.ERROR):  # warnings are in the note beside the engine
-                    build(onnx, candidate.engine, options, api, until)
-            except Exception as error:  # of any kind: a row of the table, but of what was asked for
-                if not candidates:
-                    raise
-                candidate.error = " ".join(str(error).split())
-            candidate.seconds = time.monotonic() - began
+            _build(onnx, candidate, api, until, is_requested=not candidates)
             candidates.append(candidate)
             bar.update()
             return candidate
@@ -119,26 +140,47 @@ def tune(onnx: Path, engine: Path, config: BuildConfig, api: Api | None = None) 
                 _keep(engine, best, candidates, config, complete=False)
         best = _fastest([first, control, best], api)  # by times that did not choose it
         _keep(engine, best, candidates, config, complete=True)
-    remarks = {control: "as asked for, again", first: "as asked for", best: "kept"}
-    rows = [(str(one), f"{one.seconds:.0f} s", f"{one.ms:.3f}" if one.rounds else "",
-             one.error or remarks.get(one, "")) for one in candidates]  # fmt: skip
+    remarks = {control: "as requested, again", first: "as requested", best: "kept"}
+    rows = [candidate.row(remarks.get(candidate, "")) for candidate in candidates]
     logger.info("%s", "\n".join(aligned(TITLES, rows, ("built with", ""))))
-    less, both = 1 - best.ms / first.ms, first.rounds + control.rounds
-    logger.info("%s: %s: %.1f%% less time than as asked for; the noise is %.1f%%",
-                engine, best, 100 * less, 100 * (max(both) / min(both) - 1))  # fmt: skip
+    gain = 1 - best.ms / first.ms
+    least, most = _noise(first, control)
+    logger.info(
+        "%s: %s: %.1f%% less time than with the requested options; the noise is %.1f%%",
+        engine,
+        best,
+        100 * gain,
+        100 * (most / least - 1),
+    )
     return EngineNote.load(engine)
 
 
+def _build(onnx: Path, candidate: _Candidate, api: Api, until: float, *, is_requested: bool) -> None:
+    """Build a candidate and take the time; an error becomes its text, unless its options are the requested ones."""
+    began = time.monotonic()
+    try:
+        with log_level("utils.trt", logging.ERROR):  # warnings are in the note beside the engine
+            build(onnx, candidate.engine, candidate.config, api, until)
+    except Exception as error:  # of any kind
+        if is_requested:
+            raise
+        candidate.error = " ".join(str(error).split())
+    candidate.seconds = time.monotonic() - began
+
+
 def _fastest(candidates: list[_Candidate], api: Api) -> _Candidate:
-    """Time engines interleaved; the first, what was asked for, unless another one is faster by more than the noise.
+    """Time engines interleaved; returns the first, the requested one, unless another is faster by more than the noise.
 
     Each runs at its profile's opt shape, in `ROUNDS` rounds.
     """
     executions: dict[_Candidate, Execution] = {}
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with ExitStack() as stack:
-        for candidate in dict.fromkeys(one for one in candidates if one.engine.is_file()):
-            candidate.rounds, candidate.error = (), ""
+        for candidate in dict.fromkeys(candidates):
+            if not candidate.engine.is_file():
+                continue
+            candidate.rounds = ()
+            candidate.error = ""
             try:
                 execution = stack.enter_context(closing(Execution(candidate.engine, api, device)))
                 execution.set_shapes({name: shapes[1] for name, shapes in execution.profiles.items()})
@@ -153,16 +195,21 @@ def _fastest(candidates: list[_Candidate], api: Api) -> _Candidate:
     torch.cuda.empty_cache()  # the next build wants the memory
     first, control, *others = candidates
     if first.error:
-        raise QatError(f"what was asked for cannot be timed: {first.error}")
-    both = first.rounds + control.rounds
+        raise QatError(f"the engine with the requested options cannot be timed: {first.error}")
+    least, most = _noise(first, control)
     fastest = min(others, key=lambda candidate: candidate.ms)
-    return fastest if fastest.ms < first.ms - (max(both) - min(both)) else first
+    if fastest.ms < first.ms - (most - least):
+        return fastest
+    return first
 
 
 def _keep(engine: Path, best: _Candidate, candidates: list[_Candidate], config: BuildConfig, *, complete: bool) -> None:
-    """Put the fastest so far at `engine`, with a note of what was tried, which `is_current` reads."""
-    rows = [{"options": tried.config.options, "seconds": tried.seconds, "ms": list(tried.rounds), "error": tried.error}
-            for tried in candidates]  # fmt: skip
-    tuning = {"minutes": config.tune, "complete": complete, "given": config.options, "candidates": rows}
+    """Put the fastest so far at `engine`, with a note of all candidates, which `is_current` reads."""
+    tuning = {
+        "minutes": config.tune,
+        "complete": complete,
+        "given": config.options,
+        "candidates": [candidate.to_dict() for candidate in candidates],
+    }
     write_bytes(engine, best.engine.read_bytes())
     replace(EngineNote.load(best.engine), tuning=tuning).save(engine)

@@ -61,7 +61,7 @@ CASES = [  # program, arguments, what the line names
     (B, "fixed.onnx --batch-size 8", "fixed.onnx"),
     (T, "a.engine --device cpu", "a.engine"),
     (T, "a.onnx --sweep 4 --batch-size 1", "--sweep"),
-    (T, "a.onnx images/../a.onnx --device cpu", "have one name"),
+    (T, "a.onnx images/../a.onnx --device cpu", "have the same name"),
     (T, "int8.onnx --imgsz 64 32", "int8.onnx takes images of 32x32 only"),
     (S, "boxes-nms.onnx --class-agnostic", "--class-agnostic"),
     (S, "boxes.onnx --platform tensorrt", "--platform"),

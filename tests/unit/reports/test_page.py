@@ -204,7 +204,7 @@ def test_runs_with_rows_of_one_file_keep_the_row_that_knows_more():
     first.data, second.data = "cells.yaml", "cards.yaml"
     both = merged(runs)
     assert ([row.run for row in both.rows], both.data) == (["one", "one", "two", "two"], "")
-    assert both.notes[-1].endswith("whose rows do not compare: one of cells.yaml, two of cards.yaml")
+    assert both.notes[-1].endswith("do not compare: one of cells.yaml, two of cards.yaml")
     first.data = second.data = ""
     first.history = second.history = [Epoch(epoch=0, held_out=0.1)]
     assert (merged(runs).history, merged(runs).notes[0][-8:]) == ([], "one, two")
@@ -249,4 +249,4 @@ def test_runs_are_put_together(tmp_path):
     for path, report.data in ((tmp_path / "out/report.json", "a.yaml"), (tmp_path / "other.json", "b.yaml")):
         report.save(path)
     both = make(tmp_path / "out", tmp_path / "other.json", "--output", tmp_path / "both")
-    assert "the runs are of several datasets" in both.splitlines()[0]
+    assert "the runs have different datasets" in both.splitlines()[0]

@@ -185,7 +185,7 @@ def test_the_page_has_the_table_the_classes_and_the_curves(beside):
         "cat &lt;b&gt;",
         "10 of 60",
         "19 of 70",
-        "Which confidence",
+        "Confidence",
     )
     assert [word for word in words if word not in text] == []
     assert "cat <b>" not in text
@@ -197,4 +197,4 @@ def test_f1_is_drawn_for_each_row_with_the_float_threshold(beside):
     (axes,) = f1_curves(beside).axes
     lines = {line.get_label(): line for line in axes.get_lines()}
     assert lines["INT8, best at 0.281"].get_ydata() == pytest.approx(beside.rows[1].f1)
-    assert list(lines["float: 0.312"].get_xdata()) == [0.312, 0.312]
+    assert list(lines["FP32: 0.312"].get_xdata()) == [0.312, 0.312]

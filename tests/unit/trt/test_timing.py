@@ -192,8 +192,8 @@ def test_the_fastest_of_streams_and_levels_is_found_and_kept(bench, caplog, caps
     assert times[:3] == [[101.0] * 5, [101.0] * 5, [91.0] * 5]  # and a tick for the start
     assert builds.caches == {str(engine.with_name("Fake-GPU-TensorRT-8.6.0.timing.cache"))}
     assert "engine/s" not in capsys.readouterr().err  # no progress bar
-    assert [word in caplog.text for word in ("as asked for, again", "  kept")] == [True, True]
-    assert "level 4, 2 streams: 14.9% less time than as asked for; the noise is 0.0%" in caplog.text
+    assert [word in caplog.text for word in ("as requested, again", "  kept")] == [True, True]
+    assert "level 4, 2 streams: 14.9% less time than with the requested options; the noise is 0.0%" in caplog.text
     assert sorted(path.name for path in engine.parent.glob("*a.*")) == ["a.engine", "a.engine.json", "a.onnx"]
     execution = Execution(engine, tensorrt_api.load_tensorrt(), CPU)  # the one that was measured
     assert execution.engine.num_aux_streams == 2
@@ -207,7 +207,7 @@ def test_within_the_noise_nothing_changes(bench, caplog):
     onnx, engine = bench(lambda n, level: {-1: 100 + 6 * (next(count) % 2)}.get(n, 96))
     note = tuned(onnx, engine, CONFIG.model_copy(update={"optimization_level": 3}))
     assert note.options == {"optimization_level": 3}
-    assert "level 3: 0.0% less time than as asked for; the noise is 5.9%" in caplog.text
+    assert "level 3: 0.0% less time than with the requested options; the noise is 5.9%" in caplog.text
 
 
 def test_a_build_that_fails_is_a_row_and_only_what_fits_the_time_begins(bench):

@@ -39,25 +39,31 @@ remove_unused = pure(drop_unused)
 
 def wanted_passes(config: ExportConfig) -> list[Callable[[ModelProto], ModelProto]]:
     """The passes of an export, in order."""
-    passes = [
-        # what torch traces, in few nodes
-        fold_constants, remove_identities,
-        # one quantizer a tensor, one initializer a scale
-        share_scales, round_weights, number_quantizers, merge_quantizers,
-        # the head
-        separate_predictions, decode_boxes, dense_groups,
-        # names
-        name_quantizers, remove_unused,
-    ]  # fmt: skip
+    passes: list[Callable[[ModelProto], ModelProto]] = []
+    # torch's graph in fewer nodes
+    passes += [fold_constants, remove_identities]
+    # one quantizer a tensor, one initializer a scale
+    passes += [share_scales, round_weights, number_quantizers, merge_quantizers]
+    # the head
+    passes += [separate_predictions, decode_boxes, dense_groups]
+    # names
+    passes += [name_quantizers, remove_unused]
     if config.simplify:  # onnxslim takes the names away again
         passes += [simplify, name_quantizers, remove_unused]
-    if config.for_int8_kernels and not config.for_openvino:  # a convolution's parts may need whole blocks
-        first = [] if config.half else [separate_first]  # measured for TensorRT 8.6
-        passes += [separate_parts, *first, align_channels, convolve_pools]
-    # how values are stored
+    # fast kernels of TensorRT
+    if config.for_int8_kernels and not config.for_openvino:
+        passes.append(separate_parts)
+        if not config.half:  # measured for TensorRT 8.6
+            passes.append(separate_first)
+        passes += [align_channels, convolve_pools]  # in this order: a convolution's parts may need whole blocks
+    # types in which values are stored
     if config.for_openvino:
         passes.append(unsigned_activations)
-    return passes + [to_half] * config.half + [store_int8_weights] * config.int8_weights
+    if config.half:
+        passes.append(to_half)
+    if config.int8_weights:
+        passes.append(store_int8_weights)
+    return passes
 
 
 def run_passes(model: ModelProto, config: ExportConfig) -> ModelProto:

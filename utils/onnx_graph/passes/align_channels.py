@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from onnx import ModelProto, NodeProto
@@ -28,18 +29,26 @@ GROWTH = 2  # a part becomes so many times as wide, at most; wider ones were not
 
 @dataclass(frozen=True)
 class _Link:
-    """`count` channels of `one` from `start` on are those of `other` from `other_start` on."""
+    """`count` channels of `tensor` from `start` on are those of `other` from `other_start` on."""
 
-    one: str
+    tensor: str
     start: int
     other: str
     other_start: int
     count: int
 
 
+class _Part(NamedTuple):
+    """Neighbouring channels of a tensor."""
+
+    channels: int
+    group: int  # a number that parts share if their channels are linked
+
+
 def align_channels(model: ModelProto) -> ModelProto:
     """Widen parts of Concats and Splits to whole blocks, see above; only where quantized tensors are concerned."""
-    graph, result = _Graph(model), deepcopy(model)
+    graph = _Graph(model)
+    result = deepcopy(model)
     layouts = graph.layouts()
     for node in result.graph.node:
         if node.op_type == QUANTIZE and node.input[0] in layouts:
@@ -51,7 +60,7 @@ def align_channels(model: ModelProto) -> ModelProto:
 
 
 class _Graph:
-    """Which channels of which tensors are the same, and which of them can become more."""
+    """A graph with its links between channels of tensors, and with the tensors whose channels must stay as they are."""
 
     def __init__(self, model: ModelProto) -> None:
         self.view = QdqGraph(model)
@@ -59,56 +68,65 @@ class _Graph:
         self.links: list[_Link] = []
         self.fixed = self.view.inputs | self.view.outputs
         for node in self.view.nodes:
-            found = self._links_of(node)
-            if found is None:
+            links = self._links_of(node)
+            if links is None:
                 self.fixed |= {*node.input, *node.output}
             else:
-                self.links += found
+                self.links += links
 
     def layouts(self) -> dict[str, ChannelLayout]:
         """Find the layouts of the tensors that become wider, by name."""
         parts = self._parts()
-        of_part = {name: [same for _, same in found] for name, found in parts.items()}
-        fixed = {same for name in self.fixed for same in of_part.get(name, ())}
-        int8 = {node.output[0] for node in self.view.of_type(QUANTIZE)}
-        quantized = {same for name in int8 for same in of_part.get(name, ())}
-        wider = {
-            same
-            for found in parts.values()
-            for count, same in found[:-1]  # nothing follows the last
-            if count < _whole(count) <= GROWTH * count
-        }
-        wider = (wider & quantized) - fixed
-        return {
-            name: _layout([(count, same in wider) for count, same in found])
-            for name, found in parts.items()
-            if any(same in wider for _, same in found)
-        }
+        wider: set[int] = set()  # groups of parts, see `_parts`
+        for tensor_parts in parts.values():
+            for part in tensor_parts[:-1]:  # nothing follows the last
+                if part.channels < _whole(part.channels) <= GROWTH * part.channels:
+                    wider.add(part.group)
+        quantized = {node.output[0] for node in self.view.of_type(QUANTIZE)}
+        wider &= _groups(parts, quantized)
+        wider -= _groups(parts, self.fixed)
+        layouts = {}
+        for name, tensor_parts in parts.items():
+            if any(part.group in wider for part in tensor_parts):
+                layouts[name] = _layout(tensor_parts, wider)
+        return layouts
 
     def _links_of(self, node: NodeProto) -> list[_Link] | None:
-        """Say which channels a node only hands on; None if its channels must stay as they are."""
-        output = node.output[0]
+        """List the channels that a node only hands on; None if its channels must stay as they are."""
         if node.op_type in CHANNELWISE:
-            count = self.channels[output]
-            inputs = [name for name in node.input if name and not self.view.is_constant(name)]
-            constants = [value for name in node.input if (value := self.view.array(name)) is not None]
-            same = count > 0 and all(self.channels[name] == count for name in inputs)
-            if not same or (node.op_type != "Resize" and any(value.size != 1 for value in constants)):
-                return None
-            if node.op_type == "Div" and not self.view.is_constant(node.input[1]):
-                return None  # zero by zero is no number, and no weight of zero takes it away
-            return [_Link(name, 0, output, 0, count) for name in inputs]
+            return self._channelwise(node)
         if node.op_type == "Concat" and attribute(node, "axis") == 1:
-            return self._side_by_side(output, node.input)
+            return self._side_by_side(node.output[0], node.input)
         if node.op_type == "Split" and attribute(node, "axis", 0) == 1:
             return self._side_by_side(node.input[0], node.output)
-        if (bounds := self.view.channel_bounds(node)) is not None:
-            start, count = bounds[0], min(bounds[1], self.channels[node.input[0]]) - bounds[0]
-            return [_Link(node.input[0], start, output, 0, count)] if self.channels[output] == count else None
-        return [] if node.op_type == "Conv" and self._can_be_rewritten(node) else None
+        if node.op_type == "Conv" and self._can_be_rewritten(node):
+            return []
+        bounds = self.view.channel_bounds(node)
+        if bounds is None:
+            return None
+        start, end = bounds
+        count = min(end, self.channels[node.input[0]]) - start
+        if self.channels[node.output[0]] != count:
+            return None
+        return [_Link(node.input[0], start, node.output[0], 0, count)]
+
+    def _channelwise(self, node: NodeProto) -> list[_Link] | None:
+        """Links of a node that computes each channel from the same channel of its inputs, see `_links_of`."""
+        output = node.output[0]
+        count = self.channels[output]
+        inputs = [name for name in node.input if name and not self.view.is_constant(name)]
+        if count <= 0 or any(self.channels[name] != count for name in inputs):
+            return None
+        constants = [self.view.constant(name) for name in node.input if self.view.is_constant(name)]
+        if node.op_type != "Resize" and any(value.size != 1 for value in constants):
+            return None
+        if node.op_type == "Div" and not self.view.is_constant(node.input[1]):
+            return None  # zero by zero is NaN, and no weight of zero removes it
+        return [_Link(name, 0, output, 0, count) for name in inputs]
 
     def _side_by_side(self, whole: str, parts: Iterable[str]) -> list[_Link] | None:
-        links, start = [], 0
+        links = []
+        start = 0
         for name in parts:
             if not self.channels[name]:
                 return None
@@ -121,36 +139,45 @@ class _Graph:
         quantizers = self.view.own_quantizers(node)
         if attribute(node, "group", 1) != 1 or quantizers is None:
             return False
-        known = len(node.input) < 3 or self.view.is_constant(node.input[2])
-        return known and np.ndim(self.view.constant(quantizers[0].input[1])) == 1
+        if len(node.input) > 2 and not self.view.is_constant(node.input[2]):
+            return False
+        return np.ndim(self.view.constant(quantizers[0].input[1])) == 1
 
-    def _parts(self) -> dict[str, list[tuple[int, int]]]:
-        """The parts of each tensor that a link names, in order: channels, and a number that parts of the same share.
+    def _parts(self) -> dict[str, list[_Part]]:
+        """The parts of each tensor that a link names, in order.
 
-        All channels of all tensors are numbered. Of two linked tensors one has a border wherever the other has.
+        All channels of all tensors are numbered. Of two linked tensors both have a border wherever one of them has.
         """
         if not self.links:
             return {}
-        names = list(dict.fromkeys(name for link in self.links for name in (link.one, link.other)))
-        ends = np.cumsum([0, *map(self.channels.__getitem__, names)])
-        starts, total = dict(zip(names, ends.tolist(), strict=False)), int(ends[-1])
-        first: np.ndarray = np.zeros(total + 1, bool)  # channels that a part begins with
-        first[ends], pairs = True, []
+        names: dict[str, None] = {}  # a set in order
         for link in self.links:
-            sides = (starts[link.one] + link.start, starts[link.other] + link.other_start)
-            pairs.append([np.arange(side, side + link.count) for side in sides])
-            for side in sides:
-                first[[side, side + link.count]] = True
-        rows, columns = (np.concatenate(side) for side in zip(*pairs, strict=True))
-        graph = coo_array((np.ones(len(rows)), (rows, columns)), (total, total))
-        _, same = connected_components(graph, directed=False)
-        first = np.isin(same, same[first[:-1]])  # also where a part begins that is linked to another
-        found = {}
+            names[link.tensor] = None
+            names[link.other] = None
+        ends = np.cumsum([0, *(self.channels[name] for name in names)])
+        starts = dict(zip(names, ends.tolist(), strict=False))
+        total = int(ends[-1])
+        begins: np.ndarray = np.zeros(total + 1, bool)  # True for a channel that a part begins with
+        begins[ends] = True
+        rows = []
+        columns = []
+        for link in self.links:
+            start = starts[link.tensor] + link.start
+            other = starts[link.other] + link.other_start
+            rows.append(np.arange(start, start + link.count))
+            columns.append(np.arange(other, other + link.count))
+            begins[[start, start + link.count, other, other + link.count]] = True
+        row = np.concatenate(rows)
+        graph = coo_array((np.ones(len(row)), (row, np.concatenate(columns))), (total, total))
+        _, group = connected_components(graph, directed=False)  # of each channel
+        begins = np.isin(group, group[begins[:-1]])  # also where a part begins that is linked to another
+        parts = {}
         for name, start in starts.items():
-            places = np.flatnonzero(first[start : start + self.channels[name]])
+            places = np.flatnonzero(begins[start : start + self.channels[name]])
             counts = np.diff([*places, self.channels[name]])
-            found[name] = list(zip(counts.tolist(), same[start + places].tolist(), strict=True))
-        return found
+            groups = group[start + places]
+            parts[name] = [_Part(*pair) for pair in zip(counts.tolist(), groups.tolist(), strict=True)]
+        return parts
 
 
 def _whole(count: int) -> int:
@@ -158,19 +185,32 @@ def _whole(count: int) -> int:
     return -(-count // INT8_VECTOR) * INT8_VECTOR
 
 
-def _layout(parts: Iterable[tuple[int, bool]]) -> ChannelLayout:
-    """Lay parts side by side, each given by its channels and by whether it becomes wider."""
-    places, cuts, old, new = [], {0: 0}, 0, 0
-    for count, wider in parts:
-        places.append(np.arange(new, new + count))
-        old, new = old + count, new + (_whole(count) if wider else count)
+def _groups(parts: Mapping[str, list[_Part]], names: Iterable[str]) -> set[int]:
+    """Groups of all parts of the tensors with these names."""
+    groups: set[int] = set()
+    for name in names:
+        groups.update(part.group for part in parts.get(name, ()))
+    return groups
+
+
+def _layout(parts: Iterable[_Part], wider: set[int]) -> ChannelLayout:
+    """Lay parts side by side; those of the groups in `wider` get whole blocks."""
+    places = []
+    cuts = {0: 0}
+    old = 0
+    new = 0
+    for part in parts:
+        places.append(np.arange(new, new + part.channels))
+        old += part.channels
+        new += _whole(part.channels) if part.group in wider else part.channels
         cuts[old] = new
     return ChannelLayout(np.concatenate(places), new, cuts)
 
 
 def _widen(model: ModelProto, layouts: Mapping[str, ChannelLayout], channels: Mapping[str, int]) -> None:
     """Give a graph wider tensors, in place."""
-    view, counts = QdqGraph(model), {**channels, **{name: layout.count for name, layout in layouts.items()}}
+    view = QdqGraph(model)
+    counts = {**channels, **{name: layout.count for name, layout in layouts.items()}}
     for node in model.graph.node:
         if not any(name in layouts for name in (*node.input, *node.output)):
             continue
@@ -179,8 +219,9 @@ def _widen(model: ModelProto, layouts: Mapping[str, ChannelLayout], channels: Ma
         elif node.op_type == "Split":
             sizes = np.array([counts[name] for name in node.output])
             node.input[:] = [node.input[0], store(model, f"{node.name}/sizes", sizes)]
-            for item in [item for item in node.attribute if item.name == "num_outputs"]:
-                node.attribute.remove(item)  # from opset 18; it goes with equal sizes only
+            for item in list(node.attribute):
+                if item.name == "num_outputs":  # from opset 18; it goes with equal sizes only
+                    node.attribute.remove(item)
         elif node.op_type == "Slice":
             cuts = layouts[node.input[0]].cuts
             for position, name in ((1, "start"), (2, "end")):
@@ -199,13 +240,16 @@ def _widen_convolution(
 ) -> None:
     quantizers = view.own_quantizers(node)
     assert quantizers is not None, "only such tensors become wider"
-    before, after = layouts.get(node.input[0]), layouts.get(node.output[0])
+    before = layouts.get(node.input[0])
+    after = layouts.get(node.output[0])
     stored, *parameters = quantizers[0].input
     weight = view.constant(stored)
-    weight = weight if before is None else before.spread(weight, 1)
-    overwrite(model, {stored: weight if after is None else after.spread(weight, 0)})
+    if before is not None:
+        weight = before.spread(weight, 1)
     if after is None:
+        overwrite(model, {stored: weight})
         return
+    overwrite(model, {stored: after.spread(weight, 0)})
     scale, zero_point = map(view.constant, parameters)
     name = quantizers[0].name
     parameters = [

@@ -1,4 +1,4 @@
-"""Passes on what stands behind the last convolutions: boxes from distributions (DFL), in fewer and smaller steps.
+"""Passes on the decoding behind the last convolutions: boxes from distributions (DFL), in fewer and smaller steps.
 
 Upstream's head transposes the distributions `[B, 4 * bins, anchors]`, takes their softmax and its mean, which is a
 distance to each side of a box in cells, and makes corners of these, then middle and size, then pixels. All behind the
@@ -7,6 +7,8 @@ point and stride follow. Nothing is transposed, and no shape is computed. Boxes 
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 from onnx import ModelProto, NodeProto, helper
@@ -22,85 +24,130 @@ SIDES_INWARD = [0, 2, 1, 3]  # upstream's transposition: bins in front of sides
 def decode_boxes(model: ModelProto) -> None:
     """Compute boxes by one softmax and one convolution; a graph that decodes otherwise than upstream's stays."""
     view = GraphView(model)
-    found = next((one for node in view.nodes if node.op_type == "Softmax" and (one := _decoding(node, view))), None)
-    if found is None:
+    decoding = None
+    for softmax in view.of_type("Softmax"):
+        decoding = decoding or _decoding(softmax, view)
+    if decoding is None:
         return
-    source, scope, values, anchors, strides, boxes = found
-    position, before = view.nodes.index(boxes), len(view.nodes)
-    tail, bins = GraphAppender(model, scope), len(values)
-    weight = np.kron(BOX_OF_SIDES, values).reshape(4, 4 * bins, 1, 1)
-    # in a shape 0 is the size that was there, and -1 what is left: nothing has to be known of batch and anchors
-    x = tail.add("Softmax", tail.add("Reshape", source, [-1, bins, 0, 1]), axis=1)
-    x = tail.add("Conv", tail.add("Reshape", x, [-1, 4 * bins, 0, 1]), weight, kernel_shape=[1, 1])
+    position = view.nodes.index(decoding.boxes)
+    before = len(view.nodes)
+    tail = GraphAppender(model, decoding.scope)
+    bins = len(decoding.values)
+    weight = np.kron(BOX_OF_SIDES, decoding.values).reshape(4, 4 * bins, 1, 1)
+    # in a shape 0 copies the size of the input, and -1 is the rest, so batch and anchors may be dynamic
+    x = tail.add("Reshape", decoding.distributions, [-1, bins, 0, 1])
+    x = tail.add("Softmax", x, axis=1)
+    x = tail.add("Reshape", x, [-1, 4 * bins, 0, 1])
+    x = tail.add("Conv", x, weight, kernel_shape=[1, 1])
     x = tail.add("Reshape", x, [0, 4, -1])
-    known = view.array(anchors)
-    if known is not None:  # the anchors' points, and zeros for width and height: [1, 4, anchors]
-        points: object = np.concatenate([known, np.zeros_like(known)], -2)
+    anchors = view.array(decoding.anchors)
+    if anchors is not None:  # the anchors' points, and zeros for width and height: [1, 4, anchors]
+        points: object = np.concatenate([anchors, np.zeros_like(anchors)], -2)
     else:
-        points = tail.add("Concat", anchors, tail.add("Mul", anchors, 0.0), axis=-2)
-    tail.add("Mul", tail.add("Add", x, points), strides, output=boxes.output[0])
+        zeros = tail.add("Mul", decoding.anchors, 0.0)
+        points = tail.add("Concat", decoding.anchors, zeros, axis=-2)
+    x = tail.add("Add", x, points)
+    tail.add("Mul", x, decoding.strides, output=decoding.boxes.output[0])
     nodes = list(model.graph.node)
     set_nodes(model, [*nodes[:position], *nodes[before:], *nodes[position + 1 : before]])
     drop_unused(model)
 
 
-def _decoding(softmax: NodeProto, view: GraphView) -> tuple[str, str, np.ndarray, str, str, NodeProto] | None:
-    """What a softmax decodes; None if it is not upstream's.
+class _Decoding(NamedTuple):
+    """Upstream's decoding of boxes; tensors are names."""
 
-    Returns:
-        Name of the distributions `[B, 4 * bins, anchors]`; scope of DFL's convolution; values whose mean a distance is,
-        float32 `[bins]`; names of the anchors' points in cells `[1, 2, anchors]` and of the pixels of a cell
-        `[1, anchors]`; the node that gives cx, cy, w, h in pixels.
-    """
-    transpose = view.producer(softmax.input[0])
-    if transpose is None or not _is(transpose, "Transpose", perm=SIDES_INWARD) or not _is(softmax, "Softmax", axis=1):
+    distributions: str  # [B, 4 * bins, anchors]
+    scope: str  # of DFL's convolution
+    values: np.ndarray  # those whose mean is a distance, float32 [bins]
+    anchors: str  # their points in cells, [1, 2, anchors]
+    strides: str  # pixels of a cell, [1, anchors]
+    boxes: NodeProto  # its result is cx, cy, w, h in pixels
+
+
+def _decoding(softmax: NodeProto, view: GraphView) -> _Decoding | None:
+    """The decoding around a softmax; None if it is not upstream's."""
+    transpose = _producer(view, softmax.input[0], "Transpose")
+    if transpose is None or attribute(transpose, "perm") != SIDES_INWARD or attribute(softmax, "axis") != 1:
         return None
-    reshape, mean = view.producer(transpose.input[0]), _follower(view, softmax.output[0], "Conv")
-    if reshape is None or reshape.op_type != "Reshape" or mean is None or len(mean.input) > 2:
+    reshape = _producer(view, transpose.input[0], "Reshape")
+    mean = _follower(view, softmax.output[0], "Conv")
+    if reshape is None or mean is None or len(mean.input) > 2:
         return None
     bins = view.array(mean.input[1])
     flat = _follower(view, mean.output[0], "Reshape")
-    split = _follower(view, flat.output[0], "Split") if flat is not None else None
-    if bins is None or bins.shape != (1, bins.size, 1, 1) or split is None or not _is(split, "Split", axis=1):
+    if bins is None or bins.shape != (1, bins.size, 1, 1) or flat is None:
         return None
-    sizes = view.array(split.input[1]) if len(split.input) > 1 else None
-    ends = _ends(view, *split.output) if sizes is not None and sizes.tolist() == [2, 2] else None
+    split = _follower(view, flat.output[0], "Split")
+    if split is None or attribute(split, "axis") != 1 or len(split.input) < 2:
+        return None
+    sizes = view.array(split.input[1])
+    if sizes is None or sizes.tolist() != [2, 2]:
+        return None
+    near, far = split.output
+    ends = _ends(view, near, far)
+    if ends is None:
+        return None
+    anchors, strides, boxes = ends
     scope = mean.name.rpartition("/")[0].strip("/")
-    return None if ends is None else (reshape.input[0], scope, bins.ravel(), *ends)
+    return _Decoding(reshape.input[0], scope, bins.ravel(), anchors, strides, boxes)
 
 
 def _ends(view: GraphView, near: str, far: str) -> tuple[str, str, NodeProto] | None:
     """Anchors' points, strides and the node that gives boxes, for the distances to the near and to the far sides."""
-    low, high = _follower(view, near, "Sub"), _follower(view, far, "Add")
+    low = _follower(view, near, "Sub")
+    high = _follower(view, far, "Add")
     if low is None or high is None or low.input[1] != near:
         return None
     anchors = _other(high, far)
     if view.comparable(low.input[0]) != view.comparable(anchors):
         return None
-    corners = {low.output[0], high.output[0]}
-    both = [node for node in view.consumers(low.output[0]) if set(node.input) == corners]
-    total = next((node for node in both if node.op_type == "Add"), None)
-    size = next((node for node in both if node.op_type == "Sub" and node.input[0] == high.output[0]), None)
-    middle = _follower(view, total.output[0], "Div") if total is not None else None
-    divisor = view.array(middle.input[1]) if middle is not None else None
-    if size is None or middle is None or divisor is None or divisor.size != 1 or divisor.item() != 2:
+    middle = _middle(view, low.output[0], high.output[0])
+    size = _size(view, low.output[0], high.output[0])
+    if middle is None or size is None:
         return None
-    joined = _follower(view, middle.output[0], "Concat")
-    if joined is None or list(joined.input) != [middle.output[0], size.output[0]] or attribute(joined, "axis") != 1:
+    joined = _follower(view, middle, "Concat")
+    if joined is None or list(joined.input) != [middle, size] or attribute(joined, "axis") != 1:
         return None
     boxes = _follower(view, joined.output[0], "Mul")
-    return None if boxes is None else (anchors, _other(boxes, joined.output[0]), boxes)
+    if boxes is None:
+        return None
+    return (anchors, _other(boxes, joined.output[0]), boxes)
 
 
-def _is(node: NodeProto, kind: str, **attributes: object) -> bool:
-    """Whether a node is of this kind and has these attributes."""
-    return node.op_type == kind and all(attribute(node, name) == value for name, value in attributes.items())
+def _middle(view: GraphView, low: str, high: str) -> str | None:
+    """Name of (low + high) / 2, None if nothing computes it."""
+    for total in view.consumers(low):
+        if total.op_type == "Add" and set(total.input) == {low, high}:
+            middle = _follower(view, total.output[0], "Div")
+            divisor = None if middle is None else view.array(middle.input[1])
+            if middle is None or divisor is None or divisor.size != 1 or divisor.item() != 2:
+                return None
+            return str(middle.output[0])
+    return None
+
+
+def _size(view: GraphView, low: str, high: str) -> str | None:
+    """Name of high - low, None if nothing computes it."""
+    for node in view.consumers(low):
+        if node.op_type == "Sub" and list(node.input) == [high, low]:
+            return str(node.output[0])
+    return None
+
+
+def _producer(view: GraphView, tensor: str, kind: str) -> NodeProto | None:
+    """The node that writes a tensor, if it is of this kind."""
+    node = view.producer(tensor)
+    if node is not None and node.op_type == kind:
+        return node
+    return None
 
 
 def _follower(view: GraphView, tensor: str, kind: str) -> NodeProto | None:
     """The only consumer of a tensor, if it is of this kind."""
     consumers = view.consumers(tensor)
-    return consumers[0] if len(consumers) == 1 and consumers[0].op_type == kind else None
+    if len(consumers) == 1 and consumers[0].op_type == kind:
+        return consumers[0]
+    return None
 
 
 def _other(node: NodeProto, name: str) -> str:
@@ -122,10 +169,11 @@ def separate_predictions(model: ModelProto) -> None:
         if sizes is None:
             continue
         nodes: list[NodeProto] = []
+        kinds = ("boxes", "scores")
         for part, output in enumerate(split.output):
             parts = []
             for reshape, pair in levels:
-                name = f"{reshape.name}/{('boxes', 'scores')[part]}"
+                name = f"{reshape.name}/{kinds[part]}"
                 shape = store(model, f"{name}/shape", np.array([0, sizes[part], -1]))  # 0: the batch as it is
                 parts.append(f"{name}/result")
                 nodes.append(helper.make_node("Reshape", [pair.input[part], shape], parts[-1:], name=name))
@@ -144,9 +192,12 @@ def _levels(split: NodeProto, view: GraphView) -> list[tuple[NodeProto, NodeProt
     if len(split.input) < 2 or view.array(split.input[1]) is None or attribute(split, "axis", 0) != 1:
         return []
     levels = []
-    for reshape in map(view.producer, joined.input):
-        pair = view.producer(reshape.input[0]) if reshape is not None and reshape.op_type == "Reshape" else None
-        if reshape is None or pair is None or pair.op_type != "Concat" or len(pair.input) != 2:
+    for name in joined.input:
+        reshape = _producer(view, name, "Reshape")
+        if reshape is None:
+            return []
+        pair = _producer(view, reshape.input[0], "Concat")
+        if pair is None or len(pair.input) != 2:
             return []
         levels.append((reshape, pair))
     return levels

@@ -1,4 +1,4 @@
-"""Fewer nodes: what depends on constants and known sizes only is an initializer; on demand what onnxslim finds."""
+"""Passes to fewer nodes: constants and known sizes become initializers; on demand onnxslim simplifies the graph."""
 
 from __future__ import annotations
 
@@ -21,55 +21,79 @@ FOLD_LIMIT = 1 << 22  # elements; larger results stay computed, so that the file
 
 @pure
 def fold_constants(model: ModelProto) -> None:
-    """Make initializers of Constant nodes, and of what depends on constants and on known dimensions only.
+    """Make initializers of Constant nodes, and of tensors that depend on constants and on known dimensions only.
 
     Torch traces `chunk` and `view` to arithmetic on Shape. Known dimensions become numbers, so that a Slice has
     constant bounds; dimensions that are dynamic stay computed. Results above `FOLD_LIMIT` elements stay computed too.
     """
-    shapes = {
-        value.name: [dim.dim_value if dim.HasField("dim_value") else None for dim in value.type.tensor_type.shape.dim]
-        for value in with_shapes(model, data_prop=True)
-        if value.type.tensor_type.HasField("shape")
-    }
     view = GraphView(model)
-    values = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer if np.prod(t.dims) <= FOLD_LIMIT}
-    stored, kept = set(values), []
+    shapes = _known_shapes(model)
+    initializers = {}
+    for tensor in model.graph.initializer:
+        if np.prod(tensor.dims) <= FOLD_LIMIT:
+            initializers[tensor.name] = numpy_helper.to_array(tensor)
+    values = dict(initializers)
+    remaining = []
     for node in model.graph.node:
         result = _folded(node, view, shapes, values, model.opset_import)
-        if result is None or set(node.output) & view.outputs or result.size > FOLD_LIMIT:
-            kept.append(node)
+        if result is None or result.size > FOLD_LIMIT or not view.outputs.isdisjoint(node.output):
+            remaining.append(node)
         else:
             values[node.output[0]] = result
-    set_nodes(model, kept)
-    used = {name for node in kept for name in node.input}
-    for name in (name for name in values if name in used and name not in stored):
-        store(model, name, values[name])
+    set_nodes(model, remaining)
+    used = {name for node in remaining for name in node.input}
+    for name, value in values.items():
+        if name in used and name not in initializers:
+            store(model, name, value)
+
+
+def _known_shapes(model: ModelProto) -> dict[str, list[int | None]]:
+    """Name of each tensor whose rank is known → its dimensions, None for those that are dynamic."""
+    shapes: dict[str, list[int | None]] = {}
+    for value in with_shapes(model, data_prop=True):
+        kind = value.type.tensor_type
+        if kind.HasField("shape"):
+            shapes[value.name] = [dim.dim_value if dim.HasField("dim_value") else None for dim in kind.shape.dim]
+    return shapes
 
 
 def _folded(
-    node: NodeProto, view: GraphView, shapes: Mapping[str, list[int | None]], values: Mapping[str, np.ndarray],
+    node: NodeProto,
+    view: GraphView,
+    shapes: Mapping[str, list[int | None]],
+    values: Mapping[str, np.ndarray],
     opsets: Sequence[OperatorSetIdProto],
-) -> np.ndarray | None:  # fmt: skip
+) -> np.ndarray | None:
     """The constant that a node computes, None if it cannot be known."""
     if node.op_type == "Constant":
         value = attribute(node, "value")
-        return None if value is None else numpy_helper.to_array(value)
+        return None if value is None else np.asarray(numpy_helper.to_array(value))
     if node.op_type == "Shape" and not node.attribute:
         dims = shapes.get(node.input[0], [None])
         return None if None in dims else np.array(dims, np.int64)
-    source = view.producer(node.input[0]) if node.op_type == "Gather" else None
-    if source is not None and source.op_type == "Shape" and not source.attribute and node.input[1] in values:
-        dims = shapes.get(source.input[0], [])
-        index = values[node.input[1]]
-        picked = [dims[int(i)] if -len(dims) <= i < len(dims) else None for i in index.flat]
-        return None if None in picked else np.array(picked, np.int64).reshape(index.shape)
-    if node.op_type not in FOLDABLE or not all(name in values for name in node.input if name):
+    if node.op_type == "Gather" and node.input[1] in values:
+        source = view.producer(node.input[0])
+        if source is not None and source.op_type == "Shape" and not source.attribute:
+            return _picked(shapes.get(source.input[0], []), values[node.input[1]])
+    inputs = [name for name in node.input if name]
+    if node.op_type not in FOLDABLE or any(name not in values for name in inputs):
         return None
     from onnx.reference import ReferenceEvaluator
 
-    feeds = {name: values[name] for name in node.input if name}
+    feeds = {name: values[name] for name in inputs}
     function = helper.make_function("fold", "fold", list(feeds), list(node.output), [node], opsets)
-    return np.asarray(ReferenceEvaluator(function).run(None, feeds, attributes={})[0])
+    result: np.ndarray = np.asarray(ReferenceEvaluator(function).run(None, feeds, attributes={})[0])
+    return result
+
+
+def _picked(dims: list[int | None], index: np.ndarray) -> np.ndarray | None:
+    """The dimensions at `index`, int64 of its shape; None if one of them is not known."""
+    sizes = []
+    for position in index.flat:
+        if not -len(dims) <= position < len(dims):
+            return None
+        sizes.append(dims[int(position)])
+    return None if None in sizes else np.array(sizes, np.int64).reshape(index.shape)
 
 
 @pure
@@ -80,15 +104,15 @@ def remove_identities(model: ModelProto) -> None:
     """
     outputs = {value.name for value in model.graph.output}
     renamed: dict[str, str] = {}
-    kept = []
+    remaining = []
     for node in model.graph.node:
         rename_inputs(node, renamed)
-        nothing = node.op_type == "Identity" or (node.op_type == "Split" and len(node.output) == 1)
-        if nothing and node.output[0] not in outputs:
+        is_identity = node.op_type == "Identity" or (node.op_type == "Split" and len(node.output) == 1)
+        if is_identity and node.output[0] not in outputs:
             renamed[node.output[0]] = node.input[0]
         else:
-            kept.append(node)
-    set_nodes(model, kept)
+            remaining.append(node)
+    set_nodes(model, remaining)
 
 
 def simplify(model: ModelProto) -> ModelProto:
@@ -103,9 +127,13 @@ def simplify(model: ModelProto) -> ModelProto:
     except ModuleNotFoundError as error:
         raise DependencyError("--simplify needs onnxslim; pip install onnxslim, or export without it") from error
     result = onnxslim.slim(without_provenance(model))
-    before, after = (sum(node.op_type == QUANTIZE for node in m.graph.node) for m in (model, result))
+    before = len(GraphView(model).of_type(QUANTIZE))
+    after = len(GraphView(result).of_type(QUANTIZE))
     if before != after:
-        raise QatError(f"onnxslim {onnxslim.__version__} left {after} of {before} quantizers; drop --simplify")
+        raise QatError(
+            f"onnxslim {onnxslim.__version__} changed the number of quantizers from {before} to {after}; "
+            "leave --simplify out"
+        )
     notes = {node.output[0]: node.doc_string for node in model.graph.node if node.doc_string}
     for node in result.graph.node:
         node.doc_string = notes.get(node.output[0], "")

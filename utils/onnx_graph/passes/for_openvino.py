@@ -23,7 +23,7 @@ from utils.onnx_graph.view import DEQUANTIZE, QUANTIZE, GraphView, drop_unused, 
 Target = Literal["tensorrt", "openvino-avx2"]
 TARGET_KEY = "target"  # of the metadata of a quantized file, where it is not for TensorRT
 SEVEN_BIT_TARGET: Target = "openvino-avx2"  # the one whose weights are -64..64
-MIDDLE = np.uint8(128)  # what 0 becomes in bytes without sign
+MIDDLE = np.uint8(128)  # the zero point of bytes without sign
 
 
 @pure
@@ -58,8 +58,11 @@ def seven_bit_weights(model: ModelProto) -> None:
     halved: dict[str, str] = {}  # weights that the file holds as INT8 → those in their place
     for node in view.of_type(QUANTIZE, DEQUANTIZE):
         name, scale = node.input[:2]
+        weight = name
         quantizer = view.producer(name) if node.op_type == DEQUANTIZE else None
-        if not view.is_constant(name if quantizer is None else quantizer.input[0]):
+        if quantizer is not None:
+            weight = quantizer.input[0]
+        if not view.is_constant(weight):
             continue  # of an activation
         if scale not in doubled:
             values = view.constant(scale)
@@ -67,6 +70,7 @@ def seven_bit_weights(model: ModelProto) -> None:
         node.input[1] = doubled[scale]
         if node.op_type == DEQUANTIZE and view.is_constant(name):
             if name not in halved:
-                halved[name] = store(model, f"{name}/7bits", np.rint(view.constant(name) / 2).astype(np.int8))
+                integers = np.rint(view.constant(name) / 2).astype(np.int8)
+                halved[name] = store(model, f"{name}/7bits", integers)
             node.input[0] = halved[name]
     drop_unused(model)

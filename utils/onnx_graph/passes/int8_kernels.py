@@ -1,4 +1,4 @@
-"""Convolutions for which TensorRT has fast INT8 kernels, in place of what has none: those of 3x3 on single channels.
+"""Convolutions for which TensorRT has fast INT8 kernels, in place of operators without: 3x3 on single channels.
 
 Average pools of 2x2 become such convolutions.
 
@@ -25,8 +25,12 @@ FEW_GROUPS = 8  # a dense convolution multiplies so many times as much, at most
 ONE = np.array([[0, 0, 0], [0, 1, 0], [0, 0, 0]], np.float32)
 QUARTERS = np.array([[1, 1, 0], [1, 1, 0], [0, 0, 0]], np.float32) / 4
 MEAN_OF_FOUR = {  # attributes of the average pools that upstream's ADown and AConv have
-    "kernel_shape": [2, 2], "strides": [1, 1], "pads": [0, 0, 0, 0], "dilations": [1, 1], "auto_pad": b"NOTSET",
-}  # fmt: skip
+    "kernel_shape": [2, 2],
+    "strides": [1, 1],
+    "pads": [0, 0, 0, 0],
+    "dilations": [1, 1],
+    "auto_pad": b"NOTSET",
+}
 
 
 @pure
@@ -39,23 +43,32 @@ def dense_groups(model: ModelProto) -> None:
     view = QdqGraph(model)
     weights: dict[str, np.ndarray] = {}
     for node in model.graph.node:
-        groups = attribute(node, "group", 1) if node.op_type == "Conv" else 1
-        quantizer = view.weight_quantizers(node)[0] if groups > 1 else None
-        weight = view.array(quantizer.input[0]) if quantizer is not None else None
-        if quantizer is None or weight is None or not 1 < weight.shape[1] < INT8_VECTOR or groups > FEW_GROUPS:
+        groups = attribute(node, "group", 1)
+        if node.op_type != "Conv" or not 1 < groups <= FEW_GROUPS:
             continue
-        rows, columns = len(weight) // groups, weight.shape[1]
-        dense = np.zeros((len(weight), columns * groups, *weight.shape[2:]), weight.dtype)
-        for index in range(groups):
-            block = slice(index * rows, (index + 1) * rows)
-            dense[block, index * columns : (index + 1) * columns] = weight[block]
-        weights[quantizer.input[0]] = dense
+        quantizer, _ = view.weight_quantizers(node)
+        weight = None if quantizer is None else view.array(quantizer.input[0])
+        if quantizer is None or weight is None or not 1 < weight.shape[1] < INT8_VECTOR:
+            continue
+        weights[quantizer.input[0]] = _block_diagonal(weight, groups)
         for item in node.attribute:
             if item.name == "group":
                 item.i = 1
     overwrite(model, weights)
     if weights:
         del model.graph.value_info[:]  # it holds the old weights' shapes
+
+
+def _block_diagonal(weight: np.ndarray, groups: int) -> np.ndarray:
+    """The dense weight `[C_out, C_in, h, w]` of a grouped convolution's `[C_out, C_in / groups, h, w]`."""
+    rows = len(weight) // groups
+    columns = weight.shape[1]
+    dense: np.ndarray = np.zeros((len(weight), columns * groups, *weight.shape[2:]), weight.dtype)
+    for group in range(groups):
+        row = slice(group * rows, (group + 1) * rows)
+        column = slice(group * columns, (group + 1) * columns)
+        dense[row, column] = weight[row]
+    return dense
 
 
 @pure
@@ -76,7 +89,7 @@ def convolve_pools(model: ModelProto) -> None:
     for node in model.graph.node:
         result = node.output[0]
         if result in pools and result in channels:
-            names = node.name, f"{node.name or result}/weight"
+            names = (node.name, f"{node.name or result}/weight")
             nodes += depthwise(model, node.input[0], result, names, QUARTERS, channels[result], [0, 0, 1, 1])
         else:
             nodes.append(node)
@@ -88,19 +101,28 @@ def _is_int8_mean(node: NodeProto, view: QdqGraph) -> bool:
 
     No activation may follow: a quantizer must not stand between a convolution and its activation.
     """
-    if any(attribute(node, *item) != item[1] for item in MEAN_OF_FOUR.items()) or node.output[0] in view.outputs:
+    result = node.output[0]
+    for name, value in MEAN_OF_FOUR.items():
+        if attribute(node, name, value) != value:
+            return False
+    readers = view.consumers(result)
+    if result in view.outputs or not readers or readers != view.quantizers(result):
         return False
-    readers = view.consumers(node.output[0])
-    if view.dequantizer(node.input[0]) is None or not readers or readers != view.quantizers(node.output[0]):
+    if view.dequantizer(node.input[0]) is None:
         return False
-    consumers = view.consumers_through(node.output[0], frozenset(QDQ))
-    return not any(map(view.is_activation, consumers))
+    consumers = view.consumers_through(result, frozenset(QDQ))
+    return not any(view.is_activation(consumer) for consumer in consumers)
 
 
 def depthwise(
-    model: ModelProto, source: str, result: str, names: tuple[str, str], kernel: np.ndarray, channels: int,
+    model: ModelProto,
+    source: str,
+    result: str,
+    names: tuple[str, str],
+    kernel: np.ndarray,
+    channels: int,
     pads: list[int],
-) -> list[NodeProto]:  # fmt: skip
+) -> list[NodeProto]:
     """A convolution of each channel with a kernel of 3x3, behind its weight's quantizers; the model gets the constants.
 
     Args:
@@ -110,9 +132,11 @@ def depthwise(
     name, weight = names
     tensor = store(model, weight, np.broadcast_to(kernel, (channels, 1, 3, 3)))
     scale = store(model, f"{weight}/scale", np.full(channels, np.abs(kernel).max() / 64, np.float32))
-    zero_point, nodes = store(model, f"{weight}/zero_point", np.zeros(channels, np.int8)), []
+    zero_point = store(model, f"{weight}/zero_point", np.zeros(channels, np.int8))
+    nodes = []
     for kind in QDQ:
-        inputs, tensor = [tensor, scale, zero_point], f"{weight}/{kind}_output_0"
+        inputs = [tensor, scale, zero_point]
+        tensor = f"{weight}/{kind}_output_0"
         nodes.append(helper.make_node(kind, inputs, [tensor], name=f"{weight}/{kind}", axis=0))
     attributes = {"group": channels, "kernel_shape": [3, 3], "pads": pads}
     return [*nodes, helper.make_node("Conv", [source, tensor], [result], name, **attributes)]
@@ -120,41 +144,53 @@ def depthwise(
 
 def separate_first(model: ModelProto) -> ModelProto:
     """Compute the first convolution in parts of 32 channels, which are copied and joined in front of its quantizer."""
-    view, result = QdqGraph(model), deepcopy(model)
-    made: dict[str, list[NodeProto]] = {}
+    view = QdqGraph(model)
+    result = deepcopy(model)
+    new_nodes: dict[str, list[NodeProto]] = {}  # in front of the node with this result
     renamed: dict[str, str] = {}
-    for cut in filter(None, (quantized_convolution(quantizer, view) for quantizer in view.activations)):
-        dequantizer, count = view.producer(cut.nodes[0].input[0]), cut.bounds[-1]
-        quantizer = dequantizer and view.producer(dequantizer.input[0])
-        of_image = quantizer and quantizer.op_type == QUANTIZE and quantizer.input[0] in view.inputs
-        if not of_image or count <= INT8_VECTOR or count % INT8_VECTOR:
+    for quantizer in view.activations:
+        cut = quantized_convolution(quantizer, view)
+        if cut is None or not _reads_image(cut.nodes[0], view):
+            continue
+        count = cut.bounds[-1]
+        if count <= INT8_VECTOR or count % INT8_VECTOR:
             continue
         cut = replace(cut, bounds=[*range(0, count + 1, INT8_VECTOR)])
         whole = cut.nodes[-2].input[0]
         renamed[whole] = f"{whole}.joined"
-        nodes, joined = compute_parts(cut, result, view), []
+        nodes = compute_parts(cut, result, view)
+        parts = []
         for index, bounds in enumerate(pairwise(cut.bounds)):
-            added = _copied(cut, index, result)
-            annotate(added[-2], channels=bounds)
-            nodes += added
-            joined.append(added[-1].output[0])
-        join = helper.make_node("Concat", joined, [renamed[whole]], f"{cut.nodes[0].name}/Concat", axis=1)
-        made[cut.nodes[0].output[0]] = [*nodes, join]
-    if made:
-        replace_nodes(result, made, renamed)
+            copies = _copied(cut, index, result)
+            annotate(copies[-2], channels=bounds)
+            nodes += copies
+            parts.append(copies[-1].output[0])
+        join = helper.make_node("Concat", parts, [renamed[whole]], f"{cut.nodes[0].name}/Concat", axis=1)
+        new_nodes[cut.nodes[0].output[0]] = [*nodes, join]
+    if new_nodes:
+        replace_nodes(result, new_nodes, renamed)
     return result
 
 
+def _reads_image(convolution: NodeProto, view: QdqGraph) -> bool:
+    """Whether a convolution reads an input of the graph through QuantizeLinear and DequantizeLinear."""
+    dequantizer = view.producer(convolution.input[0])
+    quantizer = None if dequantizer is None else view.producer(dequantizer.input[0])
+    return quantizer is not None and quantizer.op_type == QUANTIZE and quantizer.input[0] in view.inputs
+
+
 def _copied(cut: Cut, index: int, model: ModelProto) -> list[NodeProto]:
-    """A convolution that gives what it reads, a part of 32 channels, and its quantizers."""
+    """A depthwise convolution that copies a part of 32 channels, and its quantizers."""
     source = f"{cut.result}.{index}"
-    name, weight = f"{cut.nodes[0].name}.{index}.copy", numbered(cut.weights[0].input[0], f"{index}.copy")
+    name = f"{cut.nodes[0].name}.{index}.copy"
+    weight = numbered(cut.weights[0].input[0], f"{index}.copy")
     nodes = depthwise(model, source, f"{source}.copy", (name, weight), ONE, INT8_VECTOR, [1, 1, 1, 1])
     tensor = nodes[-1].output[0]
     for node in cut.nodes[-2:]:
         copy = deepcopy(node)
         copy.name = f"{name}/{node.op_type}"
-        copy.input[0], copy.output[0] = tensor, f"{name}/{node.op_type}_output_0"
+        copy.input[0] = tensor
+        copy.output[0] = f"{name}/{node.op_type}_output_0"
         tensor = copy.output[0]
         nodes.append(copy)
     return nodes

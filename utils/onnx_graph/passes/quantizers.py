@@ -16,6 +16,7 @@ from utils.onnx_graph.view import (
     QDQ,
     QUANTIZE,
     attribute,
+    by_value,
     drop_unused,
     overwrite,
     pure,
@@ -41,12 +42,15 @@ def share_scales(model: ModelProto) -> None:
             value = view.array(name)
             if value is None:
                 continue
-            scalar = value.size == 1 and attribute(node, "axis") is None
-            key = (str(value.dtype), () if scalar else value.shape, value.tobytes())
+            scalar_name = name
+            if value.size == 1 and value.ndim and attribute(node, "axis") is None:
+                value = value.reshape(())
+                scalar_name = f"{name}/scalar"
+            key = by_value(value)
             if key not in first:
-                first[key] = f"{name}/scalar" if scalar and value.ndim else name
-                if first[key] != name:
-                    store(model, first[key], value.reshape(()))
+                first[key] = scalar_name
+                if scalar_name != name:
+                    store(model, scalar_name, value)
             node.input[position] = first[key]
     drop_unused(model)
 
@@ -61,12 +65,15 @@ def round_weights(model: ModelProto) -> None:
     """
     view = QdqGraph(model)
     rounded: dict[str, np.ndarray] = {}
-    for node in model.graph.node:
-        weight, scale = (view.array(name) for name in node.input[:2]) if node.op_type == QUANTIZE else (None, None)
-        if weight is not None and scale is not None:
-            factor = along_axis(node, weight, scale)
-            integers = np.clip(np.rint(weight * (np.float32(1) / factor)), -128, 127)
-            rounded[node.input[0]] = (integers * factor).astype(weight.dtype)
+    for node in view.of_type(QUANTIZE):
+        weight = view.array(node.input[0])
+        scale = view.array(node.input[1])
+        if weight is None or scale is None:
+            continue
+        factor = along_axis(node, weight, scale)
+        steps = weight * (np.float32(1) / factor)
+        integers = np.clip(np.rint(steps), -128, 127)
+        rounded[node.input[0]] = (integers * factor).astype(weight.dtype)
     overwrite(model, rounded)
 
 
@@ -82,37 +89,44 @@ def merge_quantizers(model: ModelProto) -> None:
     first: dict[tuple[object, ...], list[str]] = {}
     renamed: dict[str, str] = {}
     source: dict[str, tuple[str, tuple[object, ...]]] = {}  # DQ output → (its integer input, parameters)
-    kept = []
+    remaining = []
     for node in model.graph.node:
         rename_inputs(node, renamed)
         parameters = view.quantizer_parameters(node) if node.op_type in QDQ else _computation(node, view)
-        if parameters is None or set(node.output) & view.outputs:
-            kept.append(node)
+        if parameters is None or not view.outputs.isdisjoint(node.output):
+            remaining.append(node)
             continue
         key = (node.op_type, node.input[0], *parameters)
-        integers, before = source.get(node.input[0], ("", ()))
-        if node.op_type == QUANTIZE and integers and before == parameters:
+        integers, source_parameters = source.get(node.input[0], ("", ()))
+        if node.op_type == QUANTIZE and integers and source_parameters == parameters:
             renamed[node.output[0]] = integers
         elif key in first:
-            renamed |= {name: other for name, other in zip(node.output, first[key], strict=True) if name}
+            for name, other in zip(node.output, first[key], strict=True):
+                if name:
+                    renamed[name] = other
         else:
             first[key] = list(node.output)
-            kept.append(node)
+            remaining.append(node)
             if node.op_type == DEQUANTIZE:
                 source[node.output[0]] = (node.input[0], parameters)
-    set_nodes(model, kept)
+    set_nodes(model, remaining)
 
 
 def _computation(node: NodeProto, view: QdqGraph) -> tuple[object, ...] | None:
-    """What a node computes and how its results are quantized, comparable; None of a convolution, or if none of them is.
+    """Key that is equal for nodes with equal results and equal quantizers of these.
 
-    Nodes with equal results whose scales differ stay apart: a tensor has one quantizer.
+    None of a convolution, and of a node whose results are not quantized. Nodes with equal results whose scales differ
+    have different keys: a tensor has one quantizer.
     """
-    readers = [reader for name in node.output for reader in view.consumers(name) if reader.op_type == QUANTIZE]
-    if not readers or not node.input or node.op_type in WEIGHTED:
+    if not node.input or node.op_type in WEIGHTED:
+        return None
+    scales: set[tuple[object, ...]] = set()
+    for index, name in enumerate(node.output):
+        for quantizer in view.quantizers(name):
+            scales.add((index, *view.quantizer_parameters(quantizer)))
+    if not scales:
         return None
     attributes = sorted(item.SerializeToString() for item in node.attribute)
-    scales = {(list(node.output).index(reader.input[0]), *view.quantizer_parameters(reader)) for reader in readers}
     inputs = [view.comparable(name) for name in node.input]
     return (node.domain, *inputs, *attributes, len(node.output), frozenset(scales))
 
@@ -140,9 +154,9 @@ def name_quantizers(model: ModelProto) -> None:
             index = list(producer.output).index(base)
             base = producer.name if index == 0 else f"{producer.name}.{index}"
         node.name = _unique(f"{base}/{node.op_type}", taken)
-        for name, wanted in zip(node.input[1:], (f"{base}/scale", "zero_point"), strict=False):
+        for name, new_name in zip(node.input[1:], (f"{base}/scale", "zero_point"), strict=False):
             if view.is_constant(name) and name not in renamed:
-                renamed[name] = _unique(wanted, taken)
+                renamed[name] = _unique(new_name, taken)
         if node.output[0] not in view.outputs:
             renamed[node.output[0]] = f"{node.name}_output_0"
     for node in model.graph.node:
@@ -153,9 +167,11 @@ def name_quantizers(model: ModelProto) -> None:
 
 
 def _unique(name: str, taken: set[str]) -> str:
-    candidate, number = name, 1
+    candidate = name
+    number = 1
     while candidate in taken:
-        candidate, number = f"{name}_{number}", number + 1
+        candidate = f"{name}_{number}"
+        number += 1
     taken.add(candidate)
     return candidate
 
@@ -170,15 +186,27 @@ def store_int8_weights(model: ModelProto) -> None:
     """
     view = QdqGraph(model)
     renamed: dict[str, str] = {}
-    kept = []
+    remaining = []
     for node in model.graph.node:
         rename_inputs(node, renamed)
-        constants = [view.array(name) for name in node.input] if node.op_type == QUANTIZE else []
-        weight, scale, zero_point = constants if len(constants) == 3 else (None, None, None)
-        if weight is None or scale is None or zero_point is None or zero_point.dtype != np.int8 or zero_point.any():
-            kept.append(node)
-            continue
-        integers = np.clip(np.rint(weight / along_axis(node, weight, scale)), -128, 127).astype(np.int8)
-        renamed[node.output[0]] = store(model, f"{node.input[0]}_quantized", integers)
-    set_nodes(model, kept)
+        integers = _integers(node, view) if node.op_type == QUANTIZE else None
+        if integers is None:
+            remaining.append(node)
+        else:
+            renamed[node.output[0]] = store(model, f"{node.input[0]}_quantized", integers)
+    set_nodes(model, remaining)
     drop_unused(model)
+
+
+def _integers(quantizer: NodeProto, view: QdqGraph) -> np.ndarray | None:
+    """The INT8 result of a symmetric quantizer of a constant; None for other quantizers."""
+    if len(quantizer.input) != 3:
+        return None
+    weight, scale, zero_point = (view.array(name) for name in quantizer.input)
+    if weight is None or scale is None or zero_point is None:
+        return None
+    if zero_point.dtype != np.int8 or zero_point.any():
+        return None
+    steps = np.rint(weight / along_axis(quantizer, weight, scale))
+    integers: np.ndarray = np.clip(steps, -128, 127).astype(np.int8)
+    return integers

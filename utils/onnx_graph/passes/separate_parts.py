@@ -28,7 +28,7 @@ class Cut:
     nodes: list[NodeProto]  # the convolution, its activation, QuantizeLinear and DequantizeLinear, in graph order
     weights: tuple[NodeProto, NodeProto]  # QuantizeLinear and DequantizeLinear of its weights
     bounds: list[int]  # first channels of the parts, and the end
-    taken: dict[str, int]  # names of parts that a Split or Slice makes → which part
+    part_of: dict[str, int]  # name of each result of a Split or Slice → the index of its part
 
     @property
     def result(self) -> str:
@@ -38,25 +38,37 @@ class Cut:
 
 def separate_parts(model: ModelProto) -> ModelProto:
     """Compute the parts of quantized results that are cut one by one, see above."""
-    view, result = QdqGraph(model), deepcopy(model)
-    cuts = [cut for quantizer in view.activations if (cut := _find(quantizer, view)) is not None]
-    if not cuts:
+    view = QdqGraph(model)
+    result = deepcopy(model)
+    new_nodes: dict[str, list[NodeProto]] = {}  # in front of the node with this result
+    renamed: dict[str, str] = {}
+    parts_of: dict[str, list[str]] = {}
+    for quantizer in view.activations:
+        cut = _find(quantizer, view)
+        if cut is None:
+            continue
+        new_nodes[cut.nodes[0].output[0]] = compute_parts(cut, result, view)
+        parts = [f"{cut.result}.{index}" for index in range(len(cut.bounds) - 1)]
+        parts_of[cut.result] = parts
+        for name, index in cut.part_of.items():
+            renamed[name] = parts[index]
+    if not new_nodes:
         return result
-    made = {cut.nodes[0].output[0]: compute_parts(cut, result, view) for cut in cuts}
-    renamed = {name: f"{cut.result}.{index}" for cut in cuts for name, index in cut.taken.items()}
-    whole = {cut.result: [f"{cut.result}.{index}" for index in range(len(cut.bounds) - 1)] for cut in cuts}
     for node in result.graph.node:
         if node.op_type == "Concat":
-            node.input[:] = [part for name in node.input for part in whole.get(name, [name])]
-    replace_nodes(result, made, renamed)
+            node.input[:] = [part for name in node.input for part in parts_of.get(name, [name])]
+    replace_nodes(result, new_nodes, renamed)
     result = merge_quantizers(result)  # a part that had a quantizer of its own
     drop_unused(result)
     return result
 
 
-def replace_nodes(model: ModelProto, made: Mapping[str, Sequence[NodeProto]], renamed: Mapping[str, str]) -> None:
-    """Put nodes in front of those whose result is named, and have all nodes read other tensors."""
-    nodes = [new for node in model.graph.node for new in (*made.get(node.output[0], ()), node)]
+def replace_nodes(model: ModelProto, new_nodes: Mapping[str, Sequence[NodeProto]], renamed: Mapping[str, str]) -> None:
+    """Put new nodes in front of the nodes whose results are named, and rename the inputs of all nodes."""
+    nodes: list[NodeProto] = []
+    for node in model.graph.node:
+        nodes += new_nodes.get(node.output[0], ())
+        nodes.append(node)
     for node in nodes:
         rename_inputs(node, renamed)
     set_nodes(model, nodes)
@@ -64,45 +76,51 @@ def replace_nodes(model: ModelProto, made: Mapping[str, Sequence[NodeProto]], re
 
 
 def _find(quantizer: NodeProto, view: QdqGraph) -> Cut | None:
-    """What a quantizer's result is made of, if it is cut as described."""
+    """The convolution behind a quantizer, if its result is joined whole and read in parts; else None."""
     cut = quantized_convolution(quantizer, view)
     if cut is None:
         return None
     count = cut.bounds[-1]
-    taken = _taken(cut.result, count, view)
-    if not taken:
+    slices = _slices(cut.result, count, view)
+    if not slices:
         return None
-    bounds = sorted({0, count, *(end for part in taken.values() for end in part)})
-    parts = {part: index for index, part in enumerate(pairwise(bounds))}
-    if any(part not in parts for part in taken.values()):  # one part contains another
+    bounds = {0, count}
+    for start, end in slices.values():
+        bounds |= {start, end}
+    indices = {part: index for index, part in enumerate(pairwise(sorted(bounds)))}
+    if any(part not in indices for part in slices.values()):  # a part contains another
         return None
-    if any(set(node.output) & view.outputs for node in cut.nodes) or set(taken) & view.outputs:
+    names = {name for node in cut.nodes for name in node.output} | set(slices)
+    if names & view.outputs:
         return None
-    return replace(cut, bounds=bounds, taken={name: parts[part] for name, part in taken.items()})
+    part_of = {name: indices[part] for name, part in slices.items()}
+    return replace(cut, bounds=sorted(bounds), part_of=part_of)
 
 
 def quantized_convolution(quantizer: NodeProto, view: QdqGraph) -> Cut | None:
     """The convolution whose result a quantizer rounds, in one part; None if its channels cannot be told apart."""
     consumers = view.consumers(quantizer.output[0])
-    if np.ndim(view.array(quantizer.input[1])):  # a scale for each channel
+    if len(consumers) != 1 or np.ndim(view.array(quantizer.input[1])):  # a scale for each channel
         return None
     conv = view.producer(view.before_activation(quantizer.input[0]))
-    if conv is None or conv.op_type != "Conv" or attribute(conv, "group", 1) != 1 or len(consumers) != 1:
+    if conv is None or conv.op_type != "Conv" or attribute(conv, "group", 1) != 1:
         return None
     weights = view.own_quantizers(conv)
     chain = _chain(conv.output[0], quantizer, view)
     if weights is None or chain is None or any(len(node.input) < 3 for node in weights):
         return None
-    weight = view.array(weights[0].input[0])
-    count = 0 if weight is None else len(weight)
-    if any(np.shape(view.array(name)) != (count,) for name in (*weights[0].input[1:], *conv.input[2:])):
-        return None
+    weight, *parameters = weights[0].input
+    count = len(view.constant(weight))
+    for name in (*parameters, *conv.input[2:]):
+        if np.shape(view.array(name)) != (count,):
+            return None
     return Cut([conv, *chain, quantizer, consumers[0]], weights, [0, count], {})
 
 
 def _chain(start: str, quantizer: NodeProto, view: QdqGraph) -> list[NodeProto] | None:
-    """The activation between a convolution's result and its quantizer; None if others read what is between."""
-    names, waiting = set(), [quantizer.input[0]]
+    """The activation between a convolution's result and its quantizer; None if others read a tensor between."""
+    names = set()
+    waiting = [quantizer.input[0]]
     while waiting:
         name = waiting.pop()
         node = view.producer(name)
@@ -116,61 +134,96 @@ def _chain(start: str, quantizer: NodeProto, view: QdqGraph) -> list[NodeProto] 
         if any(consumer.output[0] not in inside for consumer in view.consumers(name)):
             return None
     constants = (view.array(name) for node in chain for name in node.input)
-    return None if any(value is not None and value.size != 1 for value in constants) else chain
+    if any(value is not None and value.size != 1 for value in constants):
+        return None
+    return chain
 
 
-def _taken(tensor: str, count: int, view: QdqGraph) -> dict[str, tuple[int, int]]:
-    """Parts that Splits and Slices make of a tensor: name → first channel and end.
+def _slices(tensor: str, count: int, view: QdqGraph) -> dict[str, tuple[int, int]]:
+    """Results of the Splits and Slices of a tensor: name → first channel and end.
 
-    Empty if no Concat reads it whole, or if something reads it that is neither.
+    Empty if no Concat reads it whole, or if a node of another kind reads it.
     """
-    taken: dict[str, tuple[int, int]] = {}
-    joined = False
+    slices: dict[str, tuple[int, int]] = {}
+    is_joined = False
     for node in view.consumers(tensor):
         axis = attribute(node, "axis", 0)
+        bounds = view.channel_bounds(node)
         if node.op_type == "Concat" and axis == 1:
-            joined = True
-        elif (bounds := view.channel_bounds(node)) is not None:
-            taken[node.output[0]] = (bounds[0], min(bounds[1], count))
+            is_joined = True
+        elif bounds is not None:
+            start, end = bounds
+            slices[node.output[0]] = (start, min(end, count))
         elif node.op_type == "Split" and axis == 1:
-            equal = [count // len(node.output)] * len(node.output)  # where the file says no sizes
-            sizes = view.array(node.input[1]) if len(node.input) > 1 else np.array(equal)
-            if sizes is None or sizes.sum() != count:
+            sizes = _split_sizes(node, count, view)
+            if sizes is None:
                 return {}
             ends = np.cumsum([0, *sizes]).tolist()
-            taken |= {name: part for name, part in zip(node.output, pairwise(ends), strict=True) if name}
+            for name, part in zip(node.output, pairwise(ends), strict=True):
+                if name:
+                    slices[name] = part
         else:
             return {}
-    return taken if joined else {}
+    return slices if is_joined else {}
+
+
+def _split_sizes(split: NodeProto, count: int, view: QdqGraph) -> list[int] | None:
+    """The sizes of a Split's parts; None if they are not known, or if their sum is not `count`."""
+    if len(split.input) > 1:
+        stored = view.array(split.input[1])
+        if stored is None:
+            return None
+        sizes = stored.tolist()
+    else:
+        sizes = [count // len(split.output)] * len(split.output)
+    return sizes if sum(sizes) == count else None
 
 
 def compute_parts(cut: Cut, model: ModelProto, view: QdqGraph) -> list[NodeProto]:
     """New nodes, named as before and numbered; their constants go into the model."""
-    conv, (quantizer, dequantizer) = cut.nodes[0], cut.weights
     nodes = []
     for index, bounds in enumerate(pairwise(cut.bounds)):
-        weight = numbered(quantizer.input[0], index)
-        names = {name: f"{name}.{index}" for node in (quantizer, dequantizer, *cut.nodes) for name in node.output}
-        names |= {quantizer.input[0]: weight} | dict.fromkeys(conv.input[2:], f"{weight}/bias")
-        for node in cut.weights:  # equal parameters, perhaps by other names
-            names |= {node.input[1]: f"{weight}/scale", node.input[2]: f"{weight}/zero_point"}
-        for name in (*quantizer.input, *conv.input[2:]):
-            store(model, names[name], view.constant(name)[slice(*bounds)])
-        for node in (quantizer, dequantizer, *cut.nodes):
-            copy = deepcopy(node)
-            tensor, slash, kind = node.name.rpartition("/")  # `.../Mul/QuantizeLinear` → `.../Mul.0/QuantizeLinear`
-            copy.name = f"{tensor}.{index}/{kind}" if slash and kind in QDQ else f"{node.name}.{index}"
-            if node in cut.weights:
-                copy.name = f"{weight}/{node.op_type}"
-            if node is cut.nodes[-2]:
-                annotate(copy, channels=bounds)
-            copy.output[:] = [names[name] for name in node.output]
-            rename_inputs(copy, names)
-            nodes.append(copy)
+        nodes += _compute_part(cut, index, bounds, model, view)
     return nodes
 
 
+def _compute_part(cut: Cut, index: int, bounds: tuple[int, int], model: ModelProto, view: QdqGraph) -> list[NodeProto]:
+    """The nodes of the part with this index and these channels, see `compute_parts`."""
+    conv = cut.nodes[0]
+    quantizer, _ = cut.weights
+    weight = numbered(quantizer.input[0], index)
+    originals = [*cut.weights, *cut.nodes]
+    names = {name: f"{name}.{index}" for node in originals for name in node.output}
+    names[quantizer.input[0]] = weight
+    for name in conv.input[2:]:
+        names[name] = f"{weight}/bias"
+    for node in cut.weights:  # equal parameters, perhaps by other names
+        names[node.input[1]] = f"{weight}/scale"
+        names[node.input[2]] = f"{weight}/zero_point"
+    start, end = bounds
+    for name in (*quantizer.input, *conv.input[2:]):
+        store(model, names[name], view.constant(name)[start:end])
+    copies = []
+    for node in originals:
+        copy = deepcopy(node)
+        tensor, slash, kind = node.name.rpartition("/")
+        if node in cut.weights:
+            copy.name = f"{weight}/{node.op_type}"
+        elif slash and kind in QDQ:  # `.../Mul/QuantizeLinear` → `.../Mul.0/QuantizeLinear`
+            copy.name = f"{tensor}.{index}/{kind}"
+        else:
+            copy.name = f"{node.name}.{index}"
+        if node is cut.nodes[-2]:
+            annotate(copy, channels=bounds)
+        copy.output[:] = [names[name] for name in node.output]
+        rename_inputs(copy, names)
+        copies.append(copy)
+    return copies
+
+
 def numbered(weight: str, index: int | str) -> str:
-    """`model.2.cv1.conv.weight` → `model.2.cv1.conv.0.weight`: the name still says which module it belongs to."""
+    """`model.2.cv1.conv.weight` → `model.2.cv1.conv.0.weight`: the path of the module stays a prefix of the name."""
     path, dot, last = weight.rpartition(".")
-    return f"{path}.{index}.{last}" if dot else f"{weight}.{index}"
+    if dot:
+        return f"{path}.{index}.{last}"
+    return f"{weight}.{index}"

@@ -32,14 +32,17 @@ def take_bytes(model: ModelProto, form: InputSpec) -> None:
     if form.layout == "nhwc":
         result = f"{name}/nchw"
         nodes.append(helper.make_node("Transpose", [f"{name}/float"], [result], f"/{name}/Transpose", perm=TO_NCHW))
-    values, scaled = nodes[-1].output[0], f"{name}/scaled"
-    for node in (node for node in model.graph.node if name in node.input):
+    values = nodes[-1].output[0]
+    scaled = f"{name}/scaled"
+    for node in view.consumers(name):
         scale = view.array(node.input[1]) if node.op_type == QUANTIZE else None
         if scale is not None and scale.dtype == np.float32:  # its DequantizeLinear keeps the scale
             node.input[1] = store(model, f"{node.output[0]}/scale_of_bytes", scale * np.float32(BRIGHTEST))
             rename_inputs(node, {name: values})
-        else:  # also a Cast in front of FP16 scales, of which 255 times as much would be rounded
-            rename_inputs(node, {name: values if node.op_type == "Shape" else scaled})
+        elif node.op_type == "Shape":
+            rename_inputs(node, {name: values})
+        else:  # also a Cast in front of FP16 scales, since 255 times such a scale would be rounded
+            rename_inputs(node, {name: scaled})
     if any(scaled in node.input for node in model.graph.node):
         factor = store(model, f"{name}/factor", np.array(1 / BRIGHTEST, np.float32))
         nodes.append(helper.make_node("Mul", [values, factor], [scaled], name=f"/{name}/Mul"))
