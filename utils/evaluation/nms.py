@@ -77,15 +77,16 @@ def _best_first(rows: Tensor, image: Tensor, images: int) -> tuple[Tensor, Tenso
     Returns:
         float32 `[n, 7]`: xyxy, score, class, anchor; the number of each image's, int64 `[B]`; the image of each, `[n]`.
     """
-    corners = torchvision.ops.box_convert(rows[:, :4], "cxcywh", "xyxy")
-    finite = corners.isfinite().all(1).nonzero()[:, 0]
-    rows, image = torch.cat([corners, rows[:, 4:]], 1)[finite], image[finite]
+    rows = torch.cat([torchvision.ops.box_convert(rows[:, :4], "cxcywh", "xyxy"), rows[:, 4:]], 1)
+    finite = rows[:, :4].isfinite().all(1)
     # by image, best score first: a float32 that is not negative, read as an integer, has the order of its value
-    order = (image * 2**32 - rows[:, 4].contiguous().view(torch.int32)).argsort(stable=True)
-    rows, image = rows[order], image[order]
-    counts = image.new_zeros(images).scatter_add_(0, image, torch.ones_like(image))
-    rank = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[image]
-    best = (rank < MAX_CANDIDATES).nonzero()[:, 0]
+    score = rows[:, 4].contiguous().view(torch.int32).masked_fill(~finite, -1)
+    order = (image * 2**32 - score).argsort(stable=True)
+    rows, image, finite = rows[order], image[order], finite[order]
+    every = image.new_zeros(images).scatter_add_(0, image, torch.ones_like(image))
+    counts = image.new_zeros(images).scatter_add_(0, image, finite.long())
+    rank = torch.arange(len(rows), device=rows.device) - (every.cumsum(0) - every)[image]
+    best = (finite & (rank < MAX_CANDIDATES)).nonzero()[:, 0]  # one wait of a GPU for both
     return rows[best], counts.clamp(max=MAX_CANDIDATES), image[best]
 
 
