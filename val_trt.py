@@ -26,6 +26,7 @@ def evaluate_or_draw(options: ValOptions) -> None:
     """Evaluate as the options say, or draw."""
     if not options.save_txt:
         options.reject_unused(["save_conf"], "without --save-txt, to whose files it adds scores")
+        options.reject_unused(["no_draw"], "without --save-txt, whose files it leaves as all that is written")
     check_file(options.network, "expected an ONNX file, an engine or a .pt")
     if options.source is not None:
         from utils.evaluation.images import find_sources
@@ -34,10 +35,11 @@ def evaluate_or_draw(options: ValOptions) -> None:
         sources = find_sources(options.source)
         need_for(options.network, options.openvino)
         with new_run(options.project, options.name, options.exist_ok, log=False) as folder:
-            from utils.jobs import visualize
+            from utils.jobs import draw
 
-            visualize.run(options, sources, folder)
+            draw.run(options, sources, folder)
         return
+    options.reject_unused(["no_draw"], "without --source")
     check_files(data=options.data)
     networks = [file for file in (options.network, options.reference) if file]
     if not (options.data or any(file.lower().endswith(".pt") for file in networks)):

@@ -49,7 +49,8 @@ def main(options: TritonClientOptions) -> None:
 
     files = find_sources([options.source])
     from utils.core.run_folder import new_run
-    from utils.jobs.visualize import Artist, show
+    from utils.jobs.draw import show
+    from utils.jobs.visualize import Artist
     from utils.serving.runner import TritonRunner
 
     with TritonRunner(options.model, options.url) as runner:

@@ -34,6 +34,30 @@ def test_nms_keeps_what_it_keeps_on_the_cpu(conf, iou, max_det):
         torch.testing.assert_close(one.cpu(), same, atol=1e-3, rtol=0)
 
 
+@pytest.mark.parametrize("anchors", [0, 50, 2000])
+def test_nms_of_one_image_gives_the_boxes_of_the_cpu_and_waits_little(anchors):
+    """Few candidates go to the CPU; many, as AP wants them, stay on the GPU."""
+    generator = torch.Generator().manual_seed(3)
+    place = torch.rand(1, 4, anchors, generator=generator) * 200 + 10
+    scores = torch.rand(1, 10, anchors, generator=generator)
+    raw = torch.cat([place, (scores * 128).round() / 128], 1)  # with ties
+    expected, device = non_max_suppression(Prediction(raw), 0.25, 0.45), raw.cuda()
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as waits:
+            warnings.simplefilter("always")
+            rows = non_max_suppression(Prediction(device), 0.25, 0.45)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert rows.counts == expected.counts
+    if anchors == 2000:
+        assert rows.flat.is_cuda
+        torch.testing.assert_close(rows.flat.cpu(), expected.flat, atol=1e-3, rtol=0)
+    else:
+        assert torch.equal(rows.flat, expected.flat)
+        assert len(waits) <= 3
+
+
 def test_matching_and_ap_are_those_of_the_cpu_and_wait_for_nothing():
     """NMS waits a few times for a batch, whatever its images hold; matching does not wait at all."""
     boxes, labels, found = torch.Generator().manual_seed(1), [], []

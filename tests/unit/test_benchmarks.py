@@ -10,7 +10,7 @@ import pytest
 from decoding_graph import head_graph
 from report_examples import example_row, resampled
 
-from benchmarks import accuracy, peers, placement
+from benchmarks import accuracy, peers, placement, video
 from benchmarks.steps import RunStep, Setup, StepError
 from utils.core.errors import InputError
 from utils.reports.schema import AtThreshold, Report
@@ -67,6 +67,7 @@ def test_a_step_that_fails_or_leaves_nothing_names_its_log_and_runs_again(run_st
         ("placement.py", "b", "--checkout"),
         ("cpu.py", "--float a.onnx --int8 b.onnx --data c.yaml --output o.json", "a.onnx does not exist"),
         ("cpu.py", "--float a.onnx --int8 b.onnx --data c.yaml --output o.json --peers ncnn", "--peers ncnn"),
+        ("video.py", "a.onnx --images . --checkout none --output o.json", "--checkout"),
     ],
 )
 def test_mistakes_are_one_line(program, words, named, tmp_path):
@@ -75,6 +76,16 @@ def test_mistakes_are_one_line(program, words, named, tmp_path):
         timeout=60, env={**os.environ, "YOLOV9_CHECKOUT": ""}, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr.count("\n"), named in done.stderr) == (2, 1, True), done.stderr
+
+
+def test_labels_of_two_runs_are_compared():
+    first = {"a_1.txt": "3 0.5 0.5 0.25 0.5 0.9\n1 0.1 0.1 0.1 0.1 0.5\n", "a_2.txt": "3 0.5 0.5 0.25 0.5 0.9\n"}
+    assert video.compare_labels(dict(first), first) == {"files": 2, "differing": 0, "largest": 0.0}
+    moved = first | {"a_1.txt": first["a_1.txt"].replace("0.25", "0.26")}
+    assert video.compare_labels(moved, first) == {"files": 2, "differing": 1, "largest": pytest.approx(0.01)}
+    for other in (first["a_2.txt"].replace("3", "4"), first["a_1.txt"]):
+        assert video.compare_labels(first | {"a_2.txt": other}, first)["largest"] == float("inf")
+    assert video.compare_labels({"a_1.txt": first["a_1.txt"]}, first)["differing"] == 1
 
 
 TIMES = {

@@ -98,14 +98,15 @@ class Detector:
             rows = non_max_suppression(
                 prediction, self._conf_thres, self._iou_thres, max_det=self._max_det, agnostic=self._single_cls
             )
-            masks = Masks.of(prediction, rows, size)
+            if prediction.nm:
+                masks = Masks.of(prediction, rows.to(self.device), size)
         else:
             numbers, rows = self._best(raw[""])
             if self._masks:
                 masks = Masks.from_model(raw[self._masks], numbers, [one[:, :4] for one in rows], size)
         boxes = boxes_to_image(rows.flat[:, :4], rows.owners(), batch.letterboxes)
         classes = rows.flat[:, 5:6] * (not self._single_cls)
-        detections = RaggedBatch(torch.cat([boxes, rows.flat[:, 4:5], classes], 1), rows.counts)
+        detections = RaggedBatch(torch.cat([boxes, rows.flat[:, 4:5], classes], 1), rows.counts).to(self.device)
         self._lap("nms", clock)
         return BatchDetections(detections, masks)
 

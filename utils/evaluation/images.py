@@ -14,6 +14,7 @@ import mimetypes
 import os
 import re
 import struct
+import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +35,8 @@ from utils.core.score import SplitCounts
 from utils.core.text import plural
 
 logger = logging.getLogger(__name__)
+os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")  # silence; FFmpeg reads it when the first video is opened
+_one_at_a_time = threading.Lock()
 
 SUFFIXES = frozenset({".bmp", ".dng", ".jpeg", ".jpg", ".mpo", ".pfm", ".png", ".tif", ".tiff", ".webp"})  # upstream's
 WRITTEN = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")  # drawings of other images become PNG
@@ -316,16 +319,20 @@ def _text(path: Path) -> str:
 
 @contextmanager
 def quiet_decoders() -> Iterator[None]:
-    """Silence the process' standard error, to which FFmpeg and libpng write about damaged files: our line says it."""
+    """Silence the process' standard error, to which libpng writes about damaged files: our line says it.
+
+    What other threads write there meanwhile is lost, so that nothing that waits, as for a stream, may stand within it.
+    """
     stderr = 2  # decoders write to the descriptor, past Python's sys.stderr
-    saved = os.dup(stderr)
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), stderr)
-    try:
-        yield
-    finally:
-        os.dup2(saved, stderr)
-        os.close(saved)
+    with _one_at_a_time:
+        saved = os.dup(stderr)
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), stderr)
+        try:
+            yield
+        finally:
+            os.dup2(saved, stderr)
+            os.close(saved)
 
 
 def decode(path: str) -> np.ndarray | None:
@@ -479,9 +486,12 @@ def target_names(sources: Sequence[str]) -> list[str]:
 
 @contextmanager
 def open_video(source: str) -> Iterator[Any]:
-    """OpenCV's VideoCapture of a file, a URL or a camera; `DataError` if it cannot be opened."""
-    with quiet_decoders():
-        video = cv2.VideoCapture(int(source) if source.isdecimal() else source)
+    """OpenCV's VideoCapture of a file, a URL or a camera; `DataError` if it cannot be opened.
+
+    From now on OpenCV and FFmpeg are silent about damaged files in this process.
+    """
+    cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
+    video = cv2.VideoCapture(int(source) if source.isdecimal() else source)
     try:
         size = video.get(cv2.CAP_PROP_FRAME_WIDTH), video.get(cv2.CAP_PROP_FRAME_HEIGHT)
         if not video.isOpened() or not all(size):
@@ -494,8 +504,7 @@ def open_video(source: str) -> Iterator[Any]:
 def frames(video: Any) -> Iterator[np.ndarray]:
     """The frames of a video, uint8 BGR `[H, W, 3]`, until the end or the first that cannot be decoded."""
     while True:
-        with quiet_decoders():
-            good, frame = video.read()
+        good, frame = video.read()
         if not good:
             return
         yield frame

@@ -2,7 +2,8 @@
 
 The semantics are those of upstream's `non_max_suppression`, without its time limit, and with a fixed order among equal
 scores, which INT8 networks give often. On a CPU torchvision suppresses image by image. On a GPU that is ten times as
-slow as the network, since each image waits; there `suppress_together` does the same for a whole batch.
+slow as the network, since each image waits; there `suppress_together` does the same for a whole batch. It starts some
+hundred kernels, which one image does not fill, so that the candidates of one image go to the CPU if they are few.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 MAX_CANDIDATES = 30_000  # per image, the best ones
 FIRST_CANDIDATES = 4  # times max_det: how many take part at first
 CLASS_OFFSET = 7680.0  # pixels: moves the boxes of different classes apart, so that one pass handles all classes
+FEW = 2048  # candidates of a single image on a GPU up to which the CPU is faster
 PAIRS = 1 << 25  # of boxes whose overlaps are computed together: up to 800 MB
 STEPS = 8  # between two looks at whether anything still changes
 
@@ -43,32 +45,48 @@ def non_max_suppression(
 
     Returns:
         For each image float32 `[n, 6]`: x1, y1, x2, y2 in pixels, score, class; with mask coefficients `[n, 7]`:
-        the anchor too, to find them by. Boxes that are not finite are left out.
+        the anchor too, to find them by. Boxes that are not finite are left out. They are on the prediction's device,
+        those of a single image with few candidates on the CPU.
     """
-    if prediction.raw.is_cuda:
-        return suppress_together(prediction, conf_thres, iou_thres, max_det, agnostic)
-    rows, counts, _ = _candidates(prediction, conf_thres)
+    rows, image = candidates(prediction, conf_thres)
+    images = len(prediction.raw)
+    if images == 1 and len(rows) <= FEW:
+        rows, image = rows.cpu(), torch.zeros(len(rows), dtype=torch.int64)
+    if rows.is_cuda:
+        return suppress_together(prediction, (rows, image), iou_thres, max_det, agnostic)
+    rows, counts, _ = _best_first(rows, image, images)
     kept = RaggedBatch.of([one[_kept(one, iou_thres, max_det, agnostic)] for one in rows.split(counts.tolist())])
     return kept if prediction.nm else RaggedBatch(kept.flat[:, :6], kept.counts)
 
 
-def _candidates(prediction: Prediction, conf_thres: float) -> tuple[Tensor, Tensor, Tensor]:
-    """What is above the threshold: of each image, one behind the other, the MAX_CANDIDATES best, best first.
+def candidates(prediction: Prediction, conf_thres: float) -> tuple[Tensor, Tensor]:
+    """Each score above the threshold.
+
+    Returns:
+        float32 `[n, 7]`: cx, cy, w, h in pixels, score, class, anchor; the image of each, int64 `[n]`.
+    """
+    scores = prediction.scores.mT.float()
+    image, anchor, label = (scores > conf_thres).nonzero().unbind(1)
+    columns = torch.stack((scores[image, anchor, label], label.float(), anchor.float()), 1)
+    return torch.cat([prediction.boxes.mT[image, anchor].float(), columns], 1), image
+
+
+def _best_first(rows: Tensor, image: Tensor, images: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Candidates of each image, one image behind the other, the MAX_CANDIDATES best, best first.
 
     Returns:
         float32 `[n, 7]`: xyxy, score, class, anchor; the number of each image's, int64 `[B]`; the image of each, `[n]`.
     """
-    corners = torchvision.ops.box_convert(prediction.boxes.mT.float(), "cxcywh", "xyxy")
-    scores = prediction.scores.mT.float()
-    image, anchor, label = ((scores > conf_thres) & corners.isfinite().all(2, keepdim=True)).nonzero().unbind(1)
-    columns = torch.stack((scores[image, anchor, label], label.float(), anchor.float()), 1)
-    rows = torch.cat([corners[image, anchor], columns], 1)
+    rows = torch.cat([torchvision.ops.box_convert(rows[:, :4], "cxcywh", "xyxy"), rows[:, 4:]], 1)
+    finite = rows[:, :4].isfinite().all(1)
     # by image, best score first: a float32 that is not negative, read as an integer, has the order of its value
-    order = (image * 2**32 - rows[:, 4].contiguous().view(torch.int32)).argsort(stable=True)
-    rows, image = rows[order], image[order]
-    counts = image.new_zeros(len(prediction.raw)).scatter_add_(0, image, torch.ones_like(image))
-    rank = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[image]
-    best = (rank < MAX_CANDIDATES).nonzero()[:, 0]
+    score = rows[:, 4].contiguous().view(torch.int32).masked_fill(~finite, -1)
+    order = (image * 2**32 - score).argsort(stable=True)
+    rows, image, finite = rows[order], image[order], finite[order]
+    every = image.new_zeros(images).scatter_add_(0, image, torch.ones_like(image))
+    counts = image.new_zeros(images).scatter_add_(0, image, finite.long())
+    rank = torch.arange(len(rows), device=rows.device) - (every.cumsum(0) - every)[image]
+    best = (finite & (rank < MAX_CANDIDATES)).nonzero()[:, 0]  # one wait of a GPU for both
     return rows[best], counts.clamp(max=MAX_CANDIDATES), image[best]
 
 
@@ -93,17 +111,20 @@ def _apart(rows: Tensor, agnostic: bool) -> Tensor:
 
 
 def suppress_together(
-    prediction: Prediction, conf_thres: float, iou_thres: float, max_det: int, agnostic: bool
+    prediction: Prediction, above: tuple[Tensor, Tensor], iou_thres: float, max_det: int, agnostic: bool
 ) -> RaggedBatch:
-    """The same for all images of a batch at once, with a few waits for the GPU however many they are."""
-    rows, counts, image = _candidates(prediction, conf_thres)
-    candidates = counts.tolist()
-    width, largest = FIRST_CANDIDATES * max_det, max(candidates)
+    """The same for all images of a batch at once, with a few waits for the GPU however many they are.
+
+    `above` are the batch's `candidates`.
+    """
+    rows, counts, image = _best_first(*above, len(prediction.raw))
+    numbers_before = counts.tolist()
+    width, largest = FIRST_CANDIDATES * max_det, max(numbers_before)
     stays = _staying(rows, counts, min(width, largest), iou_thres, max_det, agnostic)
     while True:  # of images where too few remain, more candidates take part, as in `_kept`
         kept = torch.zeros_like(counts).scatter_add_(0, image, stays.long())
         numbers = kept.tolist()
-        if not any(n > width and k < max_det for n, k in zip(candidates, numbers, strict=True)):
+        if not any(n > width and k < max_det for n, k in zip(numbers_before, numbers, strict=True)):
             break
         again = (counts > width) & (kept < max_det)
         width *= FIRST_CANDIDATES

@@ -249,6 +249,7 @@ class ValOptions(RunFolderOptions, RuntimeOptions):
         None, "draw detections on images or videos instead of evaluating: files, folders, globs, lists (.txt), a "
         "camera's number, URLs", metavar="PATH",
     )  # fmt: skip
+    no_draw: bool = option(False, "with --source, write the labels of --save-txt only, which takes less time")
     imgsz: InputSize | None = size_option("the file's own")
     batch_size: BatchSize = option(32, "images at a time (default: 32); a static batch in the file wins", metavar="N")
     conf_thres: Fraction | None = option(

@@ -72,7 +72,7 @@ def test_nms_says_which_anchor_a_detection_comes_from():
         torch.equal(one, other[:, :6]) for one, other in zip(non_max_suppression(plain, 0.3, 0.6), rows, strict=True)
     )
     expected = non_max_suppression(found, 0.2, 0.5, max_det=7)
-    assert all(map(torch.equal, nms.suppress_together(found, 0.2, 0.5, 7, False), expected))
+    assert all(map(torch.equal, nms.suppress_together(found, nms.candidates(found, 0.2), 0.5, 7, False), expected))
 
 
 @pytest.mark.parametrize("upsampled", [False, True])

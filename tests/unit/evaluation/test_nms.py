@@ -23,6 +23,11 @@ def non_max_suppression(raw, *words, **options):
     return nms.non_max_suppression(Prediction(raw), *words, **options)
 
 
+def suppress_together(prediction, conf, *words):
+    """What a GPU runs for a batch."""
+    return nms.suppress_together(prediction, nms.candidates(prediction, conf), *words)
+
+
 def reference(one, conf, iou):
     """One image: every (box, class) above the threshold, suppressed within its class by torchvision."""
     boxes = box_convert(one[:4].T, "cxcywh", "xyxy")
@@ -119,7 +124,7 @@ def test_all_images_at_once_give_the_same(conf, iou, max_det, agnostic):
     raw[3, 0, :20] = torch.nan
     raw[4, 4, :40] = torch.nan  # the other classes of these anchors count
     expected = non_max_suppression(raw, conf, iou, max_det=max_det, agnostic=agnostic)
-    found = nms.suppress_together(Prediction(raw), conf, iou, max_det, agnostic)
+    found = suppress_together(Prediction(raw), conf, iou, max_det, agnostic)
     assert [len(one) for one in found] == [len(one) for one in expected]
     for one, same in zip(found, expected, strict=True):
         assert torch.equal(one, same)
@@ -136,10 +141,10 @@ def test_images_with_few_and_with_many_candidates_in_small_blocks(monkeypatch, p
         raw[image, 4:, kept:] = 0
     for iou in (0.9, 0.4, 0.02):
         expected = non_max_suppression(raw, 0.001, iou, max_det=max_det)
-        found = nms.suppress_together(Prediction(raw), 0.001, iou, max_det, False)
+        found = suppress_together(Prediction(raw), 0.001, iou, max_det, False)
         assert all(map(torch.equal, found, expected))
         assert [len(one) > 0 for one in found] == [True, False, *[True] * 7]
-    assert [one.shape for one in nms.suppress_together(Prediction(raw), 1.0, 0.5, 100, False)] == [(0, 6)] * 9
+    assert [one.shape for one in suppress_together(Prediction(raw), 1.0, 0.5, 100, False)] == [(0, 6)] * 9
 
 
 def test_a_long_chain_of_boxes_that_decide_about_each_other():
@@ -148,7 +153,7 @@ def test_a_long_chain_of_boxes_that_decide_about_each_other():
     raw[0, 0] = torch.arange(101) * 4.0
     raw[0, 1], raw[0, 2:4] = 50, 10
     raw[0, 4] = torch.linspace(0.9, 0.1, 101)
-    found = nms.suppress_together(Prediction(raw), 0.05, 0.3, 300, False)[0]
+    found = suppress_together(Prediction(raw), 0.05, 0.3, 300, False)[0]
     assert found[:, 0].tolist() == [8.0 * index - 5 for index in range(51)]
 
 

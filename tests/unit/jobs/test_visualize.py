@@ -18,7 +18,8 @@ from utils.core.errors import DataError, InputError
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.images import find_sources
 from utils.evaluation.masks import Patch
-from utils.jobs.visualize import Artist, best_class, collect_samples, draw_boxes, draw_masks, show
+from utils.jobs.draw import show
+from utils.jobs.visualize import Artist, best_class, collect_samples, draw_boxes, draw_masks
 from utils.reports.detections import points_of
 from utils.runners.pytorch import TorchRunner
 
@@ -131,7 +132,8 @@ def test_folders_images_and_videos(known, tmp_path, caplog):
     (folder / "notes.txt").write_text("no image")
     write_video(folder / "film.avi", [np.zeros((64, 64, 3), np.uint8)] * 4)
     blank = artist(model, imgsz=64, conf_thres=0.99)
-    blank.draw = lambda image: (255 - image, [])
+    blank.warm_up, blank.detections = Mock(), Mock(return_value=(torch.zeros(0, 6), []))
+    blank.paint = lambda image, rows, masks: 255 - image
     written = show(blank, find_sources([str(folder)]), tmp_path / "out", progress=False)
     assert [path.name for path in written] == sorted(["film.mp4", *(sample.path.name for sample in samples[:3])])
     before, after = (cv2.imread(str(root / samples[0].path.name)) for root in (folder, tmp_path / "out"))
@@ -175,8 +177,8 @@ def test_detections_as_upstreams_text_files(film, caplog):
 
 def test_what_was_drawn_until_ctrl_c_is_whole(film):
     ours, source, out = film
-    three = [ours.draw(frame) for frame in frames_of(source / "film.avi")[:3]]
-    ours.draw = Mock(side_effect=[*three, KeyboardInterrupt])
+    three = [ours.detect(frame) for frame in frames_of(source / "film.avi")[:3]]
+    ours.detections = Mock(side_effect=[*three, KeyboardInterrupt])
     with pytest.raises(KeyboardInterrupt):
         show(ours, [str(source / "film.avi")], out, progress=False)
     assert len(frames_of(out / "film.mp4")) == 3

@@ -25,7 +25,8 @@ DRAW = "--engine-file fixed.onnx --device cpu --exist-ok"
 
 CASES = [  # program, arguments, what the line names
     # what can do nothing where it is given
-    *((V, f"--engine-file a.onnx --source a.png {flag}", flag) for flag in ("--save-conf", "--verbose")),
+    *((V, f"--engine-file a.onnx --source a.png {flag}", flag) for flag in ("--save-conf", "--verbose", "--no-draw")),
+    (V, f"--engine-file a.onnx {EVAL} --save-txt --no-draw", "--no-draw"),
     *((X, f"--weights a.pt --imgsz 64 {flag}", flag.split()[0]) for flag in ("--nms onnx", "--mask-resolution 5")),
     (X, "--verify a.onnx --simplify", "--simplify"),
     (X, "--weights a.pt --include onnx_end2end --nms none --iou-thres 0.5", "--iou-thres"),
