@@ -119,6 +119,13 @@ def test_what_computes_something_else_is_refused_by_its_name(checkout, tmp_path,
         upstream.load_float(write_theirs(tmp_path / "best.pt", model))
 
 
+@pytest.mark.parametrize(("numbers", "remedy"), [((1, 2, 3), "class 0"), ((0, 1, 3), "again")])
+def test_names_that_do_not_begin_at_0_or_have_gaps_are_refused(checkout, tmp_path, numbers, remedy):
+    file = write_theirs(tmp_path / "best.pt", network(), names=dict(zip(numbers, "abc", strict=True)))
+    with pytest.raises(CheckpointError, match=rf"{file} has names of 3 classes, from {numbers[0]} on.*{remedy}"):
+        upstream.load_float(file)
+
+
 @pytest.mark.parametrize("nc", [7, None])
 def test_the_number_of_classes_is_that_of_the_head(checkout, tmp_path, nc):
     model = network()
