@@ -73,7 +73,10 @@ class CpuOptions(Options):
     output: str = option(..., "JSON of results; peers' files lie in the folder of its name", metavar="FILE")
     network: str = option("", "its name in tables (default: that of the float file)", metavar="NAME")
     imgsz: ImageSize | None = option(None, "input size in pixels (default: the file's)", "--imgsz", metavar="PX")
-    ir: list[str] = option([], "further INT8 files of these weights, OpenVINO's .xml", metavar="FILE")
+    ir: list[str] = option(
+        [], "further INT8 files of these weights, OpenVINO's .xml; FILE.json beside one says how it was made",
+        metavar="FILE",
+    )  # fmt: skip
     peers: list[str] = option(list(PEERS), f"of {', '.join(PEERS)}, or none", metavar="NAME")
     parts: list[Part] = option(["quantize", "time", "evaluate"], "what is done, in this order", metavar="PART")
     weight_bits: Literal[7, 8] | None = option(
@@ -170,8 +173,11 @@ class Study:
         """Write the results."""
         self.content["date"] = datetime.now(timezone.utc).date().isoformat()
         self.content["software"] = software()
-        notes = {peer.name: self.note(peer) for peer in self.peers.values() if self.note(peer).is_file()}
-        self.content["peers"] = {name: read_json(note, "expected how a file was made") for name, note in notes.items()}
+        notes = {peer.name: self.note(peer) for peer in self.peers.values()}
+        notes |= {Path(path).stem: Path(f"{path}.json") for path in self.options.ir}
+        self.content["peers"] = {
+            name: read_json(note, "expected how a file was made") for name, note in notes.items() if note.is_file()
+        }
         write_text(self.output, json.dumps(self.content, indent=1) + "\n")
 
     def row(self, state: Contender) -> dict[str, Any]:

@@ -4,7 +4,7 @@
     python scripts/to_yolo.py Annotations/ --images JPEGImages/ --output cards        # VOC's XML files
     python scripts/to_yolo.py instances_train2017.json --images train2017/ --output coco --val 0
 
-Writes OUTPUT/data.yaml, images/ (copies) and labels/: polygons where COCO's objects have them, or else boxes. What is
+Writes OUTPUT/data.yaml, images/ (copies) and labels/: polygons where objects have them, or else boxes. What is
 left out or changed is counted, and annotations that do not fit the images are refused.
 """
 

@@ -33,7 +33,7 @@ def test_the_network_computes_what_it_did_and_keeps_what_the_file_says(checkout,
     assert read.model.model[-1].cv3[0][0].conv.out_channels == class_channels
 
 
-def test_it_is_quantized_and_exported(checkout, run, demo_data, tmp_path):
+def test_it_goes_through_every_program(checkout, run, demo_data, tmp_path):
     """The demo set has ten classes, and this network finds none of them: `--force`."""
     ten = {**DESCRIPTION, "nc": 10}
     torch.manual_seed(0)
@@ -41,9 +41,10 @@ def test_it_is_quantized_and_exported(checkout, run, demo_data, tmp_path):
     model = with_class_channels(model, 24)
     names = {number: str(number) for number in range(10)}
     weights = write_theirs(tmp_path / "best.pt", model, yaml=ten, names=names)
-    run("qat.py", "quantize", "--weights", weights, "--data", demo_data, "--imgsz", 64, "--ptq-only", "--force",
-        "--no-eval-origin", "--no-eval-ptq", "--calib-images", 4, "--calib-method", "max", "--workers", 0,
-        "--device", "cpu", "--project", tmp_path, "--name", "mine")  # fmt: skip
+    small = ["--data", demo_data, "--imgsz", 64, "--workers", 0, "--device", "cpu", "--project", tmp_path]
+    calibration = ["--force", "--calib-images", 4, "--calib-method", "max"]
+    run("qat.py", "quantize", "--weights", weights, *small, *calibration, "--ptq-only", "--no-eval-origin",
+        "--no-eval-ptq", "--name", "mine")  # fmt: skip
     quantized = tmp_path / "mine/weights/ptq_mine.pt"
     read = checkpoint.load_quantized(quantized)
     assert (read.origin, read.model.model[-1].cv3[2][1].conv.out_channels) == ("Ultralytics 8.4.190", 24)
@@ -51,6 +52,18 @@ def test_it_is_quantized_and_exported(checkout, run, demo_data, tmp_path):
     assert "matches PyTorch" in said
     entries = {entry.key: entry.value for entry in onnx.load(quantized.with_name("ptq_mine-int8.onnx")).metadata_props}
     assert (entries["origin"], json.loads(entries["names"])["3"]) == ("Ultralytics 8.4.190", "3")
+    said = run("export_qat.py", "--weights", quantized, "--typing", "strong", "--device", "cpu", "--output",
+               tmp_path / "strong.onnx")  # fmt: skip
+    assert "matches PyTorch" in said
+    for name, file in (("float", weights), ("int8", quantized)):
+        said = run("export_yoloV9.py", "--weights", file, "--size", 64, "--output", tmp_path / name / "n.onnx")
+        assert "matches PyTorch" in said
+        assert [value.name for value in onnx.load(tmp_path / name / "n.onnx").graph.output] == ["output"]
+    run("val_trt.py", quantized, "--reference", weights, *small, "--limit", 4, "--name", "compared")
+    rows = json.loads((tmp_path / "compared/report.json").read_text())["rows"]
+    assert [(row["stage"], row["images"]) for row in rows] == [("float", 4), ("PTQ", 4)]
+    run("qat.py", "sensitive", "--weights", weights, *small, *calibration, "--num-image", 4, "--name", "sensitive")
+    assert (tmp_path / "sensitive/report.json").is_file()
 
 
 def changed(index: int, block: str) -> dict:
@@ -64,7 +77,10 @@ def changed(index: int, block: str) -> dict:
     ("changes", "problem"),
     [
         ({"yaml": changed(3, "C3k2")}, "yolo11n, which is not YOLOv9 (it has the block C3k2)"),
-        ({"yaml": changed(-1, "Segment")}, "yolo11n, whose head is Segment (a ConvTranspose2d"),
+        (
+            {"yaml": changed(-1, "Segment")},
+            "Upsample those of upstream, so its weights do not fit; train masks by upstream's segment/train.py",
+        ),
         ({"yaml": changed(-1, "OBB")}, "yolo11n, whose head is OBB; of"),
         ({"yaml": {**DESCRIPTION, "backbone": [], "head": []}}, "whose head is no layers"),
         ({"yaml": {**DESCRIPTION, "backbone": None}}, "has no backbone and head of layers"),
@@ -117,6 +133,13 @@ def test_what_computes_something_else_is_refused_by_its_name(checkout, tmp_path,
     name = change(model)
     with pytest.raises(CheckpointError, match=rf"first: {name}\)"):
         upstream.load_float(write_theirs(tmp_path / "best.pt", model))
+
+
+@pytest.mark.parametrize(("numbers", "remedy"), [((1, 2, 3), "class 0"), ((0, 1, 3), "again")])
+def test_names_that_do_not_begin_at_0_or_have_gaps_are_refused(checkout, tmp_path, numbers, remedy):
+    file = write_theirs(tmp_path / "best.pt", network(), names=dict(zip(numbers, "abc", strict=True)))
+    with pytest.raises(CheckpointError, match=rf"{file} has names of 3 classes, from {numbers[0]} on.*{remedy}"):
+        upstream.load_float(file)
 
 
 @pytest.mark.parametrize("nc", [7, None])

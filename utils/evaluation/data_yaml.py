@@ -31,7 +31,11 @@ def _by_id(names: Any) -> Any:
     """Class names as a mapping from 0 on; each may be a number, which YAML makes of a text such as 7 or yes."""
     names = dict(enumerate(names)) if isinstance(names, list) else names
     if not isinstance(names, Mapping) or not names or set(names) != set(range(len(names))):
-        raise ValueError("a name for each class, from 0 on")
+        expected = "a name for each class, from 0 on"
+        if isinstance(names, Mapping) and names and set(names) == set(range(1, len(names) + 1)):
+            # The numbers of the label files are not known here: those that begin at 1 have to be written anew.
+            expected += "; number the names from 0, and the classes of the label files, too, if these begin at 1"
+        raise ValueError(expected)
     if not all(isinstance(name, (str, int, float)) for name in names.values()):
         raise ValueError("a text for each class")
     return {number: str(names[number]) for number in range(len(names))}

@@ -130,9 +130,18 @@ class Context:
         pairs = [word.split("=", 1) if "=" in word else words[at : at + 2] for at, word in enumerate(words)]
         return [word for pair in pairs if pair[0] in flags and "" not in pair for word in pair]
 
+    @property
+    def lacking_splits(self) -> list[str]:
+        """The splits that qat.py reads and that the dataset's YAML does not have; empty where that is not known."""
+        present = self.report.data_splits
+        return [split for split in ("train", "val") if split not in present] if present else []
+
     def qat(self, command: str, *words: str) -> list[str]:
-        """A command of qat.py for the FP32 checkpoint; empty where the report does not know checkpoint and dataset."""
-        if not (self.float_file and self.report.data):
+        """A command of qat.py for the FP32 checkpoint.
+
+        Empty where the report does not know checkpoint and dataset, or the dataset has no train or val images.
+        """
+        if not (self.float_file and self.report.data) or self.lacking_splits:
             return []
         line = ["python", "qat.py", command, "--weights", self.float_file, "--data", self.report.data]
         line += ["--imgsz", self.size]
@@ -141,9 +150,11 @@ class Context:
         return [*line, *self.repeated(OF_A_RUN), *words]
 
     def evaluation(self) -> list[str]:
-        """The command that compares the row's file with the FP32 model on the dataset's val images."""
+        """The command that compares the row's file with the FP32 model, on the dataset's val images if it has any."""
         line = ["python", "val_trt.py", self.row.file, "--reference", self.float_file or "FLOAT.pt"]
         line += ["--data", self.report.data or "DATA.yaml"]
+        if "val" in self.lacking_splits:
+            line += ["--task", self.report.data_splits[-1]]
         if self.unlabelled:
             line.append("--unlabelled")
         return line
@@ -468,7 +479,10 @@ def _without_comparison(report: Report, int8: Sequence[Row]) -> Advice:
         return Advice(Level.NONE, "", f"{'; '.join(report.doubts)}; {CORRECT}")
     context = Context(report, report.rows[-1])
     if context.suffix == ".pt":
-        return Advice(Level.NONE, "", "quantize it", shlex.join(context.qat("quantize")))
+        todo = "quantize it"
+        if context.lacking_splits:
+            todo += f" with a dataset that has {' and '.join(context.lacking_splits)} images, too"
+        return Advice(Level.NONE, "", todo, shlex.join(context.qat("quantize")))
     if context.suffix == ".onnx":
         return Advice(Level.NONE, "", "build the engine", shlex.join(build_command(context.row.file)))
     benchmark = ["python", "scripts/benchmark_trt.py", context.row.file]

@@ -158,6 +158,7 @@ def evaluate_file(options: ValOptions, runner: Runner | None = None) -> Report:
         check_left_out(data, options.force)
         report = Report(command=command_line(), title="Evaluation", data=str(options.data))
         report.target_drop = options.target_drop
+        report.data_splits = [*data.splits]
         reference, own = None, stage(file, options.openvino)
         folder = stack.enter_context(new_run(options.project, options.name, options.exist_ok, options.WRITTEN))
         if float_file and float_runner:

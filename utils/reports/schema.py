@@ -303,6 +303,7 @@ class Report(StrictModel, frozen=False):
         doubts: things to check before the next step.
         target_drop: AP that INT8 may lose, if the user has set it.
         held_out_images: training images that QAT did not see and that chose its best state; 0 if it saw all.
+        data_splits: the splits that the dataset's YAML has; empty where that is not known.
         charts: heading → a PNG file to show, if it is there.
         created: UTC, ISO 8601.
     """
@@ -323,6 +324,7 @@ class Report(StrictModel, frozen=False):
     charts: dict[Text, Text] = Field(default_factory=dict)
     title: Text = "YOLOv9 quantization report"
     data: Text = ""
+    data_splits: list[Text] = Field(default_factory=list)
     created: Text = Field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
     hardware: dict[Text, Text] = Field(default_factory=hardware)
 

@@ -178,6 +178,8 @@ def hash_of_weights(model: nn.Module) -> str:
 def check_class_names(path: str | Path, names: Mapping[int, str], count: int, remedy: str) -> None:
     """Raises `CheckpointError` unless the classes 0 to count - 1, and no others, have names."""
     if set(names) != set(range(count)):
+        if set(names) == set(range(1, count + 1)):
+            remedy = "set the network's `names` to a list of texts, the first for class 0, and save it again"
         raise CheckpointError(
             f"{path} has names of {plural(len(names), 'class')}, from {min(names, default=0)} on, and its head finds "
             f"{count}, from 0 on; {remedy}"

@@ -28,7 +28,10 @@ HEAD = "Detect"
 TAKEN = (
     "of their networks the detectors yolov9t to yolov9e are taken (head Detect); train others by upstream's train.py"
 )
-PROTOTYPES = " (a ConvTranspose2d enlarges its mask prototypes, where upstream's repeats pixels)"
+MASKS = (
+    "whose head is Segment: a ConvTranspose2d enlarges its mask prototypes, and an Upsample those of upstream, so its "
+    "weights do not fit; train masks by upstream's segment/train.py"
+)
 SETTINGS = ("stride", "padding", "dilation", "groups", "padding_mode", "eps", "mode", "scale_factor", "negative_slope")
 TRAINING_STATE = ("optimizer", "scaler", "train_metrics", "train_results")
 
@@ -123,8 +126,9 @@ def described(path: str | Path, theirs: Mapping[str, Any]) -> dict[str, Any]:
             )
     if not rows or rows[-1][2] != HEAD:
         head = rows[-1][2] if rows else "no layers"
-        why = PROTOTYPES if head == "Segment" else ""
-        raise CheckpointError(f"{_named(path)}: {name}, whose head is {head!s:.40}{why}; {TAKEN}")
+        if head == "Segment":
+            raise CheckpointError(f"{_named(path)}: {name}, {MASKS}")
+        raise CheckpointError(f"{_named(path)}: {name}, whose head is {head!s:.40}; {TAKEN}")
     for row in rows:
         row[2] = THEIR_NAMES.get(row[2], row[2])
     split = len(backbone)

@@ -206,6 +206,8 @@ BAD_YAML = {  # content → what the message names beside the file
     "val: .": "names",
     "val: .\nnames: []": "names",
     "val: .\nnames: {a: b}": "names",
+    "val: .\nnames: {1: a, 2: b}": "label files",
+    "val: .\nnames: {1: a, 3: b}": "names",
     "val: .\nnames: [a, null]": "names",
     "val: .\nnc: 3\nnames: [a, b]": "nc",
     "val: .\nnc: '3'\nnames: [a, b]": "nc",

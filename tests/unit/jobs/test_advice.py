@@ -145,6 +145,38 @@ def test_each_row_of_the_table(name, rows, changes, level, words, command):
     assert advice.next_line
 
 
+@pytest.mark.parametrize(
+    ("splits", "missing"),
+    [
+        (["test"], ["train", "val"]),
+        (["train", "test"], ["val"]),
+        (["val"], ["train"]),
+        (["train", "val"], []),
+        ([], []),
+    ],
+)
+def test_no_command_is_offered_whose_splits_the_dataset_does_not_have(splits, missing):
+    """As after `val_trt.py --task test`; no splits: a report that was written before they were stored."""
+    report = beside_float(("PTQ", "p.pt", 0.7112, LOST)).model_copy(update={"data_splits": splits})
+    assert advise(report).command.startswith("" if missing else QUANTIZE)
+    assert bool(advise(report).command) != bool(missing)
+    report.rows = report.rows[:1]
+    advice = advise(report)
+    assert bool(advice.command) != bool(missing)
+    assert [split for split in ("train", "val") if split in advice.next_line.split(" with a dataset")[-1]] == missing
+
+
+@pytest.mark.parametrize(
+    ("splits", "task"),
+    [(["test"], ["--task", "test"]), (["train", "test"], ["--task", "test"]), (["val"], []), ([], [])],
+)
+def test_files_are_compared_on_a_split_that_the_dataset_has(splits, task):
+    report = beside_float(("QAT", "q.pt", 0.7420, WIDE)).model_copy(update={"data_splits": splits})
+    words = shlex.split(advise(report).command)
+    assert words[:2] == ["python", "val_trt.py"]
+    assert words[words.index("d.yaml") + 1 :] == task
+
+
 def test_no_row_of_the_table_is_without_a_test():
     tested = {name for name, *_ in CASES} | {"other FP32 weights"}
     assert {step.name for step in STEPS} == tested

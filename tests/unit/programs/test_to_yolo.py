@@ -441,6 +441,57 @@ def test_polygons_are_written_and_boxes_alone_on_demand(convert, folder):
     np.testing.assert_allclose(result_of(convert, folder, outlined, "--boxes")[1]["plain"], [DOG])
 
 
+def voc_with(folder: Path, polygon: str) -> None:
+    """Write an XML file whose only object, the dog, has a polygon."""
+    write_voc(folder, {"plain.xml": ("plain.jpg", 200, 100, OBJECTS[:1])})
+    file = folder / "xml/plain.xml"
+    file.write_text(file.read_text().replace("</bndbox></object>", f"</bndbox>{polygon}</object>", 1))
+
+
+def voc_polygon(values, first: int = 1) -> str:
+    """VOC's element of x1 y1 x2 y2 ..., the last point first."""
+    numbers = [f"{axis}{first + point}" for point in range(len(values) // 2) for axis in "xy"]
+    pairs = [f"<{name}>{value}</{name}>" for name, value in zip(numbers, values, strict=True)]
+    return f"<polygon>{''.join(reversed(pairs))}</polygon>"
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_polygon_of_voc_is_written_and_its_box_on_demand(convert, folder, first):
+    voc_with(folder, voc_polygon(L_SHAPE, first))
+    labels = result_of(convert, folder, "xml", "--force")[1]
+    np.testing.assert_allclose(labels["plain"], [[0, *(np.array(L_SHAPE) / ([200, 100] * 6))]])
+    shutil.rmtree(folder / "out")
+    labels = result_of(convert, folder, "xml", "--force", "--boxes")[1]
+    np.testing.assert_allclose(labels["plain"], [[0, *DOG[1:]]])
+
+
+def test_several_polygons_of_voc_are_parts_of_one_object(convert, folder):
+    parts = [[20, 10, 35, 10, 35, 40, 20, 40], [45, 60, 60, 60, 60, 90, 45, 90]]
+    voc_with(folder, "".join(map(voc_polygon, parts)))
+    labels = result_of(convert, folder, "xml", "--force")[1]["plain"]
+    assert cv2.contourArea((labels[0, 1:].reshape(-1, 2) * (200, 100)).astype(np.float32)) == pytest.approx(900, abs=1)
+
+
+@pytest.mark.parametrize(
+    "polygon",
+    [voc_polygon([20, 10, 60, 90]), voc_polygon(["a", 10, 60, 10, 60, 90]), voc_polygon(["nan", 10, 60, 10, 60, 90]),
+     voc_polygon([20, 10, 60, 10, 60, 90]).replace("<y1>10</y1>", ""), "<polygon><pt>1</pt></polygon>",
+     "<polygon><x1>1</x1><x1>2</x1></polygon>", "<polygon><x1/></polygon>", voc_polygon([120, 10, 160, 10, 160, 90])],
+    ids=lambda text: text[9:40],
+)  # fmt: skip
+def test_a_polygon_of_voc_that_is_broken_or_elsewhere_is_named_and_leaves_the_box(convert, folder, polygon):
+    voc_with(folder, polygon)
+    _, labels, lines = result_of(convert, folder, "xml", "--force")
+    np.testing.assert_allclose(labels["plain"], [[0, *DOG[1:]]])
+    assert "outlines that" in lines[-3]
+    assert f"{folder / 'xml/plain.xml'}, object 1" in lines[-3]
+
+
+def test_an_empty_polygon_of_voc_is_none(convert, folder):
+    voc_with(folder, "<polygon/>")
+    assert "outlines" not in "".join(result_of(convert, folder, "xml", "--force")[2])
+
+
 def test_an_outline_of_several_parts_covers_what_pycocotools_says(convert, folder):
     from pycocotools import mask as coco_masks
 

@@ -105,3 +105,12 @@ def test_other_splits_and_options_and_coco_yaml_which_writes_json_by_itself(know
     assert not make_config(ValOptions(data="coco.yaml", engine_file="a.onnx"), bare).save_json, "labels are needed then"
     code, _, err = program("--imgsz", 64, "--task", "test", data="coco.yaml")
     assert (code, err[-1].endswith("has no 'test:' entry; it has train, val")) == (2, True)
+    assert Report.load(tmp_path / "exp/report.json").data_splits == ["train", "val"]
+
+
+def test_the_report_of_a_set_of_test_images_alone_says_so(known, program, tmp_path):
+    """The commands that it offers are those of `test_advice.py`."""
+    text = (known[0] / "data.yaml").read_text()
+    (known[0] / "tests.yaml").write_text(text.replace('"val":', '"test":'))
+    assert program("--imgsz", 64, "--task", "test", "--limit", 4, data="tests.yaml")[0] == 0
+    assert Report.load(tmp_path / "exp/report.json").data_splits == ["test"]

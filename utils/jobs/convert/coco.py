@@ -9,7 +9,14 @@ import numpy as np
 
 from utils.evaluation.coco_file import CocoFile, read_coco, sorted_ids
 from utils.jobs.convert.outlines import rings_of
-from utils.jobs.convert.records import AnnotatedImage, AnnotatedObject, Annotations, Tally, stated_size
+from utils.jobs.convert.records import (
+    UNREADABLE_OUTLINES,
+    AnnotatedImage,
+    AnnotatedObject,
+    Annotations,
+    Tally,
+    stated_size,
+)
 
 
 def read_coco_annotations(path: Path, tally: Tally, *, force: bool) -> Annotations:
@@ -42,7 +49,7 @@ def read_coco_annotations(path: Path, tally: Tally, *, force: bool) -> Annotatio
             outline = rings_of(thing.entry.get("segmentation"))
         except ValueError as error:
             outline = ()
-            tally.changed["outlines that cannot be read (their boxes are written)"].append(f"{thing.name}: {error}")
+            tally.changed[UNREADABLE_OUTLINES].append(f"{thing.name}: {error}")
         objects[thing.image].append(AnnotatedObject(thing.name, class_names[thing.category], corners, outline))
     images: list[AnnotatedImage] = []
     for key, entry in file.images.items():

@@ -1,4 +1,4 @@
-"""Outlines of objects: COCO's polygons and run lengths, clipped to the image, as the one polygon that a label has."""
+"""Outlines of objects: polygons and COCO's run lengths, clipped to the image, as the one polygon that a label has."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def rings_of(segmentation: Any) -> tuple[np.ndarray, ...]:
     if not isinstance(segmentation, list):
         raise ValueError(f"expected polygons or run lengths, found {short_repr(segmentation)}")
     polygons = segmentation if isinstance(segmentation[0], list) else [segmentation]
-    return tuple(_ring(polygon) for polygon in polygons)
+    return tuple(ring_of(polygon) for polygon in polygons)
 
 
-def _ring(polygon: Any) -> np.ndarray:
-    """A polygon x1 y1 x2 y2 ... as an array."""
+def ring_of(polygon: Any) -> np.ndarray:
+    """A polygon x1 y1 x2 y2 ..., numbers or texts of them, as float64 `[points, 2]`; `ValueError` if it is none."""
     try:
         ring = np.array(polygon, np.float64)
     except (TypeError, ValueError):

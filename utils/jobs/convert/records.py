@@ -12,6 +12,7 @@ import numpy as np
 
 logger = logging.getLogger(__name__)
 
+UNREADABLE_OUTLINES = "outlines that cannot be read (their boxes are written)"
 NAMED = 5  # lines for one reason; the others are counted
 
 

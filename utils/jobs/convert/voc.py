@@ -11,9 +11,18 @@ from xml.etree import ElementTree
 import numpy as np
 
 from utils.core.text import short_repr
-from utils.jobs.convert.records import AnnotatedImage, AnnotatedObject, Annotations, Tally, stated_size
+from utils.jobs.convert.outlines import ring_of
+from utils.jobs.convert.records import (
+    UNREADABLE_OUTLINES,
+    AnnotatedImage,
+    AnnotatedObject,
+    Annotations,
+    Tally,
+    stated_size,
+)
 
 DECLARED = re.compile(rb"""\s*<\?xml[^>]*?\sencoding\s*=\s*["']([\w.:-]+)["']""")
+COORDINATE = re.compile("([xy])([0-9]{1,6})")
 SIDES = (("xmin", "ymin"), ("xmax", "ymax"))
 
 
@@ -86,7 +95,30 @@ def _objects(root: ElementTree.Element, path: Path, tally: Tally) -> list[Annota
         elif "1" in item.findtext("difficult", ""):
             tally.left_out["difficult objects"].append(source)
         else:
-            if item.find("polygon") is not None:
-                tally.changed["outlines of VOC's objects left out (their boxes are written)"].append(source)
-            objects.append(AnnotatedObject(source, name, numbers))
+            try:
+                outline = _outline(item)
+            except ValueError as error:
+                outline = ()
+                tally.changed[UNREADABLE_OUTLINES].append(f"{source}: {error}")
+            objects.append(AnnotatedObject(source, name, numbers, outline))
     return objects
+
+
+def _outline(item: ElementTree.Element) -> tuple[np.ndarray, ...]:
+    """The rings of an object's `<polygon>` elements, whose children are x1, y1, x2, y2 and so on, in any order.
+
+    Raises:
+        ValueError: the children are others, or no polygon.
+    """
+    rings: list[np.ndarray] = []
+    for polygon in item.iter("polygon"):
+        values: dict[tuple[int, str], str] = {}  # (2, "x") → the text of x2
+        for child in polygon:
+            tag = COORDINATE.fullmatch(child.tag)
+            if tag is None or (int(tag[2]), tag[1]) in values:
+                raise ValueError(f"expected x1, y1, x2, y2 ... once each in 'polygon', found {short_repr(child.tag)}")
+            values[int(tag[2]), tag[1]] = (child.text or "").strip()
+        numbers = sorted({number for number, _ in values})
+        if numbers:
+            rings.append(ring_of([values.get((number, axis), "missing") for number in numbers for axis in "xy"]))
+    return tuple(rings)
