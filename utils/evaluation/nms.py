@@ -7,11 +7,13 @@ slow as the network, since each image waits; there `suppress_together` does the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+import importlib.util
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
-import torchvision
 
 from utils.core.tasks import DETECTIONS, DISPLAY_IOU
 from utils.evaluation.batch import RaggedBatch
@@ -52,13 +54,32 @@ def non_max_suppression(
     return kept if prediction.nm else RaggedBatch(kept.flat[:, :6], kept.counts)
 
 
+@lru_cache(maxsize=1)
+def torchvision_nms() -> Callable[..., Tensor]:
+    """NMS of torchvision: boxes xyxy `[n, 4]`, scores `[n]`, IoU → indices of what stays, int64 `[m]`, best first.
+
+    Its compiled library is loaded alone where it can be: importing torchvision imports torch's compiler, for seconds.
+    """
+    spec: Any = importlib.util.find_spec("torchvision")
+    folders = spec.submodule_search_locations or [] if spec else []
+    libraries = [path for folder in folders for path in Path(folder).glob("_C*.so")]
+    try:
+        torch.ops.load_library(libraries[0])
+    except (IndexError, OSError):
+        import torchvision
+
+        return torchvision.ops.nms
+    return torch.ops.torchvision.nms
+
+
 def _candidates(prediction: Prediction, conf_thres: float) -> tuple[Tensor, Tensor, Tensor]:
     """What is above the threshold: of each image, one behind the other, the MAX_CANDIDATES best, best first.
 
     Returns:
         float32 `[n, 7]`: xyxy, score, class, anchor; the number of each image's, int64 `[B]`; the image of each, `[n]`.
     """
-    corners = torchvision.ops.box_convert(prediction.boxes.mT.float(), "cxcywh", "xyxy")
+    center, size = prediction.boxes.mT.float().split(2, -1)
+    corners = torch.cat((center - 0.5 * size, center + 0.5 * size), -1)
     scores = prediction.scores.mT.float()
     image, anchor, label = ((scores > conf_thres) & corners.isfinite().all(2, keepdim=True)).nonzero().unbind(1)
     columns = torch.stack((scores[image, anchor, label], label.float(), anchor.float()), 1)
@@ -81,7 +102,7 @@ def _kept(rows: Tensor, iou_thres: float, max_det: int, agnostic: bool) -> Tenso
     boxes = _apart(rows, agnostic)
     size = FIRST_CANDIDATES * max_det
     while True:
-        keep = torchvision.ops.nms(boxes[:size], rows[:size, 4], iou_thres)
+        keep = torchvision_nms()(boxes[:size], rows[:size, 4], iou_thres)
         if len(keep) >= max_det or size >= len(rows):
             return keep[:max_det]
         size *= FIRST_CANDIDATES
@@ -155,4 +176,4 @@ def packed_detections(outputs: Mapping[str, Tensor]) -> Tensor:
 
 def best_class(found: Tensor) -> Tensor:
     """Of boxes `[n, 6]` in one place the best one, int64 `[m]`, as a drawing shows it: which of them, best first."""
-    return torchvision.ops.nms(found[:, :4], found[:, 4], DISPLAY_IOU)
+    return torchvision_nms()(found[:, :4], found[:, 4], DISPLAY_IOU)
