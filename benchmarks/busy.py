@@ -31,13 +31,13 @@ from utils.core.files import write_text
 from utils.core.options import Field, ImageSize, Options, option
 from utils.reports.schema import hardware
 
-VARIANTS = {
+OPENMP_VARIANTS = {
     "before": {"GOMP_SPINCOUNT": "300000", "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))},
     "after": {},
     "passive": {"OMP_WAIT_POLICY": "PASSIVE"},
     "one thread": {"OMP_NUM_THREADS": "1"},
 }
-SETTINGS = ("GOMP_SPINCOUNT", "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "OPENCV_FOR_THREADS_NUM")
+OPENMP_SETTINGS = ("GOMP_SPINCOUNT", "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "OPENCV_FOR_THREADS_NUM")
 FORWARD = """
 import json, sys, time
 sys.path.insert(0, "")
@@ -61,7 +61,7 @@ print(json.dumps({"threads": torch.get_num_threads(), "seconds": seconds}))
 V1, V2 = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
 GROUP = f"yolov9-busy-{os.getpid()}"
 JOIN = ["sh", "-c", 'echo $$ > "$0" && exec "$@"']  # the group's list of processes, then a command
-Rounds = Annotated[int, Field(ge=1, le=100)]
+BusyCount = Annotated[int, Field(ge=1, le=100)]
 
 
 class BusyOptions(Options):
@@ -71,9 +71,9 @@ class BusyOptions(Options):
     checkout: str = option("", "the patched checkout (default: the variable YOLOV9_CHECKOUT)", metavar="DIR")
     data: str = option("", "a dataset's YAML: time the start of qat.py eval on it", metavar="FILE")
     imgsz: ImageSize = option(160, "input size in pixels", "--imgsz", "--img", metavar="PX")
-    batch_size: Rounds = option(4, "images of a forward", metavar="N")
-    rounds: Rounds = option(3, "processes of each kind, in turns", metavar="N")
-    repetitions: Rounds = option(20, "forwards of a process", metavar="N")
+    batch_size: BusyCount = option(4, "images of a forward", metavar="N")
+    rounds: BusyCount = option(3, "processes of each kind, in turns", metavar="N")
+    repetitions: BusyCount = option(20, "forwards of a process", metavar="N")
     output: str = option("busy.json", "the result", metavar="FILE")
 
 
@@ -111,19 +111,19 @@ def quota_of_one_core() -> Iterator[tuple[str, list[str]]]:
         group.rmdir()
 
 
-def environment(variant: str) -> dict[str, str]:
+def variant_environment(variant: str) -> dict[str, str]:
     """This process's environment with the settings of a variant alone."""
-    own = {name: value for name, value in os.environ.items() if name not in SETTINGS}
-    return own | VARIANTS[variant]
+    own = {name: value for name, value in os.environ.items() if name not in OPENMP_SETTINGS}
+    return own | OPENMP_VARIANTS[variant]
 
 
-def forward(options: BusyOptions, checkout: Path, variant: str, before: Sequence[str] = ()) -> dict[str, Any]:
+def timed_forward(options: BusyOptions, checkout: Path, variant: str, before: Sequence[str] = ()) -> dict[str, Any]:
     """Run a process: its number of threads, and the seconds of each forward."""
     height, width = (options.imgsz,) * 2 if isinstance(options.imgsz, int) else options.imgsz
     numbers = [options.batch_size, height, width, options.repetitions]
     words = [*before, sys.executable, "-c", FORWARD, str(Path(options.weights).resolve()), *map(str, numbers)]
     done = subprocess.run(
-        words, cwd=checkout, env=environment(variant), capture_output=True, encoding="utf-8", check=False
+        words, cwd=checkout, env=variant_environment(variant), capture_output=True, encoding="utf-8", check=False
     )
     if done.returncode:
         raise QatError(f"the forward failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
@@ -131,12 +131,12 @@ def forward(options: BusyOptions, checkout: Path, variant: str, before: Sequence
     return result
 
 
-def in_turns(options: BusyOptions, checkout: Path, before: Sequence[str] = ()) -> list[dict[str, Any]]:
+def variants_in_turns(options: BusyOptions, checkout: Path, before: Sequence[str] = ()) -> list[dict[str, Any]]:
     """A row for each variant: its threads, the median of the forwards of all processes, and each process's median."""
-    processes: dict[str, list[dict[str, Any]]] = {variant: [] for variant in VARIANTS}
+    processes: dict[str, list[dict[str, Any]]] = {variant: [] for variant in OPENMP_VARIANTS}
     for _ in range(options.rounds):
         for variant, results in processes.items():
-            results.append(forward(options, checkout, variant, before))
+            results.append(timed_forward(options, checkout, variant, before))
     rows = []
     for variant, results in processes.items():
         seconds = [second for result in results for second in result["seconds"]]
@@ -154,7 +154,7 @@ def start_seconds(options: BusyOptions, checkout: Path) -> list[float]:
     words += ["--project", str(out), "--name", "start", "--exist-ok"]
     totals = []
     for _ in range(options.rounds + 1):
-        done = subprocess.run(words, cwd=checkout, env=environment("after"), capture_output=True, check=False)
+        done = subprocess.run(words, cwd=checkout, env=variant_environment("after"), capture_output=True, check=False)
         if done.returncode:
             raise QatError(f"{shlex.join(words)} ended with exit code {done.returncode}")
         usage = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -174,9 +174,9 @@ def run(options: BusyOptions) -> None:
         result["start_cpu_s"] = start_seconds(options, checkout)
     for count in (0, 1, 2):
         with busy_processes(count):
-            result[f"beside {count}"] = in_turns(options, checkout)
+            result[f"beside {count}"] = variants_in_turns(options, checkout)
     with quota_of_one_core() as (way, before):
-        result["quota of one core"] = {"by": way, "rows": in_turns(options, checkout, before)}
+        result["quota of one core"] = {"by": way, "rows": variants_in_turns(options, checkout, before)}
     write_text(Path(options.output), json.dumps(result, indent=1) + "\n")
     print(json.dumps(result, indent=1))
 

@@ -52,9 +52,10 @@ def main() -> int:
         need("torch")
         prepare_threads()
         from utils import upstream
-        from utils.upstream import checkout
+        from utils.upstream import checkout, deferred
 
-        checkout.import_for_programs()
+        deferred.import_all()
+        checkout.import_upstream()
         logging.getLogger("yolov5").setLevel(logging.INFO)
         checkout.load_safely_by_default(upstream.read_checkpoint)
         if fast:

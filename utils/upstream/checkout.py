@@ -14,13 +14,13 @@ import os
 import sys
 import tempfile
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from utils.core.errors import DataError, InputError
-from utils.upstream.deferred import deferred, import_all
+from utils.upstream.deferred import deferred
 from utils.upstream.description import check_description
 
 if TYPE_CHECKING:
@@ -41,8 +41,13 @@ def import_upstream() -> None:
     if sys.path[0] != str(CHECKOUT):
         sys.path.insert(0, str(CHECKOUT))
     install()
-    with _complete(), deferred():
-        import models.yolo
+    try:
+        with deferred():
+            import models.yolo
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f"upstream YOLOv9 needs {error.name}; run install_dependencies.sh, where this overlay was cloned"
+        ) from error
     import utils.dataloaders as dataloaders
     import utils.general as general
 
@@ -63,29 +68,6 @@ def import_upstream() -> None:
             describe(*args, **kwargs)
 
     general.check_font, models.yolo.parse_model, models.yolo.model_info = check_font, parse_model, model_info
-
-
-def import_for_programs() -> None:
-    """Import upstream and the libraries that only its own programs use, for plots and classification.
-
-    Raises:
-        InputError: see `import_upstream`.
-    """
-    install()
-    with _complete():
-        import_all()
-    import_upstream()
-
-
-@contextlib.contextmanager
-def _complete() -> Iterator[None]:
-    """Raise `InputError` where a library of upstream's is missing."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise InputError(
-            f"upstream YOLOv9 needs {error.name}; run install_dependencies.sh, where this overlay was cloned"
-        ) from error
 
 
 def install() -> None:
