@@ -44,14 +44,17 @@ def main() -> int:
         print(f"error: {problem}name a program of the checkout, such as train.py (-h says more)", file=sys.stderr)
         return 2
     import utils.cli  # noqa: F401  # it says what to do where no environment is active
+    from utils.core.cpu import prepare_threads
     from utils.core.errors import InputError
     from utils.jobs.open import need
 
     try:
         need("torch")
+        prepare_threads()
         from utils import upstream
-        from utils.upstream import checkout
+        from utils.upstream import checkout, deferred
 
+        deferred.import_all()
         checkout.import_upstream()
         logging.getLogger("yolov5").setLevel(logging.INFO)
         checkout.load_safely_by_default(upstream.read_checkpoint)

@@ -43,6 +43,7 @@ if hiding := [
     sys.exit(2)
 
 from utils.core import distributed
+from utils.core.cpu import prepare_threads
 from utils.core.files import NO_ROOM
 from utils.core.logging import setup_logging
 from utils.core.options import Options, add_options
@@ -113,6 +114,7 @@ def run_program(
     if world.size > 1 and command not in together:
         leaf.exit(2, "" if world.rank else f"error: {leaf.prog} is one process; start it without torchrun\n")
     setup_logging(arguments.debug, world.rank)
+    prepare_threads()
     gc.set_threshold(50_000, 5, 5)  # Python looks for cycles after 700 new objects; importing torch makes a million
     atexit.register(gc.freeze)  # of which it would look at all once more at the end, for seconds
     _answer_signals(_terminate)

@@ -42,7 +42,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from utils.cli import run_program
-from utils.core.device import cpu_cores
+from utils.core.cpu import cpu_cores
 from utils.core.errors import InputError
 from utils.core.options import Field, Options, Workers, option
 

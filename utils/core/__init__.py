@@ -9,6 +9,7 @@ strict_model.py  pydantic models of what people write and programs store, with e
 options.py       command-line options, declared once
 logging.py       the log: plain lines, and how much a part of the program says
 distributed.py   several processes that work on one job
+cpu.py           how many CPU cores this process may use, and what libraries are told of it
 device.py        the device that networks run on, and in which precision
 tasks.py         what differs between detection and other tasks: outputs, their rows, confidence and NMS IoU
 input_spec.py    in which form a network takes images

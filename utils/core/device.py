@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -13,11 +12,6 @@ if TYPE_CHECKING:
     import torch
 
 local_rank: int | None = None  # this process's number on its machine, while several work together (`distributed.py`)
-
-
-def cpu_cores() -> int:
-    """How many CPU cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def select_device(text: str) -> torch.device:

@@ -27,7 +27,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, S
 from tqdm import tqdm
 
 from utils.core import distributed
-from utils.core.device import cpu_cores
+from utils.core.cpu import cpu_cores
 from utils.core.errors import CheckpointError, DataError, InputError
 from utils.core.text import plural
 from utils.evaluation.batch import Item, collate, polygon_masks

@@ -8,11 +8,13 @@ hundred kernels, which one image does not fill, so that the candidates of one im
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+import importlib.util
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
-import torchvision
 
 from utils.core.tasks import DETECTIONS, DISPLAY_IOU
 from utils.evaluation.batch import RaggedBatch
@@ -59,6 +61,24 @@ def non_max_suppression(
     return kept if prediction.nm else RaggedBatch(kept.flat[:, :6], kept.counts)
 
 
+@lru_cache(maxsize=1)
+def torchvision_nms() -> Callable[..., Tensor]:
+    """NMS of torchvision: boxes xyxy `[n, 4]`, scores `[n]`, IoU → indices of what stays, int64 `[m]`, best first.
+
+    Its compiled library is loaded alone where it can be: importing torchvision imports torch's compiler, for seconds.
+    """
+    spec: Any = importlib.util.find_spec("torchvision")
+    folders = spec.submodule_search_locations or [] if spec else []
+    libraries = [path for folder in folders for path in Path(folder).glob("_C*.so")]
+    try:
+        torch.ops.load_library(libraries[0])
+    except (IndexError, OSError):
+        import torchvision
+
+        return torchvision.ops.nms
+    return torch.ops.torchvision.nms
+
+
 def candidates(prediction: Prediction, conf_thres: float) -> tuple[Tensor, Tensor]:
     """Each score above the threshold.
 
@@ -77,7 +97,8 @@ def _best_first(rows: Tensor, image: Tensor, images: int) -> tuple[Tensor, Tenso
     Returns:
         float32 `[n, 7]`: xyxy, score, class, anchor; the number of each image's, int64 `[B]`; the image of each, `[n]`.
     """
-    rows = torch.cat([torchvision.ops.box_convert(rows[:, :4], "cxcywh", "xyxy"), rows[:, 4:]], 1)
+    center, size = rows[:, :2], rows[:, 2:4]
+    rows = torch.cat([center - 0.5 * size, center + 0.5 * size, rows[:, 4:]], 1)
     finite = rows[:, :4].isfinite().all(1)
     # by image, best score first: a float32 that is not negative, read as an integer, has the order of its value
     score = rows[:, 4].contiguous().view(torch.int32).masked_fill(~finite, -1)
@@ -99,7 +120,7 @@ def _kept(rows: Tensor, iou_thres: float, max_det: int, agnostic: bool) -> Tenso
     boxes = _apart(rows, agnostic)
     size = FIRST_CANDIDATES * max_det
     while True:
-        keep = torchvision.ops.nms(boxes[:size], rows[:size, 4], iou_thres)
+        keep = torchvision_nms()(boxes[:size], rows[:size, 4], iou_thres)
         if len(keep) >= max_det or size >= len(rows):
             return keep[:max_det]
         size *= FIRST_CANDIDATES
@@ -176,4 +197,4 @@ def packed_detections(outputs: Mapping[str, Tensor]) -> Tensor:
 
 def best_class(found: Tensor) -> Tensor:
     """Of boxes `[n, 6]` in one place the best one, int64 `[m]`, as a drawing shows it: which of them, best first."""
-    return torchvision.ops.nms(found[:, :4], found[:, 4], DISPLAY_IOU)
+    return torchvision_nms()(found[:, :4], found[:, 4], DISPLAY_IOU)

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import torch
 
-from utils.core.device import cpu_cores
+from utils.core.cpu import cpu_cores
 from utils.core.errors import InputError
 from utils.core.files import write_text
 from utils.core.input_spec import COLOURS, KIND_KEY, InputSpec

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from utils.core.device import cpu_cores
+from utils.core.cpu import cpu_cores
 from utils.core.errors import InputError
 from utils.core.files import read_json, write_text
 from utils.core.score import (

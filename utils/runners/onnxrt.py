@@ -12,7 +12,8 @@ import torch
 from packaging.version import Version
 from torch import Tensor
 
-from utils.core.device import cpu_cores, device_name
+from utils.core.cpu import cpu_cores, thread_limit
+from utils.core.device import device_name
 from utils.core.errors import DependencyError, InputError, no_file
 from utils.core.text import plural
 from utils.runners.base import Runner, TensorSpec
@@ -105,6 +106,8 @@ def open_session(source: str | bytes, options: Any, providers: Sequence[Any]) ->
     import onnxruntime
     from onnxruntime.capi.onnxruntime_pybind11_state import InvalidGraph
 
+    if not options.intra_op_num_threads:
+        options.intra_op_num_threads = thread_limit() or 0
     try:
         return onnxruntime.InferenceSession(source, options, providers=providers)
     except InvalidGraph:

@@ -13,7 +13,7 @@ import torch
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from torch import Tensor
 
-from utils.core.device import cpu_cores
+from utils.core.cpu import cpu_cores
 from utils.core.errors import DependencyError, InputError
 from utils.core.text import plural
 from utils.core.weights import is_quantized

@@ -4,6 +4,7 @@ Nothing else in this project imports upstream's modules. They are imported when 
 that this folder was copied into.
 
 checkout.py      imports upstream from the checkout, with what it needs on a current stack; its dataset of known images
+deferred.py      libraries that upstream imports for its plots, imported when something of them is asked for
 description.py   its model descriptions (YAML), checked before upstream evaluates their strings
 network.py       its networks and checkpoints: load, build, fuse
 renamed.py       checkpoints of MultimediaTechLab's and LibreYOLO's YOLOv9, as upstream's networks

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from utils.core.errors import DataError, InputError
+from utils.upstream.deferred import deferred
 from utils.upstream.description import check_description
 
 if TYPE_CHECKING:
@@ -41,7 +42,8 @@ def import_upstream() -> None:
         sys.path.insert(0, str(CHECKOUT))
     install()
     try:
-        import models.yolo
+        with deferred():
+            import models.yolo
     except ModuleNotFoundError as error:
         raise InputError(
             f"upstream YOLOv9 needs {error.name}; run install_dependencies.sh, where this overlay was cloned"
