@@ -132,7 +132,7 @@ def make_sources(options: VideoOptions, folder: Path) -> list[Source]:
     return sources
 
 
-def run_program(words: list[str], checkout: Path, log: Path) -> Cost:
+def time_program(words: list[str], checkout: Path, log: Path) -> Cost:
     """Run val_trt.py; `StepError` if it fails."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     with log.open("w", encoding="utf-8") as output:
@@ -145,12 +145,12 @@ def run_program(words: list[str], checkout: Path, log: Path) -> Cost:
     return Cost(wall, cpu)
 
 
-def read_labels(folder: Path) -> dict[str, str]:
+def read_label_file(folder: Path) -> dict[str, str]:
     """The text of each label file."""
     return {path.name: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.txt"))}
 
 
-def largest_difference(text: str, other: str) -> float:
+def label_difference(text: str, other: str) -> float:
     """Between the numbers of two label files, line by line; infinite where one has more lines or another class."""
     lines, others = text.splitlines(), other.splitlines()
     if len(lines) != len(others):
@@ -168,7 +168,7 @@ def compare_labels(labels: dict[str, str], first: dict[str, str]) -> dict[str, A
     """How many files differ, and by how much, as a share of the image."""
     names = {**labels, **first}
     differing = [name for name in names if labels.get(name) != first.get(name)]
-    largest = max((largest_difference(labels.get(name, ""), first.get(name, "")) for name in differing), default=0.0)
+    largest = max((label_difference(labels.get(name, ""), first.get(name, "")) for name in differing), default=0.0)
     return {"files": len(labels), "differing": len(differing), "largest": largest}
 
 
@@ -178,7 +178,7 @@ def has_no_draw(checkout: Path) -> bool:
     return "--no-draw" in subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=True).stdout
 
 
-class Study:
+class VideoStudy:
     """The measurement, and its JSON."""
 
     def __init__(self, options: VideoOptions, words: list[str]) -> None:
@@ -214,7 +214,7 @@ class Study:
         images = source.images - source.few
         key = source.name, str(checkout), mode
         row = self.rows.setdefault(key, {"source": source.name, "checkout": str(checkout), "mode": mode, "runs": []})
-        labels = read_labels(self.folder / "run/labels")
+        labels = read_label_file(self.folder / "run/labels")
         log = (self.folder / "log").read_text(encoding="utf-8").splitlines()
         compared = compare_labels(labels, self.first.setdefault(source.name, labels))
         wall, cpu = whole.wall - few.wall, whole.cpu - few.cpu
@@ -234,7 +234,7 @@ class Study:
         network = str(Path(self.options.network).resolve())
         place = ["--project", str(self.folder), "--name", "run"]
         words = [network, "--source", str(source), *MODES[mode], *place, *self.words]
-        return run_program(words, checkout, self.folder / "log")
+        return time_program(words, checkout, self.folder / "log")
 
     def save(self) -> None:
         """Write the JSON."""
@@ -249,7 +249,7 @@ class Study:
 
 def run(options: VideoOptions, words: list[str]) -> int:
     """Measure; the exit code is 1 if labels differ between runs."""
-    study = Study(options, words)
+    study = VideoStudy(options, words)
     study.run()
     logger.info("results: %s", study.output)
     runs = [one for row in study.rows.values() for one in row["runs"]]
