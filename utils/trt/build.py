@@ -145,9 +145,8 @@ def _serialize(api: Api, builder: Any, network: Any, setup: Any, name: str, prog
             def is_cancelled() -> bool:
                 return bool(signals) or time.monotonic() > until
 
-            base = getattr(api.module, "IProgressMonitor", None)
-            if base:  # from TensorRT 10
-                setup.progress_monitor = _monitor(base, name, bar, is_cancelled)
+            if api.can_stop_builds:
+                setup.progress_monitor = _monitor(api.module.IProgressMonitor, name, bar, is_cancelled)
             plan = builder.build_serialized_network(network, setup)
         if plan is not None:
             bar.update((bar.total or bar.n) - bar.n)

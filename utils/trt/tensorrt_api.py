@@ -100,6 +100,11 @@ class Api:
         """Whether a network can be built in the types that the ONNX file has (from TensorRT 9)."""
         return not self.weakly_typed or hasattr(self.module.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")
 
+    @property
+    def can_stop_builds(self) -> bool:
+        """Whether a build that has begun can be stopped (from TensorRT 10)."""
+        return hasattr(self.module, "IProgressMonitor")
+
     @cached_property
     def ahead_of_time(self) -> tuple[str, ...]:
         """Architectures that engines can be built for without such a GPU, such as 'SM89'; TensorRT-RTX only."""
