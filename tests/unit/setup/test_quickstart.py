@@ -212,7 +212,7 @@ def test_it_ends_with_readmes_commands_for_this_model(folder, tmp_path):
     enter, activate, *five = [shlex.split(line) for line in lines[1:-1]]
     assert (enter, activate[0]) == (["cd", str(folder / "build/yolov9")], ".")
     convert, quantize, export, build, evaluate = five
-    readme = [words for words in documentation.commands((ROOT / "README.md").read_text("utf-8")) if words[0] != "git"]
+    readme = [words for words in documentation.commands((ROOT / "docs/your-model.md").read_text("utf-8")) if words[0] != "git"]
     programs = [[word for word in words[:2] if ".onnx" not in word] for words in (*readme, *five)]
     start = programs.index(["python", "reparameterization.py"])
     assert programs[-5:] == programs[start : start + 5]
