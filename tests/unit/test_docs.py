@@ -101,9 +101,9 @@ def test_the_bounds_of_pages_find_what_breaks_them():
     assert long_lines("a\n" + "b" * 161 + "\n|" + "c" * 200) == [2]
     page = "# A\n\n**Goal**: b.\n\n```bash\npython qat.py\n```\n\n```text\nc\n```\n\n## If it fails\n\n- d\n"
     assert lacks_of_a_how_to(page) == []
-    broken = {"goal": "**Goal**", "command": "```bash", "output": "```text", "if it fails": "## If it fails"}
+    broken = {"goal": "**Goal**", "command": "bash", "output": "text", "if it fails": "## If it fails"}
     for part, text in broken.items():
-        assert lacks_of_a_how_to(page.replace(text, "", 1)) == [part]
+        assert lacks_of_a_how_to(page.replace(text, "yaml", 1)) == [part]
     entry = "# A\n\n## B\n\n- **Symptom**: c\n- **Cause**: d\n- **Fix**: e\n"
     assert lacks_of_entries(entry) == []
     assert lacks_of_entries(entry.replace("**Cause**", "")) == ["B: Cause"]
