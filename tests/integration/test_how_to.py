@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from documentation import ROOT, commands
 from qat_runs import SMALL_RUN
+from random_networks import save_quantized
 
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.images import find_images
@@ -30,7 +31,6 @@ SHORT = {  # a program and what tells its kind → options that make it short an
 }
 HOW_MANY = {  # page → its commands that run here
     "your-model.md": 4,
-    "unlabelled.md": 2,
     "set-the-threshold.md": 1,
     "detect.md": 1,
     "openvino.md": 3,
@@ -53,9 +53,7 @@ def place(
         shutil.copy(path, folder / "images")
     (folder / "train2017").symlink_to(demo_data.parent / "images/val")
     shutil.copy(demo_data.parent / "annotations/instances_val.json", folder / "instances_train2017.json")
-    ptq = ("--weights", folder / "yolov9-s.pt", "--data", data, "--project", folder / "ptq", "--name", "exp")
-    run("qat.py", "quantize", *ptq, *SMALL_RUN, "--qat", "never", "--no-plots")
-    (weights,) = folder.glob("ptq/exp/weights/ptq_*.pt")
+    weights = save_quantized(folder / "yolov9-c-int8.pt", folder / "yolov9-s.pt")
     int8 = folder / "yolov9-c-int8.onnx"
     run("export_qat.py", "--weights", weights, *SIZE, "--typing", "weak", "--dynamic", "batch", "--output", int8)
     for name in ("yolov9-s-int8.onnx", "INT8.engine", "yolov9-c-int8.engine"):
