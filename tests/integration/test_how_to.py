@@ -58,7 +58,8 @@ def place(
     run("export_qat.py", "--weights", weights, *SIZE, "--typing", "weak", "--dynamic", "batch", "--output", int8)
     for name in ("yolov9-s-int8.onnx", "INT8.engine", "yolov9-c-int8.engine"):
         shutil.copy(int8, folder / name)
-    run("export_qat.py", "--weights", folder / "yolov9-s.pt", *SIZE, "--output", folder / "yolov9-s.onnx")
+    fp32 = ("--weights", folder / "yolov9-s.pt", "--output", folder / "yolov9-s.onnx")
+    run("export_qat.py", *fp32, *SIZE, "--dynamic", "batch")
     return folder
 
 
