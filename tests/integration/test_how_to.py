@@ -25,7 +25,15 @@ SHORT = {  # a program and what tells its kind → options that make it short an
     "val_trt.py": [*QUICK, "--device", "cpu", "--force", "--project", "runs/val_trt"],
     "val_trt.py --source": [*SIZE, "--device", "cpu", "--project", "runs/val_trt"],
     "val_trt.py openvino": [*QUICK, "--force", "--project", "runs/val_trt"],
-    "scripts/benchmark_trt.py openvino": [*SIZE, "--duration", "0.1", "--project", "runs/benchmark_trt"],
+    "scripts/benchmark_trt.py openvino": [
+        *SIZE,
+        "--batch-size",
+        "1",
+        "--duration",
+        "0.1",
+        "--project",
+        "runs/benchmark_trt",
+    ],
     "scripts/inspect_engine.py openvino": [],
     "scripts/to_yolo.py": [],
 }
