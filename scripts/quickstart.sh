@@ -223,7 +223,7 @@ write_report() {
     --note "$note their ms/image say nothing about the speed of INT8." --note "$speed"
 }
 
-# README's five, for this model: QAT in full, with the defaults of qat.py.
+# Those of docs/your-model.md, for this model: QAT in full, with the defaults of qat.py.
 show_five_commands() {
   local float=$trained name set int8 suffix=-int8-strong
   [ "$typing" = strong ] || suffix=-int8

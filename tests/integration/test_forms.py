@@ -215,7 +215,7 @@ def test_deepstream_takes_files_with_nms_inside(network, batch, weights, tmp_pat
     assert masks or 'model_name: "net"' in written[deepstream.SERVER]
 
 
-# --- docs/export.md ---------------------------------------------------------------------------------------------------
+# --- docs/formats.md --------------------------------------------------------------------------------------------------
 
 FOUR = "num_dets [1, 1], det_boxes [1, 100, 4], det_scores [1, 100], det_classes [1, 100]"
 FOUR_DYNAMIC = FOUR.replace("[1,", "[batch,")

@@ -47,7 +47,8 @@ def camera(run, demo_weights, demo_data, checkout, tmp_path_factory):
     demo += ("--hyp", checkout / "data/demo/hyp.digits.yaml", "--epochs", 1, "--imgsz", 160, "--rect", "--noplots")
     run("scripts/run_upstream.py", "train.py", *demo, *common, "--name", "trained")
     trained, grey = folder / "trained/weights/last.pt", folder / "grey.pt"
-    (snippet,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/recipe.md").read_text(), re.MULTILINE | re.DOTALL)
+    page = (ROOT / "docs/grey-images.md").read_text(encoding="utf-8")
+    (snippet,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     exec(snippet.replace("best-grey.pt", str(grey)).replace("best.pt", str(trained)), {})
 
     few = ("--calib-images", 4, "--iters", 1, "--epochs", 1)

@@ -38,6 +38,7 @@ OTHERS_FLAGS = {"--fp16", "--int8", "--stronglyTyped", "--infStreams", "--onnx",
                 "--tuneBuildRoutes", "--tuningSearch", "--tuningTimeOut", "--accuracyThreshold", "--nproc-per-node",
                 "--nnodes", "--rdzv-endpoint", "--fast", "--no-overlap"}  # fmt: skip  # of trtexec, torchrun, upstream
 OTHERS_FLAGS |= {"--against", "--list", "--shrink"}  # of tests/house.py
+OTHERS_FLAGS |= {"--gpus", "--shm-size"}  # of Docker
 TORCHRUN = ["torchrun", "--nproc-per-node", "2"]  # in front of a program
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`\n]+)`")

@@ -73,8 +73,8 @@ def write_networks(folder: Path) -> dict[str, Path]:
 
 
 def documented_commands(heading: str) -> list[str]:
-    """The commands of the table below a heading of docs/export.md."""
-    text = (Path(__file__).resolve().parents[2] / "docs/export.md").read_text(encoding="utf-8")
+    """The commands of the table below a heading of docs/formats.md."""
+    text = (Path(__file__).resolve().parents[2] / "docs/formats.md").read_text(encoding="utf-8")
     section = text[text.index(f"{heading}\n") :]
     rows = [line for line in section[: section.index("\n## ", 1)].splitlines() if line.startswith("|")]
     return [row.rsplit("`", 2)[1] for row in rows if "python export" in row]

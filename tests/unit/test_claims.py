@@ -17,15 +17,14 @@ from utils.core.errors import InputError
 RESULTS = claims.read_results()
 FIRST = RESULTS[0]
 PAGES = [
-    ("engines", "README.md"),
-    ("trainings", "docs/accuracy.md"),
+    ("engines", "docs/accuracy.md"),
+    ("trainings", "docs/trainings.md"),
     ("photographs", "docs/accuracy.md"),
-    ("thresholds", "docs/accuracy.md"),
-    ("methods", "docs/accuracy.md"),
-    ("rates", "docs/accuracy.md"),
-    ("latency", "README.md"),
+    ("thresholds", "docs/trainings.md"),
+    ("methods", "docs/methods-and-steps.md"),
+    ("rates", "docs/methods-and-steps.md"),
     ("latency", "docs/benchmarks.md"),
-    ("cpu", "docs/openvino.md"),
+    ("cpu", "docs/cpu-results.md"),
 ]
 
 
@@ -41,15 +40,15 @@ PROSE = [
     ("engines", r"Mean of 16 detectors of all files: (-\S+ ± \S+), ", "docs/accuracy.md"),
     ("engines", r"Mean of 16 .* it loses at most (\S+) ", "docs/accuracy.md"),
     ("engines", r"Mean of 16 .* it loses at most (\S+) ", "README.md"),
-    ("trainings", r"PTQ − FP32 (\S+ ± \S+), from", "docs/accuracy.md"),
-    ("trainings", r"PTQ − FP32 .*, (from \S+ to \S+), above", "docs/accuracy.md"),
-    ("trainings", r"QAT − PTQ (\S+ ± \S+), from", "docs/accuracy.md"),
-    ("trainings", r"QAT − PTQ .*, (from \S+ to \S+), above", "docs/accuracy.md"),
+    ("trainings", r"PTQ − FP32 (\S+ ± \S+), from", "docs/trainings.md"),
+    ("trainings", r"PTQ − FP32 .*, (from \S+ to \S+), above", "docs/trainings.md"),
+    ("trainings", r"QAT − PTQ (\S+ ± \S+), from", "docs/trainings.md"),
+    ("trainings", r"QAT − PTQ .*, (from \S+ to \S+), above", "docs/trainings.md"),
     ("rates", r"(\d+) differences of agreement", "docs/qat.md"),
     ("rates", r"of agreement to the default, (\d+) of them", "docs/qat.md"),
     ("rates", r"detector's AP .* from (\S+ to \S+),", "docs/qat.md"),
-    ("rates", r"detector's AP .* from (\S+ to \S+),", "docs/accuracy.md"),
-    ("rates", r"gelan-c-seg.*450 steps at 3e-4: (\S+ ± \S+) over", "docs/accuracy.md"),
+    ("rates", r"detector's AP .* from (\S+ to \S+),", "docs/methods-and-steps.md"),
+    ("rates", r"gelan-c-seg.*450 steps at 3e-4: (\S+ ± \S+) over", "docs/methods-and-steps.md"),
     ("durations", r"--qat never: (\d+ to \d+ s), ", "docs/qat.md"),
     ("durations", r"of QAT: (\d+ to \d+ s), ", "docs/qat.md"),
 ]
@@ -60,6 +59,35 @@ def test_a_sentence_of_the_documents_has_the_number_of_the_files(section, patter
     printed = "\n".join(claims.SECTIONS[section](RESULTS))
     number = re.search(pattern, printed)[1]
     assert number in " ".join((ROOT / page).read_text(encoding="utf-8").split())
+
+
+def test_the_table_of_readme_is_what_the_files_give():
+    """AP of photographs-h200.json, milliseconds of latency-h200.json and, of the same blocks, of cpu-litter-*.json."""
+    content = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in claims.FOLDER.glob("*.json")}
+    states = {(row["network"], row["state"]): row for row in content["photographs-h200"]["rows"]}
+    lines = []
+    for size in "tsmc":
+        fp32, int8 = (states[f"yolov9-{size}, litter, 416", state]["ap"] for state in ("float", "INT8 engine"))
+        cells = [f"yolov9-{size}", f"{fp32:.4f} → {int8:.4f}"]
+        timed = content["latency-h200"].get(f"yolov9-{size}", {"rows": []})["rows"]
+        medians = {(row["batch"], row["precision"]): row["figures"]["latency"]["median"] for row in timed}
+        cells += [from_to(medians, (batch, "FP16"), (batch, "INT8"), ".2f") for batch in (1, 8)]
+        on_cpu = content.get(f"cpu-litter-{size}", {"rows": []})["rows"]
+        times = {
+            row["file"]: row["times"]["1"]["median"]
+            for row in on_cpu
+            if row["runtime"] == "OpenVINO" and row["rest"] == "FP32"
+        }
+        cells.append(from_to(times, "FP32", "ours", ".1f"))
+        lines.append(f"| {' | '.join(cells)} |")
+    assert "\n".join(lines) in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def from_to(times, before, after, form):
+    """A cell of README: milliseconds before and after, and their ratio."""
+    if before not in times:
+        return "–"
+    return f"{times[before]:{form}} → {times[after]:{form}} ({times[before] / times[after]:.2f}×)"
 
 
 def test_what_the_documents_say_of_ptq_and_qat_in_words():

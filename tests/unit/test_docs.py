@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from unittest.mock import create_autospec
 
 import documentation
+import house
 import pytest
 import torch
 import yaml
@@ -22,12 +23,100 @@ from models.quantize.modules import QuantConv2d
 from utils import upstream
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+INDEX = (ROOT / "docs/index.md").read_text(encoding="utf-8")
+MOST_CHARACTERS = 160  # of a line outside of tables
+LARGEST_PICTURE = 150_000  # bytes
 
 
 def test_readme_leads_to_every_page_and_program():
-    assert {path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/*.md")} <= set(LINK.findall(README))
+    """By way of docs/index.md and docs/commands.md."""
+    assert {"docs/index.md", "docs/commands.md"} <= set(LINK.findall(README))
+    pages = {path.name for path in ROOT.glob("docs/*.md")} - {"index.md"}
+    assert pages - set(LINK.findall(INDEX)) == set()
+    table = (ROOT / "docs/commands.md").read_text(encoding="utf-8")
     programs = {program for program in PYTHON_PROGRAMS if "/" not in program}
-    assert {program for program in programs if not re.search(rf"`python {re.escape(program)}\b", README)} == set()
+    assert {program for program in programs if not re.search(rf"`python {re.escape(program)}\b", table)} == set()
+
+
+def linked(section: str) -> list[Path]:
+    """The pages that a section of docs/index.md lists, of docs/ alone."""
+    text = INDEX.partition(f"## {section}\n")[2].partition("\n## ")[0]
+    return [ROOT / "docs" / name for name in LINK.findall(text) if not name.startswith("..")]
+
+
+HOW_TO, TROUBLESHOOT = linked("How-to"), linked("Troubleshoot")
+
+
+def long_lines(text: str) -> list[int]:
+    """The numbers of the lines outside of tables that are longer than `MOST_CHARACTERS`."""
+    lines = enumerate(text.splitlines(), start=1)
+    return [number for number, line in lines if len(line) > MOST_CHARACTERS and not line.startswith("|")]
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *ROOT.glob("docs/*.md")], ids=lambda path: path.name)
+def test_no_line_of_a_page_is_longer_than_160_characters(page):
+    assert long_lines(page.read_text(encoding="utf-8")) == []
+
+
+def lacks_of_a_how_to(text: str) -> list[str]:
+    """What a how-to lacks: its goal, a command, what that prints, and what to do if it fails."""
+    _, _, failures = text.partition("\n## If it fails\n")
+    languages = [language for language, _ in documentation.FENCE.findall(text)]
+    lacks = {
+        "goal": not re.match(r"# [^\n]+\n\n\*\*Goal\*\*: ", text),
+        "command": not {"bash", "sh"} & set(languages),
+        "output": "text" not in languages,
+        "if it fails": not failures.strip(),
+    }
+    return [part for part, is_missing in lacks.items() if is_missing]
+
+
+@pytest.mark.parametrize("page", HOW_TO, ids=lambda path: path.name)
+def test_a_how_to_has_a_goal_a_command_its_output_and_what_if_it_fails(page):
+    assert lacks_of_a_how_to(page.read_text(encoding="utf-8")) == []
+    assert page.relative_to(ROOT).as_posix() not in house.exceptions()["words"], "a how-to is short without exception"
+
+
+def lacks_of_entries(text: str) -> list[str]:
+    """The entries of a troubleshooting page without symptom, cause or fix."""
+    entries = re.split(r"^## ", documentation.FENCE.sub("", text), flags=re.MULTILINE)[1:]
+    entries = [entry for entry in entries if not entry.startswith("What good looks like")]
+    return [
+        f"{entry.partition(chr(10))[0]}: {word}"
+        for entry in entries
+        for word in ("Symptom", "Cause", "Fix")
+        if f"**{word}**" not in entry
+    ]
+
+
+@pytest.mark.parametrize("page", TROUBLESHOOT, ids=lambda path: path.name)
+def test_an_entry_of_troubleshooting_has_symptom_cause_and_fix(page):
+    text = page.read_text(encoding="utf-8")
+    assert text.count("\n## ") > 3
+    assert lacks_of_entries(text) == []
+
+
+def test_the_bounds_of_pages_find_what_breaks_them():
+    assert (len(HOW_TO) > 15, len(TROUBLESHOOT)) == (True, 6)
+    assert long_lines("a\n" + "b" * 161 + "\n|" + "c" * 200) == [2]
+    page = "# A\n\n**Goal**: b.\n\n```bash\npython qat.py\n```\n\n```text\nc\n```\n\n## If it fails\n\n- d\n"
+    assert lacks_of_a_how_to(page) == []
+    broken = {"goal": "**Goal**", "command": "bash", "output": "text", "if it fails": "## If it fails"}
+    for part, text in broken.items():
+        assert lacks_of_a_how_to(page.replace(text, "yaml", 1)) == [part]
+    entry = "# A\n\n## B\n\n- **Symptom**: c\n- **Cause**: d\n- **Fix**: e\n"
+    assert lacks_of_entries(entry) == []
+    assert lacks_of_entries(entry.replace("**Cause**", "")) == ["B: Cause"]
+
+
+def test_pictures_are_small_and_used():
+    """A page loads at once, and nothing lies in docs/ that no page shows."""
+    pages = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *ROOT.glob("docs/**/*.md")))
+    pictures = [path for kind in ("png", "jpg", "svg") for path in ROOT.glob(f"docs/*.{kind}")]
+    assert pictures
+    for path in pictures:
+        assert path.stat().st_size <= LARGEST_PICTURE, path
+        assert f"{path.name})" in pages, path
 
 
 OTHERS = [ROOT / name for name in ("CHANGELOG.md", "SECURITY.md", ".github/pull_request_template.md")]

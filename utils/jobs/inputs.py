@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 OTHER_NAMES = "the class names of the model differ from those of the dataset"
 MOST_LEFT_OUT = 0.05  # share of a split's images; of more, AP and ranges are those of another set
-FEW_IMAGES = 100  # of calibration; docs/recipe.md says what fewer cost
+FEW_IMAGES = 100  # of calibration; docs/calibration.md says what fewer cost
 AnyOptions = TypeVar("AnyOptions", bound=QatOptions)
 Profile = Sequence[tuple[str, float]]  # layers of an engine and their milliseconds
 FEWEST_HELD_OUT = 100  # images: on 24, the loss jumped by half from epoch to epoch
@@ -290,7 +290,7 @@ def _say_how_many_calibrate(available: int, wanted: int) -> None:
     used = min(available, wanted)
     if used < min(wanted, FEW_IMAGES):
         logger.warning(
-            "calibration has %s; with fewer than %d AP varies more (docs/recipe.md of the overlay)",
+            "calibration has %s; with fewer than %d AP varies more (docs/calibration.md of the overlay)",
             plural(used, "image"), FEW_IMAGES,
         )  # fmt: skip
     elif used < wanted:

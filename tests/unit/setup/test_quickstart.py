@@ -202,7 +202,7 @@ def test_own_models_options_and_folders_are_passed_on(folder, tmp_path):
     assert report[1] == str(tmp_path / "out")
 
 
-def test_it_ends_with_readmes_commands_for_this_model(folder, tmp_path):
+def test_it_ends_with_the_commands_of_the_documents_for_this_model(folder, tmp_path):
     """Each runs as it is printed, in the checkout: what one writes is what the next one reads."""
     assert "to go on with" not in quickstart(folder).stdout
     weights, data = tmp_path / "my own.pt", tmp_path / "data.yaml"
@@ -212,8 +212,9 @@ def test_it_ends_with_readmes_commands_for_this_model(folder, tmp_path):
     enter, activate, *five = [shlex.split(line) for line in lines[1:-1]]
     assert (enter, activate[0]) == (["cd", str(folder / "build/yolov9")], ".")
     convert, quantize, export, build, evaluate = five
-    readme = [words for words in documentation.commands((ROOT / "README.md").read_text("utf-8")) if words[0] != "git"]
-    programs = [[word for word in words[:2] if ".onnx" not in word] for words in (*readme, *five)]
+    page = (ROOT / "docs/your-model.md").read_text(encoding="utf-8")
+    documented = documentation.commands(page)
+    programs = [[word for word in words[:2] if ".onnx" not in word] for words in (*documented, *five)]
     start = programs.index(["python", "reparameterization.py"])
     assert programs[-5:] == programs[start : start + 5]
     assert values(convert, "--save") == values(quantize, "--weights") == [str(tmp_path / "my own-converted.pt")]

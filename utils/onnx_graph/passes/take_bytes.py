@@ -6,7 +6,7 @@
 
 Only a Cast to FP32 reads a byte input: TensorRT converts network inputs of UINT8 to floats and to nothing else
 ("DataType" in its API reference). Of a Mul between that Cast and a QuantizeLinear TensorRT 8.6.0 makes one kernel with
-the quantizer, in which the factor is lost (docs/export.md); so there is none.
+the quantizer, in which the factor is lost (docs/verify.md); so there is none.
 """
 
 from __future__ import annotations
