@@ -64,9 +64,9 @@ def in_quotes(text: object) -> str:
 
 def values_of(field: FieldInfo) -> str:
     """Return what a pydantic field takes, in words: its choices, or its type and bounds."""
-    annotation: Any = (
-        Annotated.__class_getitem__((field.annotation, *field.metadata)) if field.metadata else field.annotation
-    )
+    annotation: Any = field.annotation
+    for bound in field.metadata:
+        annotation = Annotated[annotation, bound]
     schema = TypeAdapter(annotation).json_schema()
     return described(schema)
 
@@ -248,8 +248,8 @@ def errors_page() -> Iterator[str]:
     """Yield the error messages of the source from A to Z."""
     yield from heading(
         "Error messages",
-        f"From A to Z; `{messages.VALUE}` stands for a file, a value or a number. Exit code 2: the input can be mended; "
-        "1: the work failed. `--debug` shows the traceback.",
+        f"From A to Z; `{messages.VALUE}` stands for a file, a value or a number. Exit code 2: the input can be "
+        "mended; 1: the work failed. `--debug` shows the traceback.",
     )
     rows = []
     for message in messages.messages():

@@ -36,7 +36,7 @@ if missing := [name for name in ("pydantic", "numpy", "yaml") if importlib.util.
     if {"-h", "--help"} & set(sys.argv[1:]):  # what can be said without: the options are pydantic's
         sys.stdout.write(f"{(sys.modules['__main__'].__doc__ or '').strip()}\n\n")
         sys.stdout.write(
-            f"Options: docs/reference/cli.md of the overlay; -h lists them, too, where {missing[0]} is. {ENVIRONMENT}\n"
+            f"To list the options, {ENVIRONMENT}; they are also in docs/reference/cli.md of the overlay.\n"
         )
         sys.exit(0)
     sys.stderr.write(f"error: {sys.executable} has no {missing[0]}; {ENVIRONMENT}\n")
