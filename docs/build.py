@@ -12,13 +12,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # where utils/ and docs/ lie
 
 import yaml
-from onnx import ModelProto, TensorProto, helper
 from pydantic import TypeAdapter
 from pydantic.fields import FieldInfo
 
@@ -31,7 +30,9 @@ from utils.core.options import Options, fields_by_group, option
 from utils.core.strict_model import StrictModel
 from utils.core.text import markdown_table
 from utils.jobs.options import QuantizeOptions
-from utils.onnx_graph import output_formats, verify
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
 
 FOLDER = ROOT / "docs/reference"
 SUPPORT = ROOT / "docs/support.yaml"
@@ -182,6 +183,8 @@ def rules_page() -> Iterator[str]:
 
 def verifier_page() -> Iterator[str]:
     """Yield the properties that `export_qat.py --verify` checks."""
+    from utils.onnx_graph import verify
+
     introduction = (
         "Properties that `python export_qat.py --verify FILE.onnx` checks, and each export of a quantized model."
     )
@@ -195,6 +198,8 @@ def verifier_page() -> Iterator[str]:
 
 def formats_page() -> Iterator[str]:
     """Yield the outputs of each format, read from graphs that the format's own pass was run on."""
+    from utils.onnx_graph import output_formats
+
     introduction = "Outputs of a model with 80 classes at 640×640; B is the batch size."
     yield from heading("Output formats", f"{introduction} [Export](../export.md) has the commands.")
     settings = output_formats.NmsSettings()
@@ -219,6 +224,8 @@ def formats_page() -> Iterator[str]:
 
 def plain_graph(task: str) -> ModelProto:
     """Return a graph with a plain model's outputs at 640×640 and 80 classes, and nothing in it."""
+    from onnx import TensorProto, helper
+
     masks = 32 if task == "segmentation" else 0
     shapes: dict[str, list[Any]] = {"output0": ["B", 4 + 80 + masks, 8400]}
     if masks:
@@ -230,6 +237,8 @@ def plain_graph(task: str) -> ModelProto:
 
 def output_text(value: Any) -> str:
     """Return an output's name, shape and type."""
+    from onnx import TensorProto
+
     tensor = value.type.tensor_type
     shape = ", ".join(str(dim.dim_param or dim.dim_value) for dim in tensor.shape.dim)
     return f"{value.name} [{shape}] {TensorProto.DataType.Name(tensor.elem_type)}"

@@ -35,9 +35,7 @@ from utils.core.errors import ENVIRONMENT, HABITS, KEY_VALUE, UNHIDE, QatError, 
 if missing := [name for name in ("pydantic", "numpy", "yaml") if importlib.util.find_spec(name) is None]:
     if {"-h", "--help"} & set(sys.argv[1:]):  # what can be said without: the options are pydantic's
         sys.stdout.write(f"{(sys.modules['__main__'].__doc__ or '').strip()}\n\n")
-        sys.stdout.write(
-            f"To list the options, {ENVIRONMENT}; they are also in docs/reference/cli.md of the overlay.\n"
-        )
+        sys.stdout.write(f"For its options {ENVIRONMENT}; docs/reference/cli.md of the overlay has them, too.\n")
         sys.exit(0)
     sys.stderr.write(f"error: {sys.executable} has no {missing[0]}; {ENVIRONMENT}\n")
     sys.exit(2)

@@ -147,20 +147,57 @@ def _texts_beside(axes: Axes, texts: Sequence[tuple[float, str, str]]) -> None:
 
 
 def f1_curves(report: Report) -> Figure:
-    """F1 over the confidence threshold for each row that has it; a dot marks the best, a line the float network's."""
-    figure, (axes,) = new_figure(9.0, 3.4, 1)
-    title(axes, "F1 over the confidence threshold, mean over classes (IoU 0.5)")
-    colours, lines = (GREEN, VERMILLION, BLUE, ORANGE, GREY), ("--", ":", "-", "-.")  # 20 pairs
+    """F1 over the confidence threshold around the best thresholds; below it what each row differs by from FP32.
+
+    A dot marks the best threshold of a row, whose shift from FP32's the legend has; a line marks FP32's. Without rows
+    that compare with FP32 there is one panel.
+    """
     named = [(name, row) for name, row in zip(labels(report), report.rows, strict=True) if row.f1]
-    for (name, row), colour, line in zip(named, itertools.cycle(colours), itertools.cycle(lines)):
-        label = f"{name}, best at {row.best_threshold or 0:.3f}"
-        axes.plot([index / (len(row.f1) - 1) for index in range(len(row.f1))], row.f1, line, color=colour, label=label)
-        axes.plot([row.best_threshold], [max(row.f1)], "o", color=colour)
-    if (baseline := report.baseline(named[0][1])) and baseline.best_threshold is not None:
-        axes.axvline(baseline.best_threshold, color=GREY, linewidth=0.8, label=f"float: {baseline.best_threshold:.3f}")
-    axes.set(xlabel="confidence threshold", ylabel="F1", xlim=(0, 1), ylim=(0, None))
-    axes.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1.01, 1))
+    bases = [report.baseline(row) for _, row in named]
+    compared = any(
+        base is not row and base is not None and base.f1 for (_, row), base in zip(named, bases, strict=True)
+    )
+    figure, panels = new_figure(9.0, 5.4 if compared else 3.4, 2 if compared else 1)
+    upper, lower = panels[0], panels[-1]
+    title(upper, "F1 over the confidence threshold, mean over classes (IoU 0.5)")
+    colours, lines = (GREEN, VERMILLION, BLUE, ORANGE, GREY), ("--", ":", "-", "-.")  # 20 pairs
+    for (name, row), base, colour, line in zip(named, bases, itertools.cycle(colours), itertools.cycle(lines)):
+        confidences = [index / (len(row.f1) - 1) for index in range(len(row.f1))]
+        best = row.best_threshold or 0.0
+        label = f"{name}, best at {best:.3f}"
+        if base is not None and base is not row and base.best_threshold is not None:
+            label += f" ({best - base.best_threshold:+.3f})"
+        upper.plot(confidences, row.f1, line, color=colour, label=label)
+        upper.plot([best], [max(row.f1)], "o", color=colour)
+        if base is not None and base is not row and len(base.f1) == len(row.f1):
+            change = [f1 - of_base for f1, of_base in zip(row.f1, base.f1, strict=True)]
+            lower.plot(confidences, change, line, color=colour)
+    if (baseline := bases[0]) and baseline.best_threshold is not None:
+        upper.axvline(baseline.best_threshold, color=GREY, linewidth=0.8, label=f"float: {baseline.best_threshold:.3f}")
+    zoom = _around([row.best_threshold or 0.0 for _, row in named])
+    upper.set(ylabel="F1", xlim=zoom, ylim=_heights(upper, zoom))
+    if compared:
+        title(lower, "Difference to FP32")
+        lower.axhline(0, color=GREEN, linewidth=0.8)
+        lower.set(ylabel="F1 - FP32's", xlim=zoom, ylim=_heights(lower, zoom))
+    lower.set(xlabel="confidence threshold")
+    upper.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1.01, 1))
     return figure
+
+
+def _around(thresholds: Sequence[float]) -> tuple[float, float]:
+    """Return the confidences that are drawn: 0.2 on each side of the best thresholds, within 0..1."""
+    return max(min(thresholds) - 0.2, 0.0), min(max(thresholds) + 0.2, 1.0)
+
+
+def _heights(axes: Axes, zoom: tuple[float, float]) -> tuple[float, float]:
+    """Return the lowest and the highest value that the curves have within `zoom`, and a margin."""
+    values = []
+    for line in axes.get_lines():
+        points = zip(line.get_xdata(), line.get_ydata(), strict=True)
+        values += [float(y) for x, y in points if zoom[0] <= float(x) <= zoom[1] and len(line.get_xdata()) > 2]
+    margin = 0.08 * (max(values, default=1.0) - min(values, default=0.0)) or 0.001
+    return min(values, default=0.0) - margin, max(values, default=1.0) + margin
 
 
 def title(axes: Axes, text: str) -> None:
