@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,7 +29,7 @@ from utils import cli
 from utils.core.errors import HABITS, REMOVED, InputError
 from utils.core.options import Options, fields_by_group, option
 from utils.core.strict_model import StrictModel
-from utils.core.text import markdown_table
+from utils.core.text import aligned, markdown_table
 from utils.jobs.options import QuantizeOptions
 
 if TYPE_CHECKING:
@@ -217,9 +218,9 @@ def formats_page() -> Iterator[str]:
             outputs = form.attach(plain_graph(task)).graph.output
             rows.append([task, name, in_quotes(f"NAME{form.suffix}.onnx"), "; ".join(map(output_text, outputs))])
     yield from table(["task", "format", "file of a float model", "outputs"], rows)
-    fields = output_formats.NmsSettings.__dataclass_fields__
+    defaults = [[in_quotes(field.name), str(field.default)] for field in fields(output_formats.NmsSettings)]
     yield from ("Defaults of NMS in a file:", "")
-    yield from table(["setting", "default"], [[in_quotes(name), str(field.default)] for name, field in fields.items()])
+    yield from table(["setting", "default"], defaults)
 
 
 def plain_graph(task: str) -> ModelProto:
@@ -251,6 +252,42 @@ def results_page() -> Iterator[str]:
     results = claims.read_results()
     for name, section in claims.SECTIONS.items():
         yield from (f"## {name}", "", (section.__doc__ or "").partition("\n")[0], "", *section(results), "")
+
+
+def samples_page() -> Iterator[str]:
+    """Yield what programs print, for results that are kept in benchmarks/results/."""
+    introduction = "What the programs print, for results that are kept in `benchmarks/results/`."
+    yield from heading("Sample outputs", introduction)
+    yield from evaluation_sample()
+    yield from benchmark_sample()
+
+
+def evaluation_sample() -> Iterator[str]:
+    """Yield the table that `qat.py quantize`, `val_trt.py` and `make_report.py` print."""
+    from utils.reports.schema import Report, Row
+    from utils.reports.tables import terminal_table
+
+    steps = claims.load(claims.FOLDER / "cards-h200.json")["yolov9-s"]["steps"]
+    names = ("float", "PTQ auto, seed 57", "QAT, seed 57", "float engine", "QAT engine")
+    rows = [Row(**steps[name]["result"]) for name in names]
+    yield from ("## An evaluation", "", "yolov9-s on playing cards, 67 validation images.", "")
+    yield from code(terminal_table(Report(command="", rows=rows)))
+
+
+def benchmark_sample() -> Iterator[str]:
+    """Yield the table that `benchmark_trt.py` prints."""
+    from utils.jobs.benchmark import benchmark_table
+    from utils.trt.benchmark import BenchmarkRow
+    from utils.trt.timing import Figures, TimeStatistics
+
+    content = claims.load(claims.FOLDER / f"{claims.LATENCY}.json")
+    rows = []
+    for entry in content["yolov9-s"]["rows"]:
+        parts = {name: TimeStatistics(**part) for name, part in entry["figures"].items() if name != "qps"}
+        known = {field.name: entry[field.name] for field in fields(BenchmarkRow) if field.name in entry}
+        rows.append(BenchmarkRow(**{**known, "figures": Figures(entry["figures"]["qps"], parts)}))
+    yield from ("## A benchmark", "", f"yolov9-s with random weights, {content['measured_on']}.", "")
+    yield from code(f"{content['yolov9-s']['command']}\n\n" + "\n".join(aligned(*benchmark_table(rows))))
 
 
 def errors_page() -> Iterator[str]:
@@ -293,6 +330,7 @@ PAGES: dict[str, Callable[[], Iterator[str]]] = {
     "placement-rules.md": rules_page,
     "verifier.md": verifier_page,
     "output-formats.md": formats_page,
+    "sample-outputs.md": samples_page,
     "errors.md": errors_page,
     "versions.md": support_page,
     "results.md": results_page,
