@@ -32,7 +32,7 @@ ENTRIES = {"main", "run"}  # names that every program or job may have
 
 MOST_BRANCHES = 20  # of a function, conditional expressions and comprehensions counted
 MOST_NODES = 60  # of the syntax tree in a simple statement
-MOST_NODES_OF_PRODUCT = 219_500  # looked at by a person at each release, and raised with a reason
+MOST_NODES_OF_PRODUCT = 220_500  # looked at by a person at each release, and raised with a reason
 MOST_WORDS = {"README.md": 750}  # of a page
 MOST_WORDS_OF_A_PAGE = 900
 ROOM = 50  # words that a listed page may grow by, at least, so that a row of a table is no reason to divide it

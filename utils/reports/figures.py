@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from utils.core.files import write_bytes
-from utils.reports.schema import BEST_PTQ, Report
+from utils.reports.schema import BEST_PTQ, Report, Row
 from utils.reports.tables import labels
 
 if TYPE_CHECKING:
@@ -153,26 +153,22 @@ def f1_curves(report: Report) -> Figure:
     that compare with FP32 there is one panel.
     """
     named = [(name, row) for name, row in zip(labels(report), report.rows, strict=True) if row.f1]
-    bases = [report.baseline(row) for _, row in named]
-    compared = any(
-        base is not row and base is not None and base.f1 for (_, row), base in zip(named, bases, strict=True)
-    )
+    compared = [row for _, row in named if _f1_to_fp32(report, row)]
     figure, panels = new_figure(9.0, 5.4 if compared else 3.4, 2 if compared else 1)
     upper, lower = panels[0], panels[-1]
     title(upper, "F1 over the confidence threshold, mean over classes (IoU 0.5)")
     colours, lines = (GREEN, VERMILLION, BLUE, ORANGE, GREY), ("--", ":", "-", "-.")  # 20 pairs
-    for (name, row), base, colour, line in zip(named, bases, itertools.cycle(colours), itertools.cycle(lines)):
+    for (name, row), colour, line in zip(named, itertools.cycle(colours), itertools.cycle(lines)):
         confidences = [index / (len(row.f1) - 1) for index in range(len(row.f1))]
-        best = row.best_threshold or 0.0
+        best, base = row.best_threshold or 0.0, report.baseline(row)
         label = f"{name}, best at {best:.3f}"
-        if base is not None and base is not row and base.best_threshold is not None:
+        if row in compared and base and base.best_threshold is not None:
             label += f" ({best - base.best_threshold:+.3f})"
         upper.plot(confidences, row.f1, line, color=colour, label=label)
         upper.plot([best], [max(row.f1)], "o", color=colour)
-        if base is not None and base is not row and len(base.f1) == len(row.f1):
-            change = [f1 - of_base for f1, of_base in zip(row.f1, base.f1, strict=True)]
-            lower.plot(confidences, change, line, color=colour)
-    if (baseline := bases[0]) and baseline.best_threshold is not None:
+        if row in compared:
+            lower.plot(confidences, _f1_to_fp32(report, row), line, color=colour)
+    if (baseline := report.baseline(named[0][1])) and baseline.best_threshold is not None:
         upper.axvline(baseline.best_threshold, color=GREY, linewidth=0.8, label=f"float: {baseline.best_threshold:.3f}")
     zoom = _around([row.best_threshold or 0.0 for _, row in named])
     upper.set(ylabel="F1", xlim=zoom, ylim=_heights(upper, zoom))
@@ -183,6 +179,14 @@ def f1_curves(report: Report) -> Figure:
     lower.set(xlabel="confidence threshold")
     upper.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1.01, 1))
     return figure
+
+
+def _f1_to_fp32(report: Report, row: Row) -> list[float]:
+    """Return F1 of a row minus that of its FP32 row at each confidence; empty where there is no other row with F1."""
+    base = report.baseline(row)
+    if base is None or base is row or len(base.f1) != len(row.f1):
+        return []
+    return [f1 - of_base for f1, of_base in zip(row.f1, base.f1, strict=True)]
 
 
 def _around(thresholds: Sequence[float]) -> tuple[float, float]:

@@ -149,11 +149,9 @@ def summarize_search(
     for name in search.units:
         row, seen = measured.get(name), state.screened.get(name, {"score": 0.0, "images": 0})
         gained = row and gain(row, int8)
-        rows.append({
-            "unit": name, "kind": kinds.get(name, ""),
-            "score": seen["score"], "images": seen["images"], "ap": row and row.ap,
-            "gain": gained and gained.value, "gain_error": gained and gained.error, "cost": search.cost((name,)),
-        })  # fmt: skip
+        entry = {"unit": name, "kind": kinds.get(name, ""), "score": seen["score"], "images": seen["images"]}
+        entry |= {"ap": row and row.ap, "gain": gained and gained.value, "gain_error": gained and gained.error}
+        rows.append({**entry, "cost": search.cost((name,))})
     rows.sort(key=lambda row: (row["gain"] is None, -(row["gain"] or 0.0), -row["score"]))
     return {
         "schema_version": 2,
