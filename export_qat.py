@@ -17,6 +17,7 @@ from utils.cli import run_program
 from utils.core.errors import InputError
 from utils.core.files import check_file, check_files, read_onnx
 from utils.core.options import (
+    COMPATIBILITY,
     BatchSize,
     CheckImages,
     Field,
@@ -43,6 +44,7 @@ NMS = "NMS in the file"
 class ExportOptions(NmsOptions, InputOptions):
     """Export a quantized (or float) YOLOv9 checkpoint to ONNX, and verify Q/DQ graphs."""
 
+    OFTEN = ("weights", "imgsz", "batch_size", "dynamic", "typing", "include", "output", "verify")
     weights: str | None = option(None, "checkpoint (.pt): quantized by qat.py, or float", metavar="FILE")
     data: str | None = option(None, "dataset's YAML, to check that the classes fit (optional)", metavar="FILE")
     imgsz: InputSize | None = size_option("what a quantized network was calibrated at, a float one trained at, or 640")
@@ -55,7 +57,7 @@ class ExportOptions(NmsOptions, InputOptions):
         const="all",
     )  # fmt: skip
     simplify: bool = option(False, "simplify the graph with onnxslim")
-    inplace: bool = option(False, "upstream's switch of the same name on the head")
+    inplace: bool = option(False, "upstream's switch of the same name on the head", group=COMPATIBILITY)
     typing: Literal["weak", "strong"] | None = option(
         None, "quantized weights. strong: the float part in FP16, for TensorRT 10.12 and later, 11 and RTX (default); "
         "weak: FP32, for TensorRT 8.6 to 10.11 (default where one of these is installed)",
@@ -86,8 +88,8 @@ class ExportOptions(NmsOptions, InputOptions):
         None, "segmentation: a mask has N rows and columns, which lie over its box (default: 160); 0: it lies on the "
         "prototypes' grid, a quarter of the input's size", group=NMS, metavar="N",
     )  # fmt: skip
-    pooler_scale: Literal["0.25"] | None = option(None, "of the prototypes; there is no other", group=NMS)
-    sampling_ratio: Literal["0", "1"] | None = option(None, "of masks: both are one sample a bin", group=NMS)
+    pooler_scale: Literal["0.25"] | None = option(None, "of the prototypes; there is no other", group=COMPATIBILITY)
+    sampling_ratio: Literal["0", "1"] | None = option(None, "of masks: both are one sample a bin", group=COMPATIBILITY)
     check: CheckImages = option(
         4, "compare with PyTorch on N images in ONNX Runtime, those of --data if given (default: 4; 0: do not)",
         metavar="N",
@@ -157,7 +159,7 @@ def check_options(options: ExportOptions) -> None:
     need("torch", "onnx", *["onnxruntime"] * (options.check > 0), *["onnxslim"] * options.simplify)
 
 
-main = partial(run_program, "export_qat.py", (ExportOptions, export_qat))
+main = partial(run_program, "export_qat.py", (ExportOptions, export_qat), about=__doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

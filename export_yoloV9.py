@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 class DeepStreamOptions(NmsOptions, DeviceOptions):
     """Export a YOLOv9 checkpoint, quantized or float, to ONNX for DeepStream, with labels and configuration."""
 
+    OFTEN = ("weights", "imgsz", "dynamic", "batch", "opset", "end2end", "output")
     weights: str = option(
         ..., "checkpoint (.pt): quantized by qat.py, or float, also with its auxiliary branch", "-w", "--weights",
         metavar="FILE",
@@ -126,7 +127,7 @@ def export_deepstream(options: DeepStreamOptions) -> None:
     export_checkpoint(options, [form], config, check, write_config)
 
 
-main = partial(run_program, "export_yoloV9.py", (DeepStreamOptions, export_deepstream))
+main = partial(run_program, "export_yoloV9.py", (DeepStreamOptions, export_deepstream), about=__doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

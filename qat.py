@@ -55,7 +55,7 @@ COMMANDS = {
 }
 TOGETHER = ("quantize", "calibrate", "eval")  # by several processes, as torchrun starts them
 
-main = partial(run_program, "qat.py", COMMANDS, about=__doc__.splitlines()[0], together=TOGETHER)
+main = partial(run_program, "qat.py", COMMANDS, about=__doc__, together=TOGETHER)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -18,7 +18,7 @@ from utils.cli import run_program
 from utils.core.device import select_device
 from utils.core.errors import InputError
 from utils.core.files import check_files, refuse_overwrite
-from utils.core.options import DeviceOptions, Field, option
+from utils.core.options import COMPATIBILITY, DeviceOptions, Field, option
 from utils.core.text import plural
 from utils.jobs.open import need
 
@@ -28,7 +28,7 @@ class ReparameterizationOptions(DeviceOptions):
 
     weights: str = option(..., "checkpoint of upstream's train_dual.py or segment/train_dual.py (.pt)", metavar="FILE")
     model: Literal["t", "s", "m", "c", "e", "c-dseg"] | None = option(
-        None, "variant; taken and not looked at: the weights say it"
+        None, "variant; the weights say it", group=COMPATIBILITY
     )
     cfg: str | None = option(
         None, "the deployed YAML, such as models/detect/gelan-c.yaml, to check (default: found from the weights)",
@@ -83,7 +83,7 @@ def convert_checkpoint(options: ReparameterizationOptions) -> None:
         print(f"next: {shlex.join(['python', 'qat.py', 'quantize', '--weights', str(target)])}")
 
 
-main = partial(run_program, "reparameterization.py", (ReparameterizationOptions, convert_checkpoint))
+main = partial(run_program, "reparameterization.py", (ReparameterizationOptions, convert_checkpoint), about=__doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 """Evaluate a TensorRT engine or an ONNX file on a dataset, or draw what it finds.
 
-python val_trt.py gelan-c.onnx --data coco.yaml
-python val_trt.py gelan-c.engine --source images/ --save-txt    # draws what it finds; 0 is a camera, a URL a stream
+    python val_trt.py gelan-c.onnx --data coco.yaml
+    python val_trt.py gelan-c.engine --source images/ --save-txt    # draws what it finds; 0 is a camera, a URL a stream
+
+Run it in a patched YOLOv9 checkout (patch_yolov9.sh).
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ def evaluate_or_draw(options: ValOptions) -> None:
     evaluate_file(options)
 
 
-main = partial(run_program, "val_trt.py", (ValOptions, evaluate_or_draw))
+main = partial(run_program, "val_trt.py", (ValOptions, evaluate_or_draw), about=__doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -60,6 +60,7 @@ OF_GPUS = ("useCudaGraph", "useSpinWait", "noDataTransfers")
 class BenchmarkOptions(RunFolderOptions, RuntimeOptions, BuildOptions):
     """Latency and throughput of engines and ONNX files."""
 
+    OFTEN = ("baseline", "batch_size", "imgsz", "useCudaGraph", "runtime", "device")
     files: list[Path] = option(..., "ONNX file or engine", positional=True, metavar="FILE")
     baseline: list[Path] = option(
         [], "float ONNX (its engine is FP16), or an FP16 engine; several to compare with and without NMS or masks",

@@ -35,6 +35,7 @@ logger = logging.getLogger("utils.build_engine")
 class EngineOptions(BuildOptions):
     """Build a TensorRT engine from an ONNX file."""
 
+    OFTEN = ("batch_size", "imgsz", "output", "optimization_level", "tune", "device")
     onnx: Path = option(..., "as export_qat.py writes it", positional=True, metavar="ONNX")
     output: Path | None = option(None, "the engine (default: ONNX with .engine)", metavar="FILE")
     batch_size: list[BatchSize] | None = option(

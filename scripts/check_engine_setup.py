@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """Check what evaluating an engine needs before export and build, which take minutes: data, TensorRT, a GPU.
 
+    python scripts/check_engine_setup.py data/coco.yaml --weights yolov9-c-converted.pt
+
 Prints the ONNX file that is exported of --weights, and how this TensorRT wants it to be typed: weak or strong.
 """
 

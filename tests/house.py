@@ -32,8 +32,8 @@ ENTRIES = {"main", "run"}  # names that every program or job may have
 
 MOST_BRANCHES = 20  # of a function, conditional expressions and comprehensions counted
 MOST_NODES = 60  # of the syntax tree in a simple statement
-# Looked at by a person at each release, and raised with a reason: unfolded code, --source in threads, CPU quotas
-MOST_NODES_OF_PRODUCT = 232_000
+# Looked at by a person at each release, and raised with a reason: unfolded code, --source in threads, docs/build.py
+MOST_NODES_OF_PRODUCT = 236_000
 MOST_WORDS = {"README.md": 750}  # of a page
 MOST_WORDS_OF_A_PAGE = 900
 ROOM = 50  # words that a listed page may grow by, at least, so that a row of a table is no reason to divide it
@@ -287,6 +287,8 @@ def breaches() -> dict[str, dict[str, int]]:
     numbers: dict[str, int] = {}
     for path in tracked(".md"):
         if path.parts[0] != "docs" and path.name not in MOST_WORDS:
+            continue
+        if path.parts[:2] == ("docs", "reference"):  # written by docs/build.py, and looked up rather than read
             continue
         text, name = (ROOT / path).read_text(encoding="utf-8"), path.as_posix()
         if words_in(text) > MOST_WORDS.get(name, MOST_WORDS_OF_A_PAGE):

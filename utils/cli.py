@@ -25,6 +25,7 @@ import os
 import re
 import shlex
 import signal
+import textwrap
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NoReturn
@@ -32,6 +33,10 @@ from typing import Any, NoReturn
 from utils.core.errors import ENVIRONMENT, HABITS, KEY_VALUE, UNHIDE, QatError, removed
 
 if missing := [name for name in ("pydantic", "numpy", "yaml") if importlib.util.find_spec(name) is None]:
+    if {"-h", "--help"} & set(sys.argv[1:]):  # what can be said without: the options are pydantic's
+        sys.stdout.write(f"{(sys.modules['__main__'].__doc__ or '').strip()}\n\n")
+        sys.stdout.write(f"For its options {ENVIRONMENT}; docs/reference/cli.md of the overlay has them, too.\n")
+        sys.exit(0)
     sys.stderr.write(f"error: {sys.executable} has no {missing[0]}; {ENVIRONMENT}\n")
     sys.exit(2)
 if hiding := [
@@ -49,6 +54,9 @@ from utils.core.logging import setup_logging
 from utils.core.options import Options, add_options
 from utils.core.text import printable
 
+EXAMPLE = re.compile(
+    r"^    python (?:.*\\\n)*.*\n", re.MULTILINE
+)  # a command of a docstring, over several lines perhaps
 Command = tuple[type[Options], Callable[[Any], "int | None"]]  # options, and what is done with them
 
 
@@ -152,23 +160,55 @@ def command_line() -> str:
 def parsers(
     name: str, commands: Command | Mapping[str, Command], about: str
 ) -> tuple[Parser, dict[str, tuple[Parser, Command]]]:
-    """The parser, and for each command its own; the command of a program without commands is ''."""
+    """The parser, and for each command its own; the command of a program without commands is ''.
+
+    Indented commands in `about` are examples, and stand at the end of `-h`.
+    """
     about = about or ("" if isinstance(commands, Mapping) else commands[0].__doc__ or "")
-    layout = argparse.RawDescriptionHelpFormatter if "\n" in about else argparse.HelpFormatter
-    parser = Parser(name, description=about, formatter_class=layout)
+    examples = EXAMPLE.findall(about)
+    description = re.sub(r"\n{3,}", "\n\n", EXAMPLE.sub("", about)).strip()
+    settings: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "epilog": _epilog(examples)}
     leaves: dict[str, tuple[Parser, Command]] = {}
     if isinstance(commands, Mapping):
+        parser = Parser(name, description=description, **settings)
         choices = parser.add_subparsers(dest="command", required=True, metavar=f"{{{','.join(commands)}}}")
         for word, command in commands.items():
             text = command[0].__doc__ or ""
             summary = text.partition("\n\n")[0].rstrip(".")
-            leaves[word] = choices.add_parser(word, help=summary, description=" ".join(text.split())), command
+            settings["epilog"] = _epilog([line for line in examples if f"{name} {word} " in line])
+            full = textwrap.fill(" ".join(text.split()), 100)
+            leaf = choices.add_parser(word, help=summary, description=full, add_help=False, **settings)
+            leaves[word] = leaf, command
     else:
+        parser = Parser(name, description=description, add_help=False, **settings)
         leaves[""] = parser, commands
     for leaf, (kind, _) in leaves.values():
+        leaf.usage = _usage(leaf.prog, kind)
         add_options(leaf, kind)
-        leaf.add_argument("--debug", action="store_true", help="show a traceback on errors")
+        general = leaf.add_argument_group("general")
+        general.add_argument("-h", "--help", action="help", help="show this and exit")
+        general.add_argument("--debug", action="store_true", help="show a traceback on errors")
     return parser, leaves
+
+
+def _epilog(examples: Sequence[str]) -> str:
+    """Return the end of `-h`."""
+    title = "example:" if len(examples) == 1 else "examples:"
+    return "\n".join([title, *(example.rstrip() for example in examples)]) if examples else ""
+
+
+def _usage(program: str, kind: type[Options]) -> str:
+    """Return one line: the program, what it must be given, and that there are options."""
+    words = [program]
+    for name, field in kind.model_fields.items():
+        argument = kind.argument(name)
+        metavar = argument["keywords"].get("metavar", name.upper())
+        if argument["flags"] is None:
+            optional = argument["keywords"].get("nargs") in ("?", "*")
+            words.append(f"[{metavar}]" if optional else metavar)
+        elif field.is_required():
+            words.append(f"{kind.flag(name)} {metavar}")
+    return " ".join([*words, "[options]"]).replace("%", "%%")
 
 
 def _terminate(*_: object) -> NoReturn:

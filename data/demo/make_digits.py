@@ -261,4 +261,4 @@ def _run(options: DemoOptions) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_program("make_digits.py", (DemoOptions, _run)))
+    sys.exit(run_program("make_digits.py", (DemoOptions, _run), about=__doc__))

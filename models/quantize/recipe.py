@@ -66,11 +66,25 @@ Rate = Annotated[Number, Field(gt=0, lt=1)]
 class Calibration(StrictModel):
     """Settings for finding amax from statistics of the activations."""
 
-    method: Method = "auto"  # `percentile` where only a percentile is given
-    percentile: Percentile = 99.999  # of the magnitudes; used by method 'percentile'
-    images: Images = 250  # of training, the first in the order that the seed decides
-    batches: Annotated[int, Field(ge=1)] | None = Field(default=None, exclude=True)  # of 1.0: times --batch-size
-    median_limit: Number = Field(default=4.0, ge=0, le=1_000_000)  # times the median image's maximum; 0: none
+    method: Method = Field(
+        default="auto",
+        description="auto: percentile 99.999, unless 99.99 or mse has a lower loss on held-out training images, by two "
+        "standard errors; with fewer than 200 training images 99.999",
+    )
+    percentile: Percentile = Field(
+        default=99.999, description="percentile of the magnitudes; given alone, the method is percentile"
+    )
+    images: Images = Field(
+        default=250, description="training images to calibrate on, the first in the order that the seed decides"
+    )
+    batches: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, exclude=True, description="of recipes of 1.0: in place of images, in batches of --batch-size"
+    )
+    median_limit: Number = Field(
+        default=4.0, ge=0, le=1_000_000,
+        description="a range is at most this many times the largest magnitude of the median image; 0: no limit; "
+        "method max has none",
+    )  # fmt: skip
 
     @model_validator(mode="before")
     @classmethod
@@ -90,14 +104,20 @@ class Calibration(StrictModel):
 class Finetune(StrictModel):
     """Quantization-aware training under supervision by the float network."""
 
-    epochs: Epochs = 10
-    iters: Iterations = 45  # optimizer steps an epoch, at most: an epoch is one pass
-    lr: Rate | Literal["auto"] = "auto"  # of weights, highest
-    bias_rate: Factor = 10.0  # times lr
-    range_rate: Factor = 500.0  # times lr, of the logarithm of amax
-    train: Train = "all"
-    held_out: Images = 200  # images that choose the best state, at most
-    grad_clip: Factor = 10.0  # largest gradient norm
+    epochs: Epochs = Field(default=10, description="epochs of QAT; with fewer than 200 training images 0, unless given")
+    iters: Iterations = Field(default=45, description="optimizer steps an epoch, at most: an epoch is one pass")
+    lr: Rate | Literal["auto"] = Field(
+        default="auto", description=f"highest learning rate of weights; auto is {USUAL_RATE}"
+    )
+    bias_rate: Factor = Field(default=10.0, description="times lr: the rate of biases")
+    range_rate: Factor = Field(default=500.0, description="times lr: the rate of the logarithm of each range")
+    train: Train = Field(default="all", description="all: weights, biases and ranges; ranges: these alone")
+    held_out: Images = Field(
+        default=200,
+        description="training images, at most, that are held out of calibration and QAT to choose method and state: a "
+        "tenth of the split, at least 100; none of fewer than 200",
+    )
+    grad_clip: Factor = Field(default=10.0, description="largest norm of the gradient")
 
     @property
     def highest_rate(self) -> float:
@@ -119,9 +139,17 @@ class Recipe(StrictModel):
 
     calibration: Calibration = Calibration()
     finetune: Finetune = Finetune()
-    head: Literal["int8", "last-conv-float", "float"] = "int8"
-    add: Literal["both", "residual"] = "both"
-    float: tuple[Pattern, ...] = Field(default=(), strict=False)  # YAML and JSON have lists
+    head: Literal["int8", "last-conv-float", "float"] = Field(
+        default="int8", description="convolutions of the head: all in INT8, the last ones in float, or all in float"
+    )
+    add: Literal["both", "residual"] = Field(
+        default="both", description="inputs of an Add in INT8; residual costs less accuracy and more time"
+    )
+    float: tuple[Pattern, ...] = Field(
+        default=(), strict=False,  # YAML and JSON have lists
+        description="modules that stay in float: a path with everything below it, or a glob pattern over paths; one "
+        "that matches no convolution is refused",
+    )  # fmt: skip
 
     @classmethod
     def from_dict(cls, content: Any, source: str | Path = "the recipe") -> Recipe:

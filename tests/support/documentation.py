@@ -4,35 +4,19 @@ import argparse
 import contextlib
 import functools
 import io
-import os
 import re
-import runpy
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from unittest import mock
 
+from docs.programs import PYTHON_PROGRAMS, SHELL_PROGRAMS, named, recorded, shell_help
 from utils import cli
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
 UPSTREAMS = "scripts/run_upstream.py"  # what follows is for a program of upstream's
 
 
-def named(*patterns: str) -> list[str]:
-    """The repository's files by their paths."""
-    return sorted(path.relative_to(ROOT).as_posix() for pattern in patterns for path in ROOT.glob(pattern))
-
-
-PYTHON_PROGRAMS = [
-    name
-    for name in named("*.py", "scripts/*.py", "benchmarks/*.py", "docs/*.py", "data/demo/*.py")
-    if {"run_program", "run_benchmark"} & (words := {*re.findall(r"\w+", (ROOT / name).read_text(encoding="utf-8"))})
-    and "__main__" in words
-]
-SHELL_PROGRAMS = [name for name in named("*.sh", "scripts/*.sh", "data/demo/*.sh") if name != "scripts/lib.sh"]
 OTHERS = {".", "cd", "git", "pip"}
 OTHERS_FLAGS = {"--fp16", "--int8", "--stronglyTyped", "--infStreams", "--onnx", "--saveEngine", "--helpBuildRoute",
                 "--tuneBuildRoutes", "--tuningSearch", "--tuningTimeOut", "--accuracyThreshold", "--nproc-per-node",
@@ -113,17 +97,8 @@ def refusal(program: str, arguments: list[str]) -> str:
 @functools.cache
 def parser_of(program: str) -> argparse.ArgumentParser:
     """The parser that `run_program` makes for a program."""
-    made = []
-
-    def only_the_parser(name: str, commands: object, argv: object = None, *, about: str = "", **_: object) -> int:
-        made.append(cli.parsers(name, commands, about)[0])
-        return 0
-
-    beside = [str((ROOT / program).parent), *sys.path]  # a program finds what lies beside it
-    replaced = mock.patch.multiple(cli, run_program=only_the_parser), mock.patch.object(sys, "path", beside)
-    with replaced[0], replaced[1], contextlib.suppress(SystemExit):
-        runpy.run_path(str(ROOT / program), run_name="__main__")
-    return made[0]
+    call = recorded(program)
+    return cli.parsers(call.name, call.commands, call.about)[0]
 
 
 @functools.cache
@@ -134,8 +109,7 @@ def flags(program: str) -> set[str]:
         for action in parsers[0]._actions:
             parsers += action.choices.values() if isinstance(action, argparse._SubParsersAction) else []
         return {flag for parser in parsers for flag in parser._option_string_actions}
-    words, environment = ["bash", str(ROOT / program), "-h"], {**os.environ, "PYTHON": sys.executable}
-    text = subprocess.run(words, capture_output=True, text=True, check=True, env=environment, timeout=60).stdout
+    text = shell_help(program)
     return {*FLAG.findall(text), "--help"}.union(*map(flags, re.findall(r"other arguments of ([\w/.]+\.py)", text)))
 
 

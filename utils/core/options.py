@@ -73,9 +73,13 @@ def option(
     return Field(default, description=text, json_schema_extra=extra, **keywords)
 
 
+COMPATIBILITY = "compatibility: taken from users of yolov9-qat and upstream, without an effect on the result"
+
+
 class Options(StrictModel):
     """Base of every program's options."""
 
+    OFTEN: ClassVar[tuple[str, ...]] = ()  # fields that `-h` lists first, in this order
     HIDDEN: ClassVar[tuple[str, ...]] = ()  # taken, since users of yolov9-qat type it, and not in -h: it does nothing
 
     @classmethod
@@ -259,29 +263,47 @@ groups_option = partial(
 def add_options(parser: argparse.ArgumentParser, kind: type[Options]) -> None:
     """Add an argument for each field of an options class; what is not given is not in the namespace.
 
-    The class's own fields come first, then those of its bases.
+    The options of `OFTEN` come first and those of `COMPATIBILITY` last. Between them the class's own fields come first,
+    then those of its bases. Positional arguments belong to no group.
     """
-    groups: dict[str, Any] = {"": parser}
+    for title, names in fields_by_group(kind).items():
+        heading, _, about = title.partition(": ")
+        group = parser.add_argument_group(heading, about or None) if title else parser
+        for name in names:
+            group.add_argument(*kind.flags(name), **_argument(kind, name))
+
+
+def fields_by_group(kind: type[Options]) -> dict[str, list[str]]:
+    """Return the fields of an options class by the title of their group, in the order of `-h`; '': positional."""
     bases = list(kind.__mro__)
     declared = {name: bases.index(base) for base in bases for name in inspect.get_annotations(base)}
-    for name, field in sorted(kind.model_fields.items(), key=lambda item: declared[item[0]]):
+    others = "more options" if kind.OFTEN else "options"
+    groups: dict[str, list[str]] = {"": [], "often used": list(kind.OFTEN), others: []}
+    for name in sorted(kind.model_fields, key=declared.__getitem__):
         argument = kind.argument(name)
-        if argument["group"] not in groups:
-            title, _, about = argument["group"].partition(": ")
-            groups[argument["group"]] = parser.add_argument_group(title, about or None)
-        text = field.description or ""
-        silent = field.default is False or field.default in (None, "", [])  # 0 is a default to be shown
-        if not (field.is_required() or silent or "(default" in text):
-            default = " ".join(map(str, field.default)) if isinstance(field.default, list) else field.default
-            text = f"{text} (default: {default})"
-        text = text.replace("%", "%%")  # argparse formats it
-        keywords: dict[str, Any] = {"help": argparse.SUPPRESS if name in kind.HIDDEN else text}
-        keywords |= _keywords(field.annotation, field.default) | argument["keywords"]
-        if keywords.get("action") == "append":
-            del keywords["nargs"]
-        if argument["flags"] is not None:
-            keywords |= {"dest": name, "default": argparse.SUPPRESS, "required": field.is_required()}
-        groups[argument["group"]].add_argument(*kind.flags(name), **keywords)
+        title = "" if argument["flags"] is None else argument["group"] or others
+        if name not in kind.OFTEN:
+            groups.setdefault(title, []).append(name)
+    groups[COMPATIBILITY] = groups.pop(COMPATIBILITY, [])
+    return {title: names for title, names in groups.items() if names}
+
+
+def _argument(kind: type[Options], name: str) -> dict[str, Any]:
+    """Return argparse's keywords for a field."""
+    field, argument = kind.model_fields[name], kind.argument(name)
+    text = field.description or ""
+    silent = field.default is False or field.default in (None, "", [])  # 0 is a default to be shown
+    if not (field.is_required() or silent or "(default" in text):
+        default = " ".join(map(str, field.default)) if isinstance(field.default, list) else field.default
+        text = f"{text} (default: {default})"
+    text = text.replace("%", "%%")  # argparse formats it
+    keywords: dict[str, Any] = {"help": argparse.SUPPRESS if name in kind.HIDDEN else text}
+    keywords |= _keywords(field.annotation, field.default) | argument["keywords"]
+    if keywords.get("action") == "append":
+        del keywords["nargs"]
+    if argument["flags"] is not None:
+        keywords |= {"dest": name, "default": argparse.SUPPRESS, "required": field.is_required()}
+    return keywords
 
 
 def _keywords(annotation: Any, default: Any) -> dict[str, Any]:

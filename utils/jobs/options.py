@@ -14,6 +14,7 @@ from models.quantize.recipe import AUTO, Epochs, Images, Iterations, Method, Per
 from utils.core.curves import PLOT_FILES
 from utils.core.errors import InputError, RecipeError
 from utils.core.options import (
+    COMPATIBILITY,
     BatchSize,
     Count,
     DeviceOptions,
@@ -130,6 +131,7 @@ class QuantizeOptions(MethodOptions):
     The float model is evaluated, calibrated, evaluated, and finetuned; the best state is kept.
     """
 
+    OFTEN = ("weights", "data", "imgsz", "batch_size", "device", "qat", "resume", "name")
     WRITTEN = (
         "weights/last.pt", "weights/ptq_*.pt", "weights/qat_*.pt", "report.*", "results.csv", "placement.txt",
         "*_per_epoch.png", "detections.png", *PLOT_FILES,
@@ -144,7 +146,10 @@ class QuantizeOptions(MethodOptions):
     )  # fmt: skip
     ptq_only: bool = option(False, "as --qat never", group="the run")
     supervision_stride: Count | None = option(
-        None, "of yolov9-qat; does nothing, since QAT compares detections and not layers", group="the run", metavar="N"
+        None,
+        "of yolov9-qat; does nothing, since QAT compares detections and not layers",
+        group=COMPATIBILITY,
+        metavar="N",
     )
     eval_epochs: bool = option(False, "measure AP after every epoch of QAT, too", group="the run")
     keep_epochs: bool = option(False, "keep the checkpoint of every epoch of QAT when the run ends", group="the run")
@@ -193,6 +198,7 @@ class CalibrateOptions(CalibratingOptions):
     AP of each method comes from one pass of statistics; what --recipe says about methods is replaced.
     """
 
+    OFTEN = ("weights", "data", "imgsz", "batch_size", "device", "num_image", "name")
     HIDDEN = ("hyp",)
     WRITTEN = ("calibration.json", RECIPE_FILE, "report.*", "*.png")
     project: str = project_option("runs/qat_calibrate")
@@ -207,6 +213,7 @@ class SensitiveOptions(MethodOptions):
     what pays.
     """
 
+    OFTEN = ("weights", "data", "imgsz", "batch_size", "device", "num_image", "profile", "resume", "name")
     HIDDEN = ("hyp",)
     WRITTEN = ("state.pt", "summary-sensitive-analysis.json", "*.png", RECIPE_FILE, "report.*")
     project: str = project_option("runs/qat_sensitive")
@@ -224,6 +231,7 @@ class SensitiveOptions(MethodOptions):
 class EvalOptions(QatOptions):
     """AP of a float or quantized checkpoint on the val split."""
 
+    OFTEN = ("weights", "data", "imgsz", "batch_size", "device", "name")
     WRITTEN = ("report.json", "*_predictions.json", *PLOT_FILES)
     project: str = project_option("runs/qat_eval")
     conf_thres: Fraction = option(AP_CONFIDENCE, "lowest score", metavar="F")
@@ -238,6 +246,7 @@ class EvalOptions(QatOptions):
 class ValOptions(RunFolderOptions, RuntimeOptions):
     """Evaluate a TensorRT engine or an ONNX file on a dataset, or draw what it finds."""
 
+    OFTEN = ("data", "reference", "source", "imgsz", "batch_size", "device", "runtime", "name")
     WRITTEN = ("report.json", "*_predictions.json", "labels/*.txt", *PLOT_FILES)
     file: str | None = option(
         None, "an .onnx, .engine or .plan file, or a .pt (at the size that it knows, or 640, unless --imgsz)",

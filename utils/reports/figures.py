@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from utils.core.files import write_bytes
-from utils.reports.schema import BEST_PTQ, Report
+from utils.reports.schema import BEST_PTQ, Report, Row
 from utils.reports.tables import labels
 
 if TYPE_CHECKING:
@@ -156,25 +156,69 @@ def _texts_beside(axes: Axes, texts: Sequence[tuple[float, str, str]]) -> None:
 
 
 def f1_curves(report: Report) -> Figure:
-    """F1 over the confidence threshold for each row that has it; a dot marks the best, a line that of FP32."""
-    figure, (axes,) = new_figure(9.0, 3.4, 1)
-    title(axes, "F1 over the confidence threshold, mean over classes (IoU 0.5)")
+    """F1 over the confidence threshold around the best thresholds; below it the difference of each row to FP32.
+
+    A dot marks the best threshold of a row, and the legend has its shift to that of FP32; a line marks FP32's. Without
+    rows that compare with FP32 there is one panel.
+    """
+    named = [(name, row) for name, row in zip(labels(report), report.rows, strict=True) if row.f1]
+    compared = [row for _, row in named if _f1_to_fp32(report, row)]
+    if compared:
+        figure, (upper, lower) = new_figure(9.0, 5.4, 2)
+    else:
+        figure, (upper,) = new_figure(9.0, 3.4, 1)
+        lower = upper
+    title(upper, "F1 over the confidence threshold, mean over classes (IoU 0.5)")
     colours = itertools.cycle((GREEN, VERMILLION, BLUE, ORANGE, GREY))
     lines = itertools.cycle(("--", ":", "-", "-."))  # with the colours 20 pairs
-    named = [(name, row) for name, row in zip(labels(report), report.rows, strict=True) if row.f1]
     for (name, row), colour, line in zip(named, colours, lines, strict=False):
-        label = f"{name}, best at {row.best_threshold or 0:.3f}"
         steps = len(row.f1) - 1
         thresholds = [index / steps for index in range(len(row.f1))]
-        axes.plot(thresholds, row.f1, line, color=colour, label=label)
-        axes.plot([row.best_threshold], [max(row.f1)], "o", color=colour)
+        best = row.best_threshold or 0.0
+        label = f"{name}, best at {best:.3f}"
+        base = report.baseline(row)
+        if row in compared and base and base.best_threshold is not None:
+            label += f" ({best - base.best_threshold:+.3f})"
+        upper.plot(thresholds, row.f1, line, color=colour, label=label)
+        upper.plot([best], [max(row.f1)], "o", color=colour)
+        if row in compared:
+            lower.plot(thresholds, _f1_to_fp32(report, row), line, color=colour)
     baseline = report.baseline(named[0][1])
     if baseline and baseline.best_threshold is not None:
         threshold = baseline.best_threshold
-        axes.axvline(threshold, color=GREY, linewidth=0.8, label=f"FP32: {threshold:.3f}")
-    axes.set(xlabel="confidence threshold", ylabel="F1", xlim=(0, 1), ylim=(0, None))
-    axes.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1.01, 1))
+        upper.axvline(threshold, color=GREY, linewidth=0.8, label=f"FP32: {threshold:.3f}")
+    zoom = _around([row.best_threshold or 0.0 for _, row in named])
+    upper.set(ylabel="F1", xlim=zoom, ylim=_heights(upper, zoom))
+    if compared:
+        title(lower, "Difference to FP32")
+        lower.axhline(0, color=GREEN, linewidth=0.8)
+        lower.set(ylabel="F1 - FP32's", xlim=zoom, ylim=_heights(lower, zoom))
+    lower.set(xlabel="confidence threshold")
+    upper.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1.01, 1))
     return figure
+
+
+def _f1_to_fp32(report: Report, row: Row) -> list[float]:
+    """Return F1 of a row minus that of its FP32 row at each confidence; empty where there is no other row with F1."""
+    base = report.baseline(row)
+    if base is None or base is row or len(base.f1) != len(row.f1):
+        return []
+    return [f1 - of_base for f1, of_base in zip(row.f1, base.f1, strict=True)]
+
+
+def _around(thresholds: Sequence[float]) -> tuple[float, float]:
+    """Return the confidences that are drawn: 0.2 on each side of the best thresholds, within 0..1."""
+    return max(min(thresholds) - 0.2, 0.0), min(max(thresholds) + 0.2, 1.0)
+
+
+def _heights(axes: Axes, zoom: tuple[float, float]) -> tuple[float, float]:
+    """Return the lowest and the highest value that the curves have within `zoom`, and a margin."""
+    values = []
+    for line in axes.get_lines():
+        points = zip(line.get_xdata(), line.get_ydata(), strict=True)
+        values += [float(y) for x, y in points if zoom[0] <= float(x) <= zoom[1] and len(line.get_xdata()) > 2]
+    margin = 0.08 * (max(values, default=1.0) - min(values, default=0.0)) or 0.001
+    return min(values, default=0.0) - margin, max(values, default=1.0) + margin
 
 
 def title(axes: Axes, text: str) -> None:

@@ -25,13 +25,16 @@ ROWS = {
 }
 
 
+KINDS = {"model.1": "RepNCSPELAN4 /8"}
+
+
 def summarized(chosen=("model.1",), recipe=ROWS["recipe"], patterns=("model.1",)) -> dict:
     """Two units with an AP, and two that were only screened."""
     screened = {f"model.{i}": {"images": 25, "score": score} for i, score in enumerate((0.1, 0.3, 0.05, 0.01))}
     state = AnalysisState({"num_image": 25}, {}, "", command="python qat.py sensitive", screened=screened)
     state.rows = {name: row.model_dump() for name, row in ROWS.items()}
     search = SimpleNamespace(units=screened, notes=["a note"], cost=lambda names: 0.2)
-    return report.summarize_search(state, search, Selection(chosen, 0.69, 0.3, "no more"), patterns, recipe)
+    return report.summarize_search(state, search, Selection(chosen, 0.69, 0.3, "no more"), patterns, recipe, KINDS)
 
 
 def test_rows_best_first_and_numbers_as_they_follow():
@@ -76,4 +79,5 @@ def test_the_chart_shows_what_was_measured():
     assert widths == pytest.approx([0.09, 0.02, nothing, nothing], nan_ok=True)
     assert right.collections  # bars of error
     labels = [label.get_text() for label in left.get_yticklabels()][::-1]
-    assert labels[:2] == ["model.1 (in the recipe)", "model.0"]
+    assert labels[:2] == ["model.1 RepNCSPELAN4 /8 (in the recipe)", "model.0"]
+    assert [text.get_text().strip() for text in right.texts] == ["not measured"] * 2

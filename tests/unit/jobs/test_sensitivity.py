@@ -15,7 +15,7 @@ from models.quantize.recipe import Recipe
 from utils.jobs.inputs import read_profile
 from utils.jobs.options import SensitiveOptions
 from utils.jobs.sensitivity.search import Search, choose_units
-from utils.jobs.sensitivity.units import State, Switches, Units, cost_of, cost_shares
+from utils.jobs.sensitivity.units import State, Switches, Units, cost_of, cost_shares, unit_kinds
 
 X = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(5))
 
@@ -200,3 +200,18 @@ def test_a_list_of_layers_is_read(tmp_path):
     for content in (rows, {"layers": rows}):
         path.write_text(json.dumps(content))
         assert read_profile(path) == [("a", 1.5)]
+
+
+def test_a_unit_has_its_class_and_its_stride():
+    network = branches()
+    kinds = unit_kinds(network, ["model.0", "model.4", "model.4.cv1", "what reads x"], torch.zeros(1, 3, 32, 32))
+    assert kinds == {"model.0": "Conv /2", "model.4": "ADown /4", "model.4.cv1": "Conv /4"}
+    assert not network.model[0]._forward_hooks
+
+
+def test_a_head_has_the_first_and_the_last_of_its_strides():
+    class Head(nn.Module):
+        def forward(self, x):
+            return torch.zeros(1, 84, 10), [x, x[..., ::2, ::2], x[..., ::4, ::4]]
+
+    assert unit_kinds(nn.Sequential(Head()), ["0"], torch.zeros(1, 3, 32, 32)) == {"0": "Head /1-4"}

@@ -17,7 +17,7 @@ from utils import cli
 from utils.core import device, files
 from utils.core.errors import REMOVED, InputError, QatError
 from utils.core.files import check_folder_name, distinct_names, refuse_overwrite
-from utils.core.options import Options, option
+from utils.core.options import COMPATIBILITY, Options, option
 from utils.onnx_graph import deepstream
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -144,7 +144,7 @@ import os, signal, sys, time
 sys.path.insert(0, sys.argv.pop(1))
 from utils.cli import run_program
 from utils.core.files import atomic_path
-from utils.core.options import Options, option
+from utils.core.options import COMPATIBILITY, Options, option
 
 class Few(Options):
     kind: str = option("", "", positional=True)
@@ -179,7 +179,7 @@ def test_a_closed_output_ends_a_program_quietly(tmp_path):
     assert (done.stdout, done.stderr) == ("words word141\n", "")
 
 
-@pytest.mark.parametrize("program", ["qat.py -h", "scripts/run_upstream.py qat.py", "scripts/benchmark_trt.sh a 1"])
+@pytest.mark.parametrize("program", ["qat.py eval", "scripts/run_upstream.py qat.py", "scripts/benchmark_trt.sh a 1"])
 def test_without_an_environment_the_line_says_how_to_activate_it(program, tmp_path):
     bare = tmp_path / "python3"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')  # without what is installed
@@ -270,3 +270,31 @@ def test_what_others_wrote_is_kept_beside_and_no_name_adds_lines(tmp_path):
             deepstream.label_lines({0: "a", 1: name})
     with pytest.raises(InputError, match="cannot be written on a line"):
         deepstream.check_name("a\ncustom-lib-path=x.onnx")
+
+
+def test_help_without_an_environment_is_the_programs_summary_and_its_examples():
+    done = subprocess.run(
+        [sys.executable, "-S", str(ROOT / "val_trt.py"), "-h"], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "python val_trt.py gelan-c.onnx --data coco.yaml" in done.stdout
+    assert "install_dependencies.sh" in done.stdout
+
+
+class Ordered(Options):
+    """Options in three groups."""
+
+    OFTEN = ("second", "first")
+    plain: int = option(1, "an option")
+    ignored: bool = option(False, "does nothing", group=COMPATIBILITY)
+    first: int = option(1, "an option")
+    second: int = option(1, "an option")
+
+
+def test_help_lists_what_is_often_used_first_and_compatibility_last():
+    about = "Do it.\n\n    python p.py --first 2 \\\n        --second 3\n\nMore about it.\n"
+    text = cli.parsers("p.py", (Ordered, lambda _: None), about)[0].format_help()
+    places = [text.index(word) for word in ("often used", "--second", "--first", "--plain", "--ignored", "example:")]
+    assert places == sorted(places)
+    assert text.rstrip().endswith("python p.py --first 2 \\\n        --second 3")
+    assert text.index("More about it.") < places[0]

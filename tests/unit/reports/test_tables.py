@@ -193,8 +193,18 @@ def test_the_page_has_the_table_the_classes_and_the_curves(beside):
     assert "At the confidence threshold" not in page(other, Advice(Level.OK, "fine"))
 
 
-def test_f1_is_drawn_for_each_row_with_the_float_threshold(beside):
-    (axes,) = f1_curves(beside).axes
-    lines = {line.get_label(): line for line in axes.get_lines()}
-    assert lines["INT8, best at 0.281"].get_ydata() == pytest.approx(beside.rows[1].f1)
+def test_f1_is_drawn_for_each_row_with_the_float_threshold_and_below_it_the_difference(beside):
+    upper, lower = f1_curves(beside).axes
+    lines = {line.get_label(): line for line in upper.get_lines()}
+    assert lines["INT8, best at 0.281 (-0.031)"].get_ydata() == pytest.approx(beside.rows[1].f1)
     assert list(lines["FP32: 0.312"].get_xdata()) == [0.312, 0.312]
+    assert upper.get_xlim() == lower.get_xlim() == pytest.approx((0.081, 0.512))
+    change, zero = lower.get_lines()
+    expected = [int8 - fp32 for int8, fp32 in zip(beside.rows[1].f1, beside.rows[0].f1, strict=True)]
+    assert change.get_ydata() == pytest.approx(expected)
+    assert set(zero.get_ydata()) == {0}
+
+
+def test_f1_of_a_row_without_fp32_is_one_panel(beside):
+    (axes,) = f1_curves(beside.model_copy(update={"rows": beside.rows[:1]})).axes
+    assert axes.get_xlabel() == "confidence threshold"

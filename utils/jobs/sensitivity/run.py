@@ -34,7 +34,7 @@ from utils.jobs.inputs import Inputs
 from utils.jobs.options import RECIPE_FILE, Kind, SensitiveOptions
 from utils.jobs.run_state import AnalysisState, open_run
 from utils.jobs.sensitivity.search import FLOAT, INT8, Passes, Search, Selection, ap_of, gain
-from utils.jobs.sensitivity.units import Switches, Units, cost_shares
+from utils.jobs.sensitivity.units import Switches, Units, cost_shares, unit_kinds
 from utils.reports import figures
 from utils.reports.page import PAGE_NAME, write_all
 from utils.reports.schema import Report, Row, hardware
@@ -64,6 +64,8 @@ def run(options: SensitiveOptions) -> dict[str, Any]:
         model = inputs.placed()
         inputs = calibrate_once(model, inputs, state, folder)
         images = torch.zeros(1, channels_of(model), *height_width(inputs.imgsz), device=inputs.device)
+        device = next(inputs.source.model.parameters()).device
+        kinds = unit_kinds(inputs.source.model, [unit.name for unit in units.all], images.to(device))
         passes = Passes(inputs, Switches(model), units.everything, state, folder)
         search = Search(options, units, passes, cost_shares(model, images, inputs.profile))
         if inputs.has_masks or options.unlabelled:
@@ -73,7 +75,7 @@ def run(options: SensitiveOptions) -> dict[str, Any]:
         chosen, recipe, row = place_anew(chosen, search, passes, inputs)
         recipe.save(folder / RECIPE_FILE, chosen.why)
         rows = [search.float_row, search.int8_row, *([row] if row else [])]
-        summary = summarize_search(state, search, chosen, recipe.float, row)
+        summary = summarize_search(state, search, chosen, recipe.float, row, kinds)
         measured = to_report(summary, rows, inputs, folder)
         figures.save_figure(chart(summary), folder / CHART_FILE)
         advice = advise(measured)
@@ -129,11 +131,17 @@ def place_anew(
 
 
 def summarize_search(
-    state: AnalysisState, search: Search, chosen: Selection, patterns: Sequence[str], recipe: Row | None
+    state: AnalysisState,
+    search: Search,
+    chosen: Selection,
+    patterns: Sequence[str],
+    recipe: Row | None,
+    kinds: Mapping[str, str],
 ) -> dict[str, Any]:
     """The result of a run as JSON holds it: `rows` best first, those with an AP before the others.
 
     `patterns` are left in float; `recipe` is the row of the network with the recipe, placed and calibrated anew.
+    `kinds` are the units' classes and strides, see `unit_kinds`.
     """
     measured = {name: Row(**row) for name, row in state.rows.items()}
     base, int8 = measured[FLOAT], measured[INT8]
@@ -141,10 +149,9 @@ def summarize_search(
     for name in search.units:
         row, seen = measured.get(name), state.screened.get(name, {"score": 0.0, "images": 0})
         gained = row and gain(row, int8)
-        rows.append({
-            "unit": name, "score": seen["score"], "images": seen["images"], "ap": row and row.ap,
-            "gain": gained and gained.value, "gain_error": gained and gained.error, "cost": search.cost((name,)),
-        })  # fmt: skip
+        entry = {"unit": name, "kind": kinds.get(name, ""), "score": seen["score"], "images": seen["images"]}
+        entry |= {"ap": row and row.ap, "gain": gained and gained.value, "gain_error": gained and gained.error}
+        rows.append({**entry, "cost": search.cost((name,))})
     rows.sort(key=lambda row: (row["gain"] is None, -(row["gain"] or 0.0), -row["score"]))
     return {
         "schema_version": 2,
@@ -198,19 +205,25 @@ def chart(content: Mapping[str, Any]) -> Figure:
     """Bars of the units that matter most: the score, and AP gained with the unit in float where it was measured."""
     rows, chosen = content["rows"][:BARS][::-1], content["recipe"]["units"]
     places, colours = range(len(rows)), [figures.ORANGE if row["unit"] in chosen else figures.BLUE for row in rows]
-    names = [f"{row['unit']} (in the recipe)" if row["unit"] in chosen else row["unit"] for row in rows]
+    names = []
+    for row in rows:
+        name = f"{row['unit']} {row['kind']}".strip()
+        names.append(f"{name} (in the recipe)" if row["unit"] in chosen else name)
     gains, errors = ([math.nan if row[key] is None else row[key] for row in rows] for key in ("gain", "gain_error"))
     figure, (left, right) = figures.new_figure(10.0, 1.6 + 0.24 * len(rows), 1, 2)
     left.barh(places, [row["score"] for row in rows], color=colours)
     left.set_yticks(places, names, fontsize=8)
-    left.set(xlabel="how much nearer to the float network")
+    left.set(xlabel="closer to FP32 when this layer is FP16")
     figures.title(left, "Screening: score")
     right.barh(places, gains, xerr=errors, color=colours, ecolor=figures.GREY, capsize=2)
+    for place, gained in zip(places, gains, strict=True):
+        if math.isnan(gained):
+            right.text(0, place, " not measured", va="center", fontsize=7, color=figures.GREY)
     loss = content["ap"]["float"] - content["ap"]["INT8"]
     right.axvline(loss, color=figures.GREEN, linestyle="--", linewidth=1.6, label="all that INT8 lost")
     right.legend(frameon=False, fontsize=8, loc="lower center")
     right.set_yticks(places, [])
-    right.set(xlabel=f"AP gained over INT8's {content['ap']['INT8']:.4f}; no bar: not measured", ylim=left.get_ylim())
+    right.set(xlabel=f"AP gained over INT8's {content['ap']['INT8']:.4f}", ylim=left.get_ylim())
     right.locator_params(axis="x", nbins=5)  # numbers such as -0.0025 beside each other
-    figures.title(right, "AP with the unit in float")
+    figures.title(right, "AP with this layer in FP16")
     return figure

@@ -153,6 +153,43 @@ def cost_shares(model: nn.Module, images: Tensor, profile: Profile | None) -> di
     return shares
 
 
+def unit_kinds(model: nn.Module, names: Iterable[str], images: Tensor) -> dict[str, str]:
+    """Return the class and the stride of modules by their paths, such as 'RepNCSPELAN4 /16'.
+
+    Of a head, which has maps of several strides, the first and the last; of a module without maps, the class alone.
+
+    Args:
+        model: the float network.
+        names: paths of modules; others, such as groups of modules, are left out.
+        images: `[1, 3, H, W]`.
+    """
+    modules = dict(model.named_modules())
+    strides: dict[str, set[int]] = {name: set() for name in names if name in modules}
+
+    def record(name: str, output: Any) -> None:
+        if isinstance(output, Tensor) and output.ndim == 4:
+            strides[name].add(round(images.shape[2] / output.shape[2]))
+        elif isinstance(output, (list, tuple)):
+            for part in output:
+                record(name, part)
+
+    hooks = []
+    for name in strides:
+        hooks.append(modules[name].register_forward_hook(lambda _, __, output, name=name: record(name, output)))
+    try:
+        with torch.no_grad():
+            model(images)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    kinds = {}
+    for name, found in strides.items():
+        ends = sorted({min(found), max(found)}) if found else []
+        text = f" /{'-'.join(map(str, ends))}" if ends else ""
+        kinds[name] = type(modules[name]).__name__ + text
+    return kinds
+
+
 def cost_of(patterns: Sequence[str], shares: Mapping[str, float]) -> float:
     """The share of what lies below these modules, 0..1."""
     inside = tuple(f"{pattern}." for pattern in patterns)
