@@ -202,7 +202,7 @@ def formats_page() -> Iterator[str]:
     from utils.onnx_graph import output_formats
 
     introduction = "Outputs of a model with 80 classes at 640×640; B is the batch size."
-    yield from heading("Output formats", f"{introduction} [Export](../export.md) has the commands.")
+    yield from heading("Output formats", f"{introduction} [Export](../formats.md) has the commands.")
     settings = output_formats.NmsSettings()
     known = [
         ("plain", output_formats.plain()),
