@@ -131,8 +131,8 @@ def test_page_says_what_is_so(page):
     assert found == []
 
 
-UPSTREAM = {"detect.py", "train.py", "segment/train.py", "segment/train_dual.py", "train_dual.py", "val.py", "export.py", "model.py",
-            "yolo.py", "models/common.py", "models/experimental.py", "models/yolo.py", "utils/general.py",
+UPSTREAM = {"detect.py", "train.py", "segment/train.py", "segment/train_dual.py", "train_dual.py", "val.py",
+            "export.py", "model.py", "yolo.py", "models/common.py", "models/experimental.py", "models/yolo.py", "utils/general.py",
             "utils/__init__.py"}  # fmt: skip
 
 
