@@ -165,11 +165,11 @@ def label_difference(text: str, other: str) -> float:
 
 
 def compare_labels(labels: dict[str, str], first: dict[str, str]) -> dict[str, Any]:
-    """How many files differ, and by how much, as a share of the image."""
+    """How many files differ, and by how much, as a share of the image; None if numbers or classes of boxes differ."""
     names = {**labels, **first}
     differing = [name for name in names if labels.get(name) != first.get(name)]
     largest = max((label_difference(labels.get(name, ""), first.get(name, "")) for name in differing), default=0.0)
-    return {"files": len(labels), "differing": len(differing), "largest": largest}
+    return {"files": len(labels), "differing": len(differing), "largest": largest if math.isfinite(largest) else None}
 
 
 def has_no_draw(checkout: Path) -> bool:

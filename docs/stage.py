@@ -34,14 +34,21 @@ def for_mkdocs(text: str) -> str:
     """Return a page that Python-Markdown reads as GitHub does: an empty line before lists, items indented by four."""
     lines: list[str] = []
     fenced = in_list = False
+    shift = 0  # of a block of code: spaces by which all of its lines move
     for line in text.splitlines():
-        if line.lstrip().startswith("```"):
-            fenced = not fenced
-        elif not fenced and ITEM.match(line) and lines and lines[-1].strip() and not in_list:
-            lines.append("")
-        if not fenced:
-            in_list = bool(ITEM.match(line)) or (in_list and (not line.strip() or line.startswith("  ")))
         indent = len(line) - len(line.lstrip(" "))
+        is_fence = line.lstrip().startswith("```")
+        if is_fence and not fenced:
+            in_list = in_list and indent > 0
+            shift = max(4 - indent, 0) if in_list else 0
+        if is_fence or fenced:
+            fenced = fenced != is_fence
+            lines.append(" " * shift + line if line.strip() else line)
+            continue
+        is_item = bool(ITEM.match(line))
+        if is_item and lines and lines[-1].strip() and not in_list:
+            lines.append("")
+        in_list = is_item or (in_list and (not line.strip() or line.startswith("  ")))
         if in_list and 0 < indent < 4:
             line = "    " + line.lstrip(" ")
         lines.append(line)

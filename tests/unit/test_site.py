@@ -43,6 +43,11 @@ def test_a_page_is_staged_as_python_markdown_reads_it():
     assert stage.for_mkdocs(page) == expected
 
 
+def test_a_block_of_code_behind_a_list_keeps_its_indents():
+    code = "```yaml\na:\n  b:\n    c: 1\n```\n"
+    assert stage.for_mkdocs("- item\n\n" + code) == "- item\n\n" + code
+
+
 NOTEBOOK = json.loads((ROOT / "examples/quantize.ipynb").read_text("utf-8"))
 CELLS = ["".join(cell["source"]) for cell in NOTEBOOK["cells"] if cell["cell_type"] == "code"]
 

@@ -71,7 +71,7 @@ def _cgroup_folders(process: Path) -> Iterator[Path]:
         _, _, rest = line.partition(":")
         controllers, _, group = rest.partition(":")
         kind = "cgroup" if "cpu" in controllers.split(",") else "cgroup2" if controllers == "" else ""
-        groups[kind] = group
+        groups[kind] = group or "/"
     for line in _text(process / "mountinfo").splitlines():
         mount, _, file_system = line.partition(" - ")
         fields, (kind, *settings) = mount.split(), file_system.split() or [""]

@@ -293,12 +293,15 @@ class Show:
                 encode(drawn)
 
         bar = tqdm(frames, total=form.total or None, desc=target.name, unit="frame", disable=not self._progress)
-        with Behind(draw, DEPTH) as drawer, bar:
-            try:
+        drawer = Behind(draw, DEPTH)
+        try:
+            with drawer, bar:
                 for frame in bar:
                     drawer.put(self._detect(frame))
-            except KeyboardInterrupt as error:
-                return error
+        except KeyboardInterrupt as interrupt:  # also one that comes while the last frames are drawn
+            if drawer.error:
+                raise drawer.error from interrupt
+            return interrupt
         return None
 
     def report(self) -> None:
@@ -404,7 +407,7 @@ class Behind(Generic[Item]):
     def __init__(self, work: Callable[[Item], object], depth: int) -> None:
         """Wait for items to `work` on, of which at most `depth` lie ready."""
         self._work = work
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None
         self._items: SimpleQueue[Item] = SimpleQueue()
         self._places = _tokens(depth)
         self._thread = threading.Thread(target=self._run, name="behind", daemon=True)
@@ -413,8 +416,8 @@ class Behind(Generic[Item]):
     def put(self, item: Item) -> None:
         """Hand an item over, once there is room for it; raises what the work on an earlier one raised."""
         self._places.get()
-        if self._error:
-            raise self._error
+        if self.error:
+            raise self.error
         self._items.put(item)
 
     def __enter__(self) -> Behind[Item]:
@@ -422,13 +425,16 @@ class Behind(Generic[Item]):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._items.put(END)
-        self._thread.join()
-        if self._error and error is None:
-            raise self._error
+        try:
+            self._thread.join()
+        finally:  # after a Ctrl-C, too, what was put is worked on
+            self._thread.join()
+        if self.error and error is None:
+            raise self.error
 
     def _run(self) -> None:
         while (item := self._items.get()) is not END:
-            if self._error is None:
+            if self.error is None:
                 self._do(item)
             self._places.put(None)
 
@@ -436,7 +442,7 @@ class Behind(Generic[Item]):
         try:
             self._work(item)
         except BaseException as error:  # noqa: BLE001 - raised by `put`, or at the end
-            self._error = error
+            self.error = error
 
 
 def _tokens(count: int) -> SimpleQueue[None]:

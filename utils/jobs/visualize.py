@@ -69,7 +69,9 @@ class Artist:
 
     def detect(self, image: np.ndarray) -> tuple[Tensor, list[Patch]]:
         """Uint8 BGR `[H, W, 3]` → `[n, 6]` xyxy in its pixels, score, best class of each place; and masks."""
-        return self.detections(self.batch_of(image))
+        batch = self.batch_of(image)
+        self.warm_up(batch)
+        return self.detections(batch)
 
     def batch_of(self, image: np.ndarray) -> Batch:
         """Uint8 BGR `[H, W, 3]`, letterboxed, as the batch that the network takes."""
@@ -86,7 +88,6 @@ class Artist:
 
     def detections(self, batch: Batch, masks: bool = True) -> tuple[Tensor, list[Patch]]:
         """Those of a `batch_of` an image, see `detect`; without `masks` none are computed."""
-        self.warm_up(batch)
         with torch.inference_mode():
             detections = self.detector(batch)
             return best_detections(detections if masks else replace(detections, masks=None), batch.letterboxes[0])

@@ -360,7 +360,7 @@ def merged(reports: Mapping[Path, Report]) -> Report:
     result.rows = _merged_rows(reports, has_several_datasets)
     if not has_several_datasets:
         result.data = next(iter(datasets.values()), "")
-        result.data_splits = first.data_splits
+        result.data_splits = next((report.data_splits for report in reports.values() if report.data_splits), [])
     if len(trained) == 1:
         only_trained = next(iter(trained.values()))
         result.history = only_trained.history

@@ -69,6 +69,9 @@ def import_all() -> None:
 
 
 def _remove() -> None:
-    for name in DEFERRED:
-        if isinstance(sys.modules.get(name), DeferredModule):
+    for name, attributes in DEFERRED.items():
+        module = sys.modules.get(name)
+        if isinstance(module, DeferredModule):
+            for attribute in attributes:  # from now on the real ones
+                vars(module).pop(attribute, None)
             del sys.modules[name]

@@ -73,7 +73,7 @@ def test_group_below_what_is_mounted(tmp_path):
     assert cpu.cpu_quota(v1(tmp_path, "/docker/1f/job", "150000", root="/docker/1f", place="job/")) == 1.5
 
 
-@pytest.mark.parametrize("group", ["/docker/1f", "/../../system.slice"])
+@pytest.mark.parametrize("group", ["", "/docker/1f", "/../../system.slice"])
 def test_group_that_is_not_below_what_is_mounted(tmp_path, group):
     assert cpu.cpu_quota(v2(tmp_path, group, {"cpu.max": "50000 100000"}, root="/docker/2e")) == 0.5
 

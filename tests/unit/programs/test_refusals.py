@@ -54,7 +54,7 @@ CASES = [  # program, arguments, what the line names
     (V, f"--engine-file a.onnx {EVAL} --device 7", "--device"),
     (B, "a.onnx --batch-size 1 2", "--batch-size"),
     (B, "a.onnx --imgsz 64 32 128", "min <= opt <= max"),
-    (B, "a.onnx --imgsz 50", "multiples of 32"),
+    (B, "a.onnx --imgsz 50", "multiples of the stride, 32"),
     (B, "a.onnx --target SM89", "--target"),
     (B, "a.onnx --tune 5 --target SM89", "--target"),
     (B, "int8.onnx --tune 5 --precision fp16", "int8.onnx"),

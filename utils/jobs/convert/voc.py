@@ -111,7 +111,7 @@ def _outline(item: ElementTree.Element) -> tuple[np.ndarray, ...]:
         ValueError: the children are others, or no polygon.
     """
     rings: list[np.ndarray] = []
-    for polygon in item.iter("polygon"):
+    for polygon in item.findall("polygon"):
         values: dict[tuple[int, str], str] = {}  # (2, "x") → the text of x2
         for child in polygon:
             tag = COORDINATE.fullmatch(child.tag)
