@@ -15,7 +15,7 @@ import sys
 import tempfile
 import types
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,7 +112,10 @@ def without_label_caches(module: types.ModuleType) -> None:
             raise ValueError(NO_CACHES)
         numpy.save(file, array, *args, **kwargs)
 
-    module.np = types.SimpleNamespace(**{**vars(numpy), "load": load, "save": save})  # type: ignore[attr-defined]
+    same = types.ModuleType("numpy")
+    vars(same).update(load=load, save=save)
+    vars(same)["__getattr__"] = partial(getattr, numpy)  # all else, also what numpy imports on demand, such as random
+    module.np = same  # type: ignore[attr-defined]
     logging.getLogger("yolov5").addFilter(lambda record: NO_CACHES not in record.getMessage())
 
 

@@ -7,6 +7,7 @@ import types
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -115,3 +116,20 @@ def test_what_upstream_would_evaluate_is_refused_unless_it_is_listed(changes, na
         check_description({**GOOD, **changes})
     assert named in str(caught.value)
     assert str(caught.value).isprintable()
+
+
+def test_label_caches_are_neither_read_nor_written_and_numpy_is_whole(tmp_path):
+    """Some parts of NumPy, such as `random`, are imported when they are asked for."""
+    on_demand = {"random": object()}
+    numpy = types.ModuleType("numpy")
+    vars(numpy).update(ndarray=np.ndarray, load=np.load, save=np.save, __getattr__=on_demand.__getitem__)
+    module = types.ModuleType("dataloaders")
+    module.np = numpy
+    checkout.without_label_caches(module)
+    assert module.np.random is on_demand["random"]
+    module.np.save(tmp_path / "a.npy", np.ones(2))
+    assert module.np.load(tmp_path / "a.npy").tolist() == [1, 1]
+    with pytest.raises(ValueError, match="pickles"):
+        module.np.load(tmp_path / "a.npy", allow_pickle=True)
+    with pytest.raises(ValueError, match="switched off"):
+        module.np.save(tmp_path / "a.cache", {"labels": []})
