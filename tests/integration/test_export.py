@@ -197,7 +197,7 @@ def test_network_is_left_as_it_was(kind, fails, weights, tmp_path, monkeypatch):
     config = ExportConfig((96, 96), 1, dynamic="all", inplace=True)
     if fails:
         monkeypatch.setattr(torch.onnx, "export", lambda *_args, **_options: (_ for _ in ()).throw(RuntimeError("no")))
-        with pytest.raises(QatError, match="cannot export this network: no"):
+        with pytest.raises(QatError, match="cannot export this model: no"):
             export_onnx(model, config, tmp_path / "network.onnx", {})
     else:
         export_onnx(model, config, tmp_path / "network.onnx", {})

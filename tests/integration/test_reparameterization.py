@@ -100,7 +100,7 @@ def test_mistakes_get_one_line(small, tmp_path, upstream_yaml, capsys):
     cases: list[tuple[str, list]] = [
         ("--classes_num 80 was given, and", [training, "--classes_num", 80]),
         ("converted already", [small["converted"]]),
-        ("its model.0.conv.weight is [32, 3, 3, 3], that of the", [training, "--cfg", upstream_yaml("gelan-s")]),
+        ("model.0.conv.weight", [training, "--cfg", upstream_yaml("gelan-s")]),
         ("does not match the converted model", [training, "--cfg", upstream_yaml("yolov9-t")]),
         ("is not a model description", [training, "--cfg", tmp_path / "text.yaml"]),
         ("and would be overwritten; choose another name with --save", [training, "--save", training]),
@@ -117,7 +117,7 @@ def test_mistakes_get_one_line(small, tmp_path, upstream_yaml, capsys):
 def test_a_wrong_map_and_layers_of_another_network_are_noticed(small, monkeypatch):
     training, wide = load_training(small["training"]), load_training(small["wide"])
     wide.model.model = wide.model.model[:9]
-    with pytest.raises(CheckpointError, match="has 9 layers, and its description"):
+    with pytest.raises(CheckpointError, match="has 9 layers, but its description"):
         reparam.convert(replace(training, model=wide.model))
     wrong = replace(reparam.HEADS["DualDDetect"], main={"cv2": "cv2", "cv3": "cv3", "dfl": "dfl"})  # of the same shapes
     monkeypatch.setitem(reparam.HEADS, "DualDDetect", wrong)

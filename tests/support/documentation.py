@@ -6,13 +6,17 @@ import functools
 import io
 import re
 import shlex
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from docs.programs import PYTHON_PROGRAMS, SHELL_PROGRAMS, named, recorded, shell_help
 from utils import cli
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT))  # where docs/ lies; integration tests run in a checkout, whose utils/ comes first
+
+from docs.programs import PYTHON_PROGRAMS, SHELL_PROGRAMS, named, recorded, shell_help
+
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
 UPSTREAMS = "scripts/run_upstream.py"  # what follows is for a program of upstream's
 

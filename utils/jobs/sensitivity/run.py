@@ -64,8 +64,9 @@ def run(options: SensitiveOptions) -> dict[str, Any]:
         model = inputs.placed()
         inputs = calibrate_once(model, inputs, state, folder)
         images = torch.zeros(1, channels_of(model), *height_width(inputs.imgsz), device=inputs.device)
-        device = next(inputs.source.model.parameters()).device
-        kinds = unit_kinds(inputs.source.model, [unit.name for unit in units.all], images.to(device))
+        float_model = upstream.call_fused(inputs.network())
+        device = next(float_model.parameters()).device
+        kinds = unit_kinds(float_model, [unit.name for unit in units.all], images.to(device))
         passes = Passes(inputs, Switches(model), units.everything, state, folder)
         search = Search(options, units, passes, cost_shares(model, images, inputs.profile))
         if inputs.has_masks or options.unlabelled:
