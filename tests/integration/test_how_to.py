@@ -52,7 +52,7 @@ def place(
 ) -> Path:
     """A folder with the files that the pages name."""
     folder = tmp_path_factory.mktemp("how-to")
-    for name in ("yolov9-c-converted.pt", "yolov9-s.pt"):
+    for name in ("yolov9-c-converted.pt", "yolov9-s-converted.pt"):
         shutil.copy(small_weights, folder / name)
     for name in ("coco", "unlabelled"):
         shutil.copy(data, folder / f"{name}.yaml")
@@ -61,12 +61,12 @@ def place(
         shutil.copy(path, folder / "images")
     (folder / "train2017").symlink_to(demo_data.parent / "images/val")
     shutil.copy(demo_data.parent / "annotations/instances_val.json", folder / "instances_train2017.json")
-    weights = save_quantized(folder / "yolov9-c-int8.pt", folder / "yolov9-s.pt")
+    weights = save_quantized(folder / "yolov9-c-int8.pt", folder / "yolov9-s-converted.pt")
     int8 = folder / "yolov9-c-int8.onnx"
     run("export_qat.py", "--weights", weights, *SIZE, "--typing", "weak", "--dynamic", "batch", "--output", int8)
     for name in ("yolov9-s-int8.onnx", "INT8.engine", "yolov9-c-int8.engine"):
         shutil.copy(int8, folder / name)
-    fp32 = ("--weights", folder / "yolov9-s.pt", "--output", folder / "yolov9-s.onnx")
+    fp32 = ("--weights", folder / "yolov9-s-converted.pt", "--output", folder / "yolov9-s.onnx")
     run("export_qat.py", *fp32, *SIZE, "--dynamic", "batch")
     return folder
 

@@ -15,7 +15,7 @@ from utils import cli
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))  # where docs/ lies; integration tests run in a checkout, whose utils/ comes first
 
-from docs.programs import PYTHON_PROGRAMS, SHELL_PROGRAMS, named, recorded, shell_help
+from docs.programs import PYTHON_PROGRAMS, SHELL_PROGRAMS, named, recorded, shell_help  # noqa: E402
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
 UPSTREAMS = "scripts/run_upstream.py"  # what follows is for a program of upstream's
