@@ -65,8 +65,7 @@ def run(options: SensitiveOptions) -> dict[str, Any]:
         inputs = calibrate_once(model, inputs, state, folder)
         images = torch.zeros(1, channels_of(model), *height_width(inputs.imgsz), device=inputs.device)
         float_model = upstream.call_fused(inputs.network())
-        device = next(float_model.parameters()).device
-        kinds = unit_kinds(float_model, [unit.name for unit in units.all], images.to(device))
+        kinds = unit_kinds(float_model, [unit.name for unit in units.all], images)
         passes = Passes(inputs, Switches(model), units.everything, state, folder)
         search = Search(options, units, passes, cost_shares(model, images, inputs.profile))
         if inputs.has_masks or options.unlabelled:
