@@ -55,6 +55,7 @@ def main() -> int:
         from utils.upstream import checkout, deferred
 
         deferred.import_all()
+        checkout.finish_plots()
         checkout.import_upstream()
         logging.getLogger("yolov5").setLevel(logging.INFO)
         checkout.load_safely_by_default(upstream.read_checkpoint)

@@ -45,6 +45,29 @@ def test_libraries_that_are_deferred_are_whole_when_something_of_them_is_used(ch
     assert done.returncode == 0, done.stderr[-800:]
 
 
+def test_a_plot_that_is_drawn_when_the_program_ends_is_finished(checkout, tmp_path):
+    program = tmp_path / "draw.py"
+    program.write_text(
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "from utils.metrics import plot_pr_curve\n"
+        "import utils.metrics as metrics\n"
+        "class Axis:\n"
+        "    def __getattr__(self, name): return lambda *_, **__: None\n"
+        "class Figure:\n"
+        "    def savefig(self, path, **_):\n"
+        "        time.sleep(2)\n"
+        "        Path(path).write_text('whole')\n"
+        "metrics.plt.subplots = lambda *_, **__: (Figure(), Axis())\n"
+        "metrics.plt.close = lambda *_: None\n"
+        "plot_pr_curve(metrics.np.zeros(2), metrics.np.zeros((1, 2)), metrics.np.zeros((1, 1)), sys.argv[1])\n"
+    )
+    words = [sys.executable, "scripts/run_upstream.py", str(program), str(tmp_path / "plot.png")]
+    done = subprocess.run(words, cwd=checkout, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-800:]
+    assert (tmp_path / "plot.png").read_text() == "whole"
+
+
 def test_upstreams_evaluation_draws_its_plots(checkout, data, demo_weights, tmp_path):
     words = ["scripts/run_upstream.py", "val.py", "--weights", demo_weights, "--data", data, "--imgsz", 64]
     words += ["--device", "cpu", "--workers", 0, "--batch-size", 4, "--project", tmp_path, "--name", "drawn"]

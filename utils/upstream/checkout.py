@@ -13,6 +13,7 @@ import logging
 import os
 import sys
 import tempfile
+import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
@@ -132,6 +133,24 @@ def load_safely_by_default(read: Callable[[Any], Any]) -> None:
         return read(f) if kwargs.get("weights_only") is None else original(f, *args, **kwargs)
 
     torch.load = load
+
+
+def finish_plots() -> None:
+    """Let upstream's plots be drawn to the end: it draws in daemon threads, which Python cuts off when it ends.
+
+    Call it before `import_upstream`, whose modules decorate their plotting functions.
+    """
+    import utils
+
+    def threaded(function: Callable[..., None]) -> Callable[..., threading.Thread]:  # upstream's name
+        def start(*args: Any, **kwargs: Any) -> threading.Thread:
+            thread = threading.Thread(target=function, args=args, kwargs=kwargs, daemon=False)
+            thread.start()
+            return thread
+
+        return start
+
+    utils.threaded = threaded  # type: ignore[attr-defined]
 
 
 def prefer_speed() -> None:
