@@ -67,9 +67,10 @@ class ExportOptions(NmsOptions, InputOptions):
         "scales). Without --typing it decides: strong from 19 on", metavar="N",
     )  # fmt: skip
     half: bool = option(False, "float weights in FP16, as --typing strong; inputs and outputs stay FP32")
-    target: Literal["tensorrt", "openvino-avx2"] = option(
-        "tensorrt", "what runs the INT8 file. tensorrt: engines, and with --typing weak OpenVINO on CPUs with VNNI; "
-        "openvino-avx2: OpenVINO on CPUs without VNNI, with weights of 7 bits (default: tensorrt)",
+    target: Literal["tensorrt", "openvino", "openvino-avx2"] = option(
+        "tensorrt", "what runs the INT8 file. tensorrt: engines, and with --typing weak OpenVINO, too; openvino: "
+        "OpenVINO on CPUs with VNNI, closer to FP32, since activations have zero points; openvino-avx2: the same on "
+        "CPUs without VNNI, with weights of 7 bits (default: tensorrt)",
     )  # fmt: skip
     int8_weights: bool = option(
         False, "store quantized weights as INT8, for ONNX Runtime and TensorRT 10 and later: a third of a weakly typed "

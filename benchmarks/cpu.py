@@ -48,7 +48,7 @@ from utils.evaluation.results import Reference
 from utils.jobs.evaluate import without_tables
 from utils.jobs.inputs import image_batches
 from utils.jobs.open import need, open_openvino
-from utils.onnx_graph.passes.for_openvino import unsigned_activations
+from utils.onnx_graph.passes.for_openvino import offset_activations
 from utils.reports.schema import hardware
 from utils.runners import openvino
 from utils.runners.base import Runner, as_feed
@@ -57,7 +57,7 @@ from utils.trt.timing import TimingConfig, time_interleaved
 
 logger = logging.getLogger("__main__")  # whose lines are for the user, whatever starts this
 
-UNSIGNED = "ours, unsigned activations"
+WITH_OFFSETS = "ours, activations with zero points"
 INSTRUCTIONS = ("avx2", "avx512f", "avx_vnni", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
 SOFTWARE = ("openvino", "nncf", "onnxruntime", "onnx", "torch", "numpy")
 MADE_FROM = ("float", "data", "imgsz", "calib_images", "seed")  # the settings that a peer's file depends on
@@ -225,7 +225,7 @@ class Study:
     def states(self) -> Iterator[Contender]:
         """All networks to measure, FP32 in OpenVINO first; a peer's without its file is left out."""
         float_file, int8_file = self.float_file, self.int8_file
-        model = unsigned_activations(read_onnx(int8_file))
+        model = offset_activations(read_onnx(int8_file))
         for precision in openvino.precisions("CPU"):
             if precision == "fp16":
                 continue
@@ -234,7 +234,7 @@ class Study:
             yield how("FP32", open=partial(open_file, float_file, precision))
             yield how("ours", open=partial(open_file, int8_file, precision))
             if self.exact:
-                yield how(UNSIGNED, open=partial(open_unsigned, int8_file, model, precision))
+                yield how(WITH_OFFSETS, open=partial(open_with_offsets, int8_file, model, precision))
             for name, file in self.other_files(".xml"):
                 yield how(name, open=partial(open_ir, file, float_file, precision))
         for name, file in [("FP32", float_file), *self.other_files(".onnx")]:
@@ -332,9 +332,9 @@ def open_file(file: Path, precision: str, threads: int | None) -> Runner:
     return open_openvino(file, "CPU", precision, threads=threads)
 
 
-def open_unsigned(file: Path, model: Any, precision: Any, threads: int | None) -> Runner:
-    """An INT8 .onnx in OpenVINO with unsigned activations, as processors without VNNI need it."""
-    note = "unsigned activations"
+def open_with_offsets(file: Path, model: Any, precision: Any, threads: int | None) -> Runner:
+    """An INT8 .onnx in OpenVINO whose activations have zero points, as `--target openvino` writes it."""
+    note = "activations with zero points"
     return openvino.OpenVinoRunner(file, model, "CPU", precision=precision, threads=threads, note=note)
 
 

@@ -19,16 +19,17 @@ from models.quantize.flow import export_mode
 from models.quantize.modules import limit_weights_to_7_bits, quantized_weights
 from models.quantize.recipe import Recipe
 from utils.core.errors import QatError
-from utils.jobs.compare_tensors import STEPS, compare_tensors
+from utils.jobs.compare_tensors import LIMITS, RANGES, STEPS, compare_tensors
 from utils.jobs.open import load_network, open_runner
 from utils.onnx_graph import export
 from utils.onnx_graph.export import ExportConfig
 from utils.onnx_graph.qdq_view import QdqGraph
 from utils.onnx_graph.verify import verify
-from utils.onnx_graph.view import metadata_of
+from utils.onnx_graph.view import metadata_of, overwrite
 
 CPU = torch.device("cpu")
 OPENVINO = "openvino-avx2"
+TARGETS = ("openvino", OPENVINO)
 
 
 @pytest.fixture(scope="module")
@@ -134,8 +135,8 @@ def test_quantized_tensors_agree_within_one_step(options, networks, exported):
     for result in (plain, other):
         graph = onnx.load(result.path)
         assert len(result.quantizers) == len(QdqGraph(graph).activations)
-        steps, share, apart = compare_tensors(network.model, graph, random_images(), result.quantizers).values()
-        assert (steps <= 1, share < 1e-4, apart < 1e-3) == (True, True, True)
+        steps, share, apart, moved = compare_tensors(network.model, graph, random_images(), result.quantizers).values()
+        assert (steps <= 1, share < 1e-4, apart < 1e-3, moved) == (True, True, True, 0)
 
 
 @pytest.mark.parametrize(("name", "side"), [("demo", 160), ("gelan-c, narrow", 160), ("gelan-e, narrow", 160)])
@@ -281,7 +282,7 @@ def test_names_say_what_is_in_a_file_and_what_is_replaced_is_said(weights, tmp_p
         ("quantized", ("--typing", "strong", "--dynamic", "batch"), "quantized-int8-strong.onnx", True),
         ("float", ("--include", "onnx_end2end", "--half"), "float-fp16-end2end.onnx", False),
     ]
-    cases.append(("quantized", ("--target", OPENVINO), f"quantized-int8-{OPENVINO}.onnx", False))
+    cases += [("quantized", ("--target", target), f"quantized-int8-{target}.onnx", False) for target in TARGETS]
     for kind, words, name, replaced in cases:
         code, out, err = program(capsys, "--weights", folder / f"{kind}.pt", *quick, *words)
         assert (code, err) == (0, [])
@@ -293,19 +294,38 @@ def test_names_say_what_is_in_a_file_and_what_is_replaced_is_said(weights, tmp_p
     assert {path.name for path in folder.glob("*.onnx")} == {name for *_, name, _ in cases} | {"some-int8.onnx"}
 
 
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("more", [(), ("--int8-weights",), ("--input", "uint8")], ids=str)
-def test_a_file_for_openvino(more, weights, tmp_path, capsys):
-    """It is compared with PyTorch, whose weights are rounded to 7 bits, too."""
+def test_a_file_for_openvino(more, target, weights, tmp_path, capsys):
+    """It is compared with PyTorch, whose ranges are the file's, and whose weights are rounded to 7 bits for AVX2."""
     path = tmp_path / "file.onnx"
     words = ("--weights", weights["quantized"], "--output", path, "--imgsz", SIDE, "--batch-size", 2, "--device", "cpu")
-    code, out, err = program(capsys, *words, "--target", OPENVINO, *more)
+    code, out, err = program(capsys, *words, "--target", target, *more)
     assert (code, err) == (0, [])
     assert out[-1].startswith("matches PyTorch")
+    assert ("7 bits" in out[-1]) is (target == OPENVINO)
     assert "--runtime openvino" in out[-2]
     assert not any("generate_trt_engine" in line for line in out)
     entries = metadata_of(onnx.load(path))
-    assert (entries["target"], entries["typing"]) == (OPENVINO, "weak")
+    assert (entries["target"], entries["typing"]) == (target, "weak")
     assert program(capsys, "--verify", path)[0] == 0
+
+
+@pytest.mark.parametrize(("part", "factor"), [("scale", 1.5), ("scale", 0.7), ("zero_point", 0.5)])
+def test_a_wrong_range_for_openvino_is_found(part, factor, exported, networks):
+    """The torch network computes with the file's ranges, which are compared with its own."""
+    result = exported("quantized", target="openvino")
+    images = random_images(2)
+    good = onnx.load(result.path)
+    assert compare_tensors(networks["quantized"].model, good, images, result.quantizers)[RANGES] <= 1
+    graph = QdqGraph(good)
+    products = {name for node in graph.of_type("Mul") for name in node.output}
+    behind_silu = [node for node in graph.activations if node.input[0] in products]
+    name = behind_silu[1].input[1 if part == "scale" else 2]
+    value = graph.constant(name)
+    assert value > 0
+    overwrite(good, {name: (value * factor).astype(value.dtype)})
+    assert compare_tensors(networks["quantized"].model, good, images, result.quantizers)[RANGES] > LIMITS[RANGES][1]
 
 
 def test_weights_of_7_bits_are_rounded_from_the_float_ones(networks, weights):

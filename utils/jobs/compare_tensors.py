@@ -11,6 +11,7 @@ Differences have names, see `LIMITS`.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
@@ -22,6 +23,7 @@ import torchvision
 from onnx import ModelProto, TensorProto, helper
 from torch import Tensor, nn
 
+from models.quantize.fake_quantize import INT8, TensorQuantizer
 from models.quantize.flow import export_mode
 from utils.core.tasks import Prediction, Task, predicted, task_of_head
 from utils.evaluation.masks import Masks
@@ -30,10 +32,12 @@ from utils.onnx_graph.view import DEQUANTIZE, drop_unused, input_spec
 from utils.runners.base import as_feed
 
 Differences = dict[str, float]
+Grid = tuple[float, np.ndarray]  # scale and zero point (INT8 0, or UINT8 of a file for OpenVINO) of a tensor
 
 BEST = 100  # anchors of an image whose boxes and masks are compared: those without an object have boxes of no meaning
 SMALLEST = 1e-12  # of a largest value that others are divided by
 STEPS, STEPPED, RESULT = "INT8 value", "share of INT8 values", "result behind equal INT8 values"
+RANGES = "activation in the file's range from one in its symmetric range"
 COEFFICIENTS, PROTOTYPES, PIXELS = "mask coefficient", "prototype", "share of the masks' pixels"
 LIMITS = {  # what differs → its unit, and how much float arithmetic in another order explains, in FP32 and in FP16
     "box": ("px", 0.1, 4.0),  # of the best anchors
@@ -41,6 +45,7 @@ LIMITS = {  # what differs → its unit, and how much float arithmetic in anothe
     STEPS: ("steps", 1, 1),
     STEPPED: ("", 1e-3, 0.05),  # those that differ at all
     RESULT: ("px or score", 0.1, 4.0),
+    RANGES: ("steps", 1.01, 1.01),  # half a step of each
     COEFFICIENTS: ("of the largest", 1e-3, 0.05),
     PROTOTYPES: ("of the largest", 1e-3, 0.05),
     PIXELS: ("", 1e-3, 0.02),  # inside the boxes, on the prototypes' grid: those of one mask and not of the other
@@ -115,9 +120,8 @@ def compare_tensors(
     task = task_of_head(model.model[-1])
     cut, parameters = _cut(graph, order, task)
     quantizers = list(order.values())
-    calls, expected = _torch_integers(
-        model, task, images, {one.call: pair[0] for one, pair in zip(quantizers, parameters.values(), strict=True)}
-    )
+    grids = {one.call: grid for one, grid in zip(quantizers, parameters.values(), strict=True)}
+    calls, expected, moved = _torch_integers(model, task, images, grids)
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = torch.get_num_threads()
@@ -141,43 +145,64 @@ def compare_tensors(
     apart = torch.cat([predicted.boxes - expected.boxes, predicted.scores - expected.scores], 1).abs().max()
     masks = compare_predictions(predicted, expected, (images.shape[2], images.shape[3]))
     masks = {name: value for name, value in masks.items() if name not in ("box", "score")}
-    return {STEPS: steps, STEPPED: differing / total, RESULT: float(apart), **masks}
+    return {STEPS: steps, STEPPED: differing / total, RESULT: float(apart), RANGES: moved, **masks}
 
 
 def _torch_integers(
-    model: Any, task: Task, images: Tensor, scales: Mapping[int, float]
-) -> tuple[dict[int, np.ndarray], Prediction]:
-    """INT8 results of the calls of activation quantizers that have a scale here, and the network's predictions."""
+    model: Any, task: Task, images: Tensor, grids: Mapping[int, Grid]
+) -> tuple[dict[int, np.ndarray], Prediction, float]:
+    """Run the network with the graph's grids.
+
+    Returns:
+        The results of the calls of activation quantizers that have a grid, in steps of it (int16, zero point taken
+        off); the network's predictions; and how far grids with a zero point move a result, in steps of its own grid.
+    """
     expected: dict[int, np.ndarray] = {}
-    count = 0
+    moved = 0.0
+    grid_of: dict[nn.Module, Grid] = {}  # also of the calls that the graph has no quantizer for
+    calls = itertools.count()
 
-    def keep(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
-        nonlocal count
-        if count in scales:
-            steps = (output.float() / scales[count]).round().clamp(-128, 127)
-            expected[count] = steps.to(torch.int8).numpy()
-        count += 1
+    def replaced(quantizer: TensorQuantizer, inputs: tuple[Tensor], output: Tensor) -> Tensor | None:
+        """Result of a quantizer in place of `output`, None to keep that."""
+        nonlocal moved
+        call = next(calls)
+        if call in grids:
+            grid_of[quantizer] = grids[call]
+        if quantizer not in grid_of:
+            return None
+        scale, zero_point = grid_of[quantizer]
+        limits = np.iinfo(zero_point.dtype)
+        is_symmetric = limits.min < 0
+        values = output if is_symmetric else inputs[0]
+        steps = (values.float() / scale).round()
+        steps = steps.clamp(limits.min - int(zero_point), limits.max - int(zero_point))
+        if call in grids:
+            expected[call] = steps.to(torch.int16).numpy()
+        if is_symmetric:
+            return None
+        result = steps * scale
+        own_scale = float(quantizer.amax) / INT8.max
+        moved = max(moved, float((result - output).abs().max()) / own_scale)
+        return result
 
-    hooks = [quantizer.register_forward_hook(keep) for quantizer in model.activation_quantizers.values()]
+    hooks = [quantizer.register_forward_hook(replaced) for quantizer in model.activation_quantizers.values()]
     try:
         with torch.no_grad(), export_mode():
             result = Prediction(*predicted(model(images)))
     finally:
         for hook in hooks:
             hook.remove()
-    return expected, result
+    return expected, result, moved
 
 
-def _cut(
-    graph: ModelProto, order: Collection[str], task: Task
-) -> tuple[ModelProto, dict[str, tuple[float, np.ndarray]]]:
+def _cut(graph: ModelProto, order: Collection[str], task: Task) -> tuple[ModelProto, dict[str, Grid]]:
     """The graph with each DequantizeLinear of an activation reading an input, `NAME/fed`, and integers as outputs.
 
-    The second result is the scale and the zero point (INT8 0 or UINT8 128) of each integer tensor by NAME.
+    The second result is the grid of each integer tensor by NAME.
     """
     qdq_graph = QdqGraph(graph)
     quantizers = {node.name: node for node in qdq_graph.activations}
-    parameters: dict[str, tuple[float, np.ndarray]] = {}
+    parameters: dict[str, Grid] = {}
     for name in order:
         integers = quantizers[name].output[0]
         readers = [node for node in qdq_graph.consumers(integers) if node.op_type == DEQUANTIZE]

@@ -198,8 +198,8 @@ def openvino_form(model: ModelProto, device: str) -> tuple[ModelProto, str]:
     from utils.onnx_graph.passes.for_openvino import (
         SEVEN_BIT_TARGET,
         TARGET_KEY,
+        offset_activations,
         seven_bit_weights,
-        unsigned_activations,
     )
     from utils.onnx_graph.view import metadata_of
     from utils.runners.openvino import multiplies_exactly
@@ -209,7 +209,7 @@ def openvino_form(model: ModelProto, device: str) -> tuple[ModelProto, str]:
     if not is_quantized(model) or multiplies_exactly(device):
         return model, ""
     warn_once(logger, SEVEN_BITS)
-    return seven_bit_weights(unsigned_activations(model)), "weights of 7 bits"
+    return seven_bit_weights(offset_activations(model)), "weights of 7 bits"
 
 
 def torch_runner(network: Network, device: torch.device | str) -> Runner:

@@ -31,7 +31,7 @@ class QdqGraph(GraphView):
     Args:
         floats: paths of the convolutions that the recipe leaves in float.
         typing: weak | strong, as the exporter wrote it into the file; '': a file of others.
-        target: 'openvino-avx2'; '': TensorRT.
+        target: 'openvino' or 'openvino-avx2'; '': TensorRT.
     """
 
     def __init__(

@@ -25,7 +25,7 @@ from onnx import ModelProto, NodeProto
 
 from utils.core.errors import InputError
 from utils.core.text import aligned, plural
-from utils.onnx_graph.passes.for_openvino import MIDDLE, SEVEN_BIT_TARGET, TARGET_KEY
+from utils.onnx_graph.passes.for_openvino import LARGEST_ZERO_POINT, SEVEN_BIT_TARGET, TARGET_KEY
 from utils.onnx_graph.qdq_view import FLOAT_MODULES, POOLS, WEIGHTED, QdqGraph, along_axis
 from utils.onnx_graph.view import BRIGHTEST, DEQUANTIZE, QUANTIZE, attribute, input_spec, metadata_of
 
@@ -136,17 +136,22 @@ def scales(graph: QdqGraph) -> Check:
 
 
 def symmetric(graph: QdqGraph) -> Check:
-    """Every zero point is INT8 0: TensorRT knows no other. Of activations for OpenVINO it is UINT8 128."""
+    """Every zero point is INT8 0: TensorRT knows no other. Of activations for OpenVINO it is UINT8, at most 128."""
     activation_names = {node.name for node in graph.activations}
     for node in _distinct(graph):
-        expected: np.generic = np.int8(0)
         if graph.target and node.name in activation_names:
-            expected = MIDDLE
-        zero = graph.array(node.input[2]) if len(node.input) > 2 else None
-        if zero is not None and zero.dtype == expected.dtype and (zero == expected).all():
-            yield node.name, None
+            yield node.name, _zero_point_problem(graph, node, "uint8", LARGEST_ZERO_POINT)
         else:
-            yield node.name, f"its zero point is not {expected.dtype.name.upper()} {expected}"
+            yield node.name, _zero_point_problem(graph, node, "int8", 0)
+
+
+def _zero_point_problem(graph: QdqGraph, node: NodeProto, dtype: str, largest: int) -> str | None:
+    """Message on a zero point that is not of this type, or not between 0 and `largest`."""
+    zero_point = graph.array(node.input[2]) if len(node.input) > 2 else None
+    if zero_point is not None and zero_point.dtype == dtype and 0 <= zero_point.min() <= zero_point.max() <= largest:
+        return None
+    values = f"0 to {largest}" if largest else "0"
+    return f"its zero point is not {dtype.upper()} {values}"
 
 
 def seven_bits(graph: QdqGraph) -> Check:
@@ -297,8 +302,14 @@ def _same_scale(graph: QdqGraph, node: NodeProto) -> Check:
     elif float_results and not float_inputs:
         yield node.name, f"its input is quantized, its result {float_results[0]} is not"
     else:
-        scales = {graph.comparable(quantizer.input[1]) for quantizer in (*before, *after)}
+        scales = {_scale_and_zero_point(graph, quantizer) for quantizer in (*before, *after)}
         yield node.name, f"{len(scales)} scales meet" if after and len(scales) > 1 else None
+
+
+def _scale_and_zero_point(graph: QdqGraph, node: NodeProto) -> tuple[object, int]:
+    """A quantizer's scale, comparable, and zero point; without one in the file that is 0."""
+    zero_point = graph.array(node.input[2]) if len(node.input) > 2 else None
+    return graph.comparable(node.input[1]), 0 if zero_point is None else int(zero_point.max())
 
 
 def average_pool(graph: QdqGraph) -> Check:

@@ -26,7 +26,7 @@ from utils.core.input_spec import FLOATS, InputSpec
 from utils.jobs.open import open_openvino
 from utils.jobs.visualize import Artist
 from utils.onnx_graph.output_formats import NmsSettings, attach_nms
-from utils.onnx_graph.passes.for_openvino import TARGET_KEY, seven_bit_weights, unsigned_activations
+from utils.onnx_graph.passes.for_openvino import TARGET_KEY, offset_activations, seven_bit_weights
 from utils.onnx_graph.passes.take_bytes import take_bytes
 from utils.onnx_graph.view import set_metadata
 from utils.trt.build import build
@@ -191,7 +191,7 @@ def test_an_int8_file_in_openvino(target, warned, tmp_path, load, monkeypatch, c
     pytest.importorskip("openvino")
     file, names = tmp_path / "a.onnx", json.dumps({0: "cat", 1: "dog"})
     entries = {"imgsz": f"[{SIZE}, {SIZE}]", "stride": "16", "names": names, "task": "detect"}
-    model = set_metadata(seven_bit_weights(unsigned_activations(good_graph())), entries)
+    model = set_metadata(seven_bit_weights(offset_activations(good_graph())), entries)
     onnx.save(set_metadata(model, {TARGET_KEY: target} if target else {}), file)
     images = np.random.default_rng(0).integers(0, 256, (12, SIZE, SIZE, 3), np.uint8)
     if target == "openvino-avx2":  # others would be changed in memory by our runner

@@ -8,7 +8,7 @@ import onnx
 import pytest
 from qdq_graph import Editor, good_graph
 
-from utils.onnx_graph.passes.for_openvino import TARGET_KEY, seven_bit_weights, unsigned_activations
+from utils.onnx_graph.passes.for_openvino import TARGET_KEY, offset_activations, seven_bit_weights
 from utils.onnx_graph.passes.quantizers import store_int8_weights
 from utils.onnx_graph.passes.to_half import to_half
 from utils.onnx_graph.verify import PROPERTIES, table, verify
@@ -251,8 +251,8 @@ def test_an_operator_is_in_float_with_the_convolutions_around_it():
         assert {finding.rule for finding in verify(editor.model).findings} == breaches
 
 
-UNSIGNED = unsigned_activations(GOOD)
-SEVEN_BITS = seven_bit_weights(UNSIGNED)
+OFFSET = offset_activations(GOOD)
+SEVEN_BITS = seven_bit_weights(OFFSET)
 
 
 @pytest.mark.parametrize("stored", [False, True])
@@ -260,8 +260,10 @@ SEVEN_BITS = seven_bit_weights(UNSIGNED)
     ("model", "target", "broken"),
     [
         (SEVEN_BITS, "openvino-avx2", set()),
-        (UNSIGNED, "openvino-avx2", {"seven bits"}),
-        (UNSIGNED, "", {"symmetric"}),  # TensorRT's file
+        (OFFSET, "openvino-avx2", {"seven bits"}),
+        (OFFSET, "openvino", set()),
+        (GOOD, "openvino", {"symmetric"}),
+        (OFFSET, "", {"symmetric"}),  # TensorRT's file
         (GOOD, "openvino-avx2", {"symmetric", "seven bits"}),
     ],
 )
@@ -275,3 +277,12 @@ def test_only_activations_are_unsigned_for_openvino():
     edit = Editor(set_metadata(SEVEN_BITS, {TARGET_KEY: "openvino-avx2"}))
     edit.set_tensor("model.0.conv.weight/zero_point", np.full(8, 128, np.uint8))
     assert {finding.rule for finding in verify(edit.model).findings} == {"symmetric"}
+
+
+@pytest.mark.parametrize(("zero_point", "broken"), [(20, {"moving"}), (129, {"moving", "symmetric"})])
+def test_zero_points_for_openvino(zero_point, broken):
+    """They are those of a range that holds 0, and equal where values only move."""
+    edit = Editor(set_metadata(OFFSET, {TARGET_KEY: "openvino"}))
+    quantizer = edit.find("/model.1/cv1/act/Mul/QuantizeLinear")  # a Resize reads its pair
+    edit.set_tensor(quantizer.input[2], np.uint8(zero_point))
+    assert {finding.rule for finding in verify(edit.model).findings} == broken

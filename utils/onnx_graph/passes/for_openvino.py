@@ -1,53 +1,143 @@
-"""Passes for OpenVINO's CPU kernels: the same values in the form that these kernels take, and weights of 7 bits.
+"""Passes for OpenVINO: activations whose INT8 range begins where their values begin, and weights of 7 bits.
 
-A file for TensorRT has signed activations. OpenVINO reads such a file, and its results are those of the graph on
-processors with VNNI. On x86 without VNNI (AVX2, AVX-512 of Skylake) they are wrong in two ways, seen with 2026.4.1:
+A file for TensorRT has symmetric ranges, since TensorRT knows no other. SiLU is never below -0.279, so nearly half of
+the 256 values of its range are never used. OpenVINO takes zero points: `offset_activations` begins each range at the
+least value that a tensor can have, which makes the steps up to half as large. Nothing is calibrated for it.
 
-- A convolution behind a Concat of signed values gives other numbers than the graph; `unsigned_activations` avoids it.
+On x86 processors without VNNI (AVX2, AVX-512 of Skylake) OpenVINO's results for a file with signed activations are not
+those of the graph, in two ways, seen with 2026.4.1:
+
+- A convolution behind a Concat of signed values gives other numbers than the graph. The values of
+  `offset_activations` have no sign.
 - The products of two neighbouring channels are added in 16 bits, which saturate: 255 * 127 * 2 > 32767. OpenVINO's
   documentation names the way out, weights of 7 bits: `seven_bit_weights`.
-
-TensorRT takes no unsigned Q/DQ, and with VNNI signed activations are faster (docs/openvino.md), so neither pass is part
-of another export. The weights of a file for AVX2 are rounded to 7 bits from the float ones, before it is traced.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
-from onnx import ModelProto
+from onnx import ModelProto, NodeProto
 
-from utils.onnx_graph.view import DEQUANTIZE, QUANTIZE, GraphView, drop_unused, pure, store
+from utils.onnx_graph.qdq_view import POOLS, QdqGraph
+from utils.onnx_graph.view import DEQUANTIZE, QDQ, QUANTIZE, GraphView, drop_unused, pure, store
 
-Target = Literal["tensorrt", "openvino-avx2"]
+Target = Literal["tensorrt", "openvino", "openvino-avx2"]
 TARGET_KEY = "target"  # of the metadata of a quantized file, where it is not for TensorRT
 SEVEN_BIT_TARGET: Target = "openvino-avx2"  # the one whose weights are -64..64
-MIDDLE = np.uint8(128)  # the zero point of bytes without sign
+
+LARGEST_INT8 = 127
+LARGEST_ZERO_POINT = 128  # of a symmetric range; a range that begins later has a smaller one
+STEPS = 255  # between the 256 values of a byte
+LEAST_SILU = -0.27846455  # minimum of x * sigmoid(x), at x = -1.2785
+KEEPS_BOUND = frozenset({*QDQ, *POOLS, "Cast", "Identity"})  # beside operators that only move values
 
 
 @pure
-def unsigned_activations(model: ModelProto) -> None:
-    """Store quantized activations as UINT8 with a zero point of 128 in place of INT8 with 0.
+def offset_activations(model: ModelProto) -> None:
+    """Store quantized activations as UINT8, in ranges that begin at the least value that a tensor can have.
 
-    Every value is the same: `(q + 128) - 128`, and both types end at the same two values.
+    A symmetric range of scale s is -128 s to 127 s. Of a tensor that is never below m it becomes m to 127 s: its scale
+    is (127 s - m) / 255, and its zero point -m / scale, rounded. If no m is known, every value stays the same, since
+    `(q + 128) - 128 = q`. Tensors of equal scales keep equal scales, so that Concat still moves integers.
     """
-    view = GraphView(model)
-    unsigned: dict[str, str] = {}  # zero point → the one in its place
-    for quantizer in view.of_type(QUANTIZE):
-        if view.is_constant(quantizer.input[0]):
-            continue  # of weights, which stay signed
-        readers = [node for node in view.consumers(quantizer.output[0]) if node.op_type == DEQUANTIZE]
+    graph = QdqGraph(model)
+    bounds = lower_bounds(graph)
+    pairs = _signed_pairs(graph)
+    least: dict[bytes, float] = {}  # scale → the least value of all tensors that have it; at most 0
+    for quantizer, readers in pairs:
+        key = graph.constant(readers[0].input[1]).tobytes()
+        bound = bounds.get(quantizer.input[0], -np.inf)
+        least[key] = min(least.get(key, 0.0), bound)
+
+    stored: dict[tuple[str, str], tuple[str, str]] = {}  # a node's scale, its group's → its new scale and zero point
+    for quantizer, readers in pairs:
+        group = readers[0].input[1]
         for node in (quantizer, *readers):
-            zero_point = view.array(node.input[2])
-            if zero_point is None or zero_point.dtype != np.int8:
-                continue
-            name = node.input[2]
-            if name not in unsigned:
-                unsigned[name] = store(model, f"{name}/uint8", np.full(zero_point.shape, MIDDLE))
-            node.input[2] = unsigned[name]
+            key_of_node = (node.input[1], group)
+            if key_of_node not in stored:
+                stored[key_of_node] = _store_range(model, graph, *key_of_node, least)
+            node.input[1], node.input[2] = stored[key_of_node]
     del model.graph.value_info[:]  # the types in it are those from before
     drop_unused(model)
+
+
+def _signed_pairs(graph: QdqGraph) -> list[tuple[NodeProto, list[NodeProto]]]:
+    """QuantizeLinear nodes of activations that are INT8, each with the DequantizeLinear nodes that read it."""
+    pairs = []
+    for quantizer in graph.activations:
+        readers = [node for node in graph.consumers(quantizer.output[0]) if node.op_type == DEQUANTIZE]
+        zero_point = graph.array(quantizer.input[2])
+        if readers and zero_point is not None and zero_point.dtype == np.int8:
+            pairs.append((quantizer, readers))
+    return pairs
+
+
+def _store_range(
+    model: ModelProto, graph: QdqGraph, name: str, group: str, least: Mapping[bytes, float]
+) -> tuple[str, str]:
+    """Add the new scale and the zero point of a node; returns their names.
+
+    Args:
+        name: the node's scale. Of images as bytes a QuantizeLinear has 255 times the scale of its group.
+        group: the scale of the DequantizeLinear nodes.
+        least: a group's scale → the least value of its tensors.
+    """
+    symmetric = graph.constant(group)
+    factor = np.rint(graph.constant(name) / symmetric)
+    lowest = np.maximum(least[symmetric.tobytes()], -LARGEST_ZERO_POINT * symmetric)
+    scale = ((LARGEST_INT8 * symmetric - lowest) / STEPS).astype(symmetric.dtype)
+    zero_point = np.rint(-lowest / scale).astype(np.uint8)
+    new_name = f"{name}/uint8" if name == group else f"{name}/uint8/{group}"
+    store(model, new_name, scale * factor.astype(scale.dtype))
+    store(model, f"{new_name}/zero_point", zero_point)
+    return new_name, f"{new_name}/zero_point"
+
+
+def lower_bounds(graph: QdqGraph) -> dict[str, float]:
+    """Return the least value that each tensor can have, as far as operators tell; the graph's inputs are images, ≥ 0.
+
+    Rounding to a quantizer's steps is not counted: it moves a value by half a step at most.
+    """
+    bounds = {value.name: 0.0 for value in graph.model.graph.input}
+    for node in graph.nodes:  # producers before consumers, as ONNX demands
+        bound = _lower_bound(graph, node, bounds)
+        if bound is not None:
+            bounds.update(dict.fromkeys(node.output, bound))
+    return bounds
+
+
+def _lower_bound(graph: QdqGraph, node: NodeProto, bounds: Mapping[str, float]) -> float | None:
+    """The least value of a node's results, None if that is not known."""
+    if node.op_type in ("Relu", "Sigmoid"):
+        return 0.0
+    if _is_silu(graph, node):
+        return LEAST_SILU
+    if node.op_type in ("Add", "Concat"):
+        operands = list(node.input)
+    elif node.op_type in KEEPS_BOUND or graph.is_moving(node):
+        operands = [node.input[0]]
+    else:
+        return None
+    if not all(name in bounds for name in operands):
+        return None
+    values = [bounds[name] for name in operands]
+    if node.op_type == "Add":
+        return sum(values)
+    return min(0.0, *values)  # an average counts zeros of its padding
+
+
+def _is_silu(graph: QdqGraph, node: NodeProto) -> bool:
+    """Whether a node is the product of a tensor and its sigmoid."""
+    if node.op_type != "Mul":
+        return False
+    for tensor, gate in (node.input, reversed(node.input)):
+        sigmoid = graph.producer(gate)
+        if sigmoid is not None and sigmoid.op_type == "Sigmoid" and sigmoid.input[0] == tensor:
+            return True
+    return False
 
 
 @pure
