@@ -50,56 +50,6 @@ class Score:
         return None if entries.get("ap") is None else cls(entries["ap"], entries.get("mask_ap"))
 
 
-class SplitCounts(StrictModel, extra="ignore"):  # reports of earlier versions count more
-    """What a split of a dataset holds, as it was read.
-
-    Attributes:
-        name: of the split, and how much of it was read if not all.
-        backgrounds: images without objects, with a label file or without.
-        boxes_among_polygons: which upstream takes for polygons of two points.
-        boxes_without_area: objects that no detection can match, which are counted as upstream counts them.
-        also_in_train: images that are training images, too, by file or by content.
-        first: field → the first image, label file or line that it counts, and why.
-    """
-
-    name: str
-    images: int
-    objects: int
-    backgrounds: int
-    without_a_label_file: int
-    left_out: int
-    bad_label_lines: int
-    clipped_labels: int
-    boxes_among_polygons: int
-    also_in_train: int = 0
-    boxes_without_area: int = 0
-    first: dict[str, str]
-
-    @property
-    def left_out_share(self) -> float:
-        """Share of the split's images that are left out, 0..1."""
-        return self.left_out / max(self.images + self.left_out, 1)
-
-    @property
-    def all_in_train(self) -> bool:
-        """Whether every image of this split is a training image, too: AP then says nothing about new images."""
-        return 0 < self.images <= self.also_in_train
-
-    @property
-    def lacks_labels(self) -> bool:
-        """Whether so many images have no label file, beside others that have one, that files may be missing."""
-        return self.images > self.without_a_label_file >= MISSING * self.images
-
-    def __str__(self) -> str:
-        """One line: the first five counts always, the others where there is something to say."""
-        counts = [(name, value) for name, value in self if isinstance(value, int)]
-        return f"{self.name}: " + ", ".join(
-            f"{name.replace('_', ' ')} {value}" + (f" (first: {self.first[name]})" if name in self.first else "")
-            for index, (name, value) in enumerate(counts) if value or index < 5
-        )  # fmt: skip
-
-
-MISSING = 0.1  # share of images without a label file that is said; COCO's is 0.01
 AGREEMENT = "the float network's detections as labels"  # what AP is measured with where the dataset has none
 REPLICATES = 200  # a standard error is known to one part in sqrt(2 * REPLICATES), 5 %
 DIGITS = 7  # of an AP, after the point; a table shows four

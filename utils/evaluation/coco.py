@@ -21,8 +21,10 @@ from utils.core.tasks import DETECT, SEGMENT
 from utils.core.text import short_repr
 from utils.evaluation.coco_file import CocoFile, CocoObject, check_partners, id_key, read_coco, sorted_ids
 from utils.evaluation.data_yaml import DataConfig
-from utils.evaluation.images import ImageFile, label_file, source_name
+from utils.evaluation.image_files import source_name
+from utils.evaluation.labels import label_file
 from utils.evaluation.masks import run_lengths
+from utils.evaluation.split import ImageFile
 
 if TYPE_CHECKING:
     from utils.evaluation.batch import Batch

@@ -16,10 +16,11 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 from utils.core.errors import DataError
 from utils.core.files import read_yaml
 from utils.core.logging import warn_once
-from utils.core.score import SplitCounts
+from utils.core.split_counts import SplitCounts
 from utils.core.strict_model import StrictModel, validate
 from utils.core.text import plural, short_repr
-from utils.evaluation.images import SplitImages, images_in_both, list_images, read_images
+from utils.evaluation.image_files import list_images
+from utils.evaluation.split import SplitImages, images_in_both, read_images
 
 logger = logging.getLogger(__name__)
 

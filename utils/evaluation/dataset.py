@@ -32,8 +32,10 @@ from utils.core.errors import CheckpointError, DataError, InputError
 from utils.core.text import plural
 from utils.evaluation.batch import Item, collate, polygon_masks
 from utils.evaluation.data_yaml import DataConfig
-from utils.evaluation.images import SplitImages, decode, find_images, label_file
+from utils.evaluation.image_files import decode, find_images
+from utils.evaluation.labels import label_file
 from utils.evaluation.letterbox import letterboxed_planes, rectangular_shapes
+from utils.evaluation.split import SplitImages
 
 logger = logging.getLogger(__name__)
 

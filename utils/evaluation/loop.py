@@ -27,8 +27,8 @@ from utils.evaluation.confusion import ConfusionMatrix
 from utils.evaluation.data_yaml import DataConfig
 from utils.evaluation.dataset import ImageDataset, Loader, make_loader
 from utils.evaluation.detector import BatchDetections, Detector
-from utils.evaluation.images import unlabelled
 from utils.evaluation.input_plan import InputPlan
+from utils.evaluation.labels import unlabelled
 from utils.evaluation.masks import mask_overlaps
 from utils.evaluation.metrics import ClassScores, EvalStatistics
 from utils.evaluation.results import ClassResult, EvalResult, Measurement, Reference, as_labels, result_table
