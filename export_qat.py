@@ -116,7 +116,7 @@ def export_qat(options: ExportOptions) -> int:
     from utils.core.input_spec import InputSpec
     from utils.jobs.export import export_checkpoint
     from utils.onnx_graph import output_formats
-    from utils.onnx_graph.export import ExportConfig
+    from utils.onnx_graph.export_config import ExportConfig
 
     config = ExportConfig(
         imgsz=height_width(options.imgsz), batch_size=options.batch_size, dynamic=options.dynamic,

@@ -83,7 +83,7 @@ def export_deepstream(options: DeepStreamOptions) -> None:
     from utils.core.input_spec import channels_of
     from utils.jobs.export import export_checkpoint
     from utils.onnx_graph import deepstream, output_formats
-    from utils.onnx_graph.export import ExportConfig
+    from utils.onnx_graph.export_config import ExportConfig
     from utils.serving.options import ServingOptions
 
     batch = options.batch or 1

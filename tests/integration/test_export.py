@@ -22,7 +22,7 @@ from utils.core.errors import QatError
 from utils.jobs.compare_tensors import STEPS, compare_tensors
 from utils.jobs.open import load_network, open_runner
 from utils.onnx_graph import export
-from utils.onnx_graph.export import ExportConfig
+from utils.onnx_graph.export_config import ExportConfig
 from utils.onnx_graph.qdq_view import QdqGraph
 from utils.onnx_graph.verify import verify
 from utils.onnx_graph.view import metadata_of

@@ -18,7 +18,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from utils.core import distributed
 from utils.core.errors import UNHIDE, DependencyError, InputError, QatError, no_file
@@ -119,12 +119,6 @@ def read_onnx(path: str | Path, *, check: bool = False) -> ModelProto:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise InputError(f"{path} is not an ONNX file, or it is truncated: {reason}") from error
     return model
-
-
-def wanted_typing(version: str) -> Literal["weak", "strong"]:
-    """How a TensorRT of a version, such as '10.13.0', wants ONNX files to be typed; `ValueError` for no version."""
-    major, minor = map(int, version.split(".")[:2])
-    return "strong" if (major, minor) >= (10, 12) else "weak"  # whose release notes call weak typing deprecated
 
 
 @contextmanager

@@ -13,14 +13,12 @@ of another export. The weights of a file for AVX2 are rounded to 7 bits from the
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 from onnx import ModelProto
 
+from utils.onnx_graph.export_config import Target
 from utils.onnx_graph.view import DEQUANTIZE, QUANTIZE, GraphView, drop_unused, pure, store
 
-Target = Literal["tensorrt", "openvino-avx2"]
 TARGET_KEY = "target"  # of the metadata of a quantized file, where it is not for TensorRT
 SEVEN_BIT_TARGET: Target = "openvino-avx2"  # the one whose weights are -64..64
 MIDDLE = np.uint8(128)  # the zero point of bytes without sign
