@@ -21,13 +21,12 @@ from utils.core.options import (
     BatchSize,
     CheckImages,
     Field,
-    InputOptions,
     InputSize,
-    NmsOptions,
     height_width,
     option,
     size_option,
 )
+from utils.jobs.export_options import InputOptions, NmsOptions
 from utils.jobs.open import need
 
 if TYPE_CHECKING:

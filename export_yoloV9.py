@@ -24,11 +24,11 @@ from utils.core.options import (
     CheckImages,
     DeviceOptions,
     InputSize,
-    NmsOptions,
     height_width,
     option,
     size_option,
 )
+from utils.jobs.export_options import NmsOptions
 from utils.jobs.open import need
 
 if TYPE_CHECKING:

@@ -1,6 +1,7 @@
 """What a user can ask for, a file each; the only place where the libraries meet. Programs call these.
 
 options.py   the options of qat.py and val_trt.py, one declaration each
+export_options.py  options that the export programs share
 inputs.py    what a run works on, checked before it writes
 run_state.py the state from which a killed run continues  open.py       a file → runner; needed libraries
 
