@@ -263,7 +263,7 @@ def test_a_quantized_network_has_the_size_of_its_calibration_and_sizes_are_round
     assert "images [1, 3, 96, 96]" in program(capsys, "--weights", weights["quantized"], *words)[1][0]
     code, out, err = program(capsys, "--weights", weights["float"], *words, "--img-size", 50, "--half", "--simplify")
     assert (code, err) == (0, [])
-    assert out[0] == "warning: image size 50 is no multiple of the stride 32; using 64"
+    assert out[0] == "warning: image size 50 is not a multiple of the stride 32; using 64"
     assert "not quantized, DDetect, FP16, opset 17, images [1, 3, 64, 64]" in out[2]
 
 
