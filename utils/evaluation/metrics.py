@@ -328,6 +328,7 @@ class EvalStatistics:
         correct_masks = None
         if mask_overlaps is not None:
             correct_masks, _ = match(detections, labels, mask_overlaps)
+        label_columns = (labels.flat[:, 0], box_areas(labels.flat[:, 1:]))
         outcome = _BatchOutcome(
             paths,
             detections.counts,
@@ -335,7 +336,7 @@ class EvalStatistics:
             correct,
             areas,
             scores=detections.flat[:, 4:6].contiguous(),
-            labels=torch.stack((labels.flat[:, 0], box_areas(labels.flat[:, 1:])), 1),
+            labels=torch.stack(label_columns, 1),
             correct_masks=correct_masks,
         )
         self._batches.append(outcome)
