@@ -21,13 +21,12 @@ from utils.core.options import (
     BatchSize,
     CheckImages,
     Field,
-    InputOptions,
     InputSize,
-    NmsOptions,
     height_width,
     option,
     size_option,
 )
+from utils.jobs.export_options import InputOptions, NmsOptions
 from utils.jobs.open import need
 
 if TYPE_CHECKING:
@@ -117,7 +116,7 @@ def export_qat(options: ExportOptions) -> int:
     from utils.core.input_spec import InputSpec
     from utils.jobs.export import export_checkpoint
     from utils.onnx_graph import output_formats
-    from utils.onnx_graph.export import ExportConfig
+    from utils.onnx_graph.export_config import ExportConfig
 
     config = ExportConfig(
         imgsz=height_width(options.imgsz), batch_size=options.batch_size, dynamic=options.dynamic,

@@ -24,11 +24,11 @@ from utils.core.options import (
     CheckImages,
     DeviceOptions,
     InputSize,
-    NmsOptions,
     height_width,
     option,
     size_option,
 )
+from utils.jobs.export_options import NmsOptions
 from utils.jobs.open import need
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def export_deepstream(options: DeepStreamOptions) -> None:
     from utils.core.input_spec import channels_of
     from utils.jobs.export import export_checkpoint
     from utils.onnx_graph import deepstream, output_formats
-    from utils.onnx_graph.export import ExportConfig
+    from utils.onnx_graph.export_config import ExportConfig
     from utils.serving.options import ServingOptions
 
     batch = options.batch or 1

@@ -31,7 +31,7 @@ def evaluate_or_draw(options: ValOptions) -> None:
         options.reject_unused(["no_draw"], "without --save-txt, whose files it leaves as all that is written")
     check_file(options.network, "expected an ONNX file, an engine or a .pt")
     if options.source is not None:
-        from utils.evaluation.images import find_sources
+        from utils.jobs.sources import find_sources
 
         options.reject_unused(OF_EVALUATION, "with --source, which draws detections and evaluates nothing")
         sources = find_sources(options.source)

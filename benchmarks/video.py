@@ -37,7 +37,7 @@ from benchmarks.steps import ENGINE_PYTHON, StepError, run_benchmark
 from utils.core.errors import InputError
 from utils.core.files import write_text
 from utils.core.options import Count, Options, option
-from utils.evaluation.images import find_images
+from utils.evaluation.image_files import find_images
 from utils.reports.schema import hardware
 
 logger = logging.getLogger("__main__")  # whose lines are for the user, whatever starts this

@@ -44,7 +44,7 @@ def main(options: CheckOptions) -> None:
     if options.weights:
         from models.quantize import checkpoint
         from utils.jobs.export import output_files
-        from utils.onnx_graph.export import ExportConfig
+        from utils.onnx_graph.export_config import ExportConfig
         from utils.onnx_graph.output_formats import plain
 
         quantized = checkpoint.kind(options.weights) == "quantized"

@@ -45,7 +45,7 @@ def main(options: TritonClientOptions) -> None:
     if options.source is None:
         raise InputError("give --source, an image, a video or a folder to draw detections on")
     need("torch", "tritonclient", "grpc")
-    from utils.evaluation.images import find_sources
+    from utils.jobs.sources import find_sources
 
     files = find_sources([options.source])
     from utils.core.run_folder import new_run

@@ -12,7 +12,7 @@ from random_networks import TINY, random_network, save_float, save_quantized
 
 from utils import upstream
 from utils.evaluation.data_yaml import load_data
-from utils.evaluation.images import find_images
+from utils.evaluation.image_files import find_images
 
 Q, S, C, E = ("qat.py quantize", "qat.py sensitive", "qat.py calibrate", "qat.py eval")
 X, DS, V, R = ("export_qat.py", "export_yoloV9.py", "val_trt.py", "reparameterization.py")

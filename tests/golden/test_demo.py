@@ -32,7 +32,7 @@ from models.quantize.finetune import held_out_loss
 from utils import upstream
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.dataset import make_loader
-from utils.evaluation.images import find_images
+from utils.evaluation.image_files import find_images
 from utils.jobs.inputs import image_batches
 
 pytestmark = pytest.mark.timeout(900)

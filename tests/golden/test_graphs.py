@@ -27,7 +27,8 @@ from models.quantize.recipe import Recipe
 from utils import upstream
 from utils.core.input_spec import InputSpec
 from utils.onnx_graph import export, output_formats
-from utils.onnx_graph.export import ExportConfig, export_forms
+from utils.onnx_graph.export import export_forms
+from utils.onnx_graph.export_config import ExportConfig
 
 DEMO = {"demo": "gelan-digits", "demo-masks": "gelan-digits-seg"}
 DETECTORS = ("gelan-t", "gelan-s", "gelan-m", "gelan-c", "gelan-e", "yolov7-af")

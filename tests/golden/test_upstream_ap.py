@@ -13,7 +13,8 @@ from utils import upstream
 from utils.evaluation.config import EvalConfig
 from utils.evaluation.confusion import ConfusionMatrix
 from utils.evaluation.data_yaml import DataConfig, load_data
-from utils.evaluation.images import find_images, label_file
+from utils.evaluation.image_files import find_images
+from utils.evaluation.labels import label_file
 from utils.evaluation.loop import evaluate
 from utils.runners.pytorch import TorchRunner
 from utils.upstream.checkout import import_upstream

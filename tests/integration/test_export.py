@@ -22,7 +22,7 @@ from utils.core.errors import QatError
 from utils.jobs.compare_tensors import LIMITS, RANGES, STEPS, compare_tensors
 from utils.jobs.open import load_network, open_runner
 from utils.onnx_graph import export
-from utils.onnx_graph.export import ExportConfig
+from utils.onnx_graph.export_config import ExportConfig
 from utils.onnx_graph.qdq_view import QdqGraph
 from utils.onnx_graph.verify import verify
 from utils.onnx_graph.view import metadata_of, overwrite
@@ -264,7 +264,7 @@ def test_a_quantized_network_has_the_size_of_its_calibration_and_sizes_are_round
     assert "images [1, 3, 96, 96]" in program(capsys, "--weights", weights["quantized"], *words)[1][0]
     code, out, err = program(capsys, "--weights", weights["float"], *words, "--img-size", 50, "--half", "--simplify")
     assert (code, err) == (0, [])
-    assert out[0] == "warning: image size 50 is no multiple of the stride 32; using 64"
+    assert out[0] == "warning: image size 50 is not a multiple of the stride 32; using 64"
     assert "not quantized, DDetect, FP16, opset 17, images [1, 3, 64, 64]" in out[2]
 
 

@@ -33,7 +33,8 @@ from utils.jobs.compare_outputs import DIFFERENT_ROWS, OTHER_DETECTIONS, OTHER_M
 from utils.jobs.compare_tensors import COEFFICIENTS, LIMITS, PIXELS, PROTOTYPES, RESULT, STEPPED
 from utils.jobs.open import load_network
 from utils.onnx_graph import deepstream, output_formats
-from utils.onnx_graph.export import ExportConfig, export_forms
+from utils.onnx_graph.export import export_forms
+from utils.onnx_graph.export_config import ExportConfig
 from utils.onnx_graph.output_formats import NmsSettings, end2end, plain
 from utils.onnx_graph.view import metadata_of
 from utils.runners.onnxrt import OnnxRuntimeRunner
@@ -301,10 +302,10 @@ def test_nothing_in_good_files(task, kind, form, exported):
 def test_masks_are_alike_in_every_typing(kind, options, weights, tmp_path):
     network, config = load_network(weights[f"masks {kind}"], CPU), ExportConfig((SIDE, SIDE), **options)
     result = export_onnx(network.model, config, tmp_path / "a.onnx", network.metadata())
-    parity = check_onnx(result.path, network.model, images(3), result.quantizers, half=config.half)
+    parity = check_onnx(result.path, network.model, images(3), result.quantizers, half=config.floats == "FP16")
     assert parity.problems == ()
     masks = parity.outputs if kind == "float" else parity.stretches
-    assert masks[COEFFICIENTS] < LIMITS[COEFFICIENTS][1 + config.half] / 2
+    assert masks[COEFFICIENTS] < LIMITS[COEFFICIENTS][2 if config.floats == "FP16" else 1] / 2
 
 
 def edit(graph: ModelProto, name: str, how: Callable[[np.ndarray], np.ndarray]) -> None:

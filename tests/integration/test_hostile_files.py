@@ -28,7 +28,9 @@ from utils import upstream
 from utils.core import checkpoints
 from utils.core.errors import CheckpointError, InputError
 from utils.evaluation.data_yaml import load_data
-from utils.evaluation.images import find_images, label_file, read_images
+from utils.evaluation.image_files import find_images
+from utils.evaluation.labels import label_file
+from utils.evaluation.split import read_images
 from utils.upstream.description import ACTIVATIONS, TRAINING_HEADS
 
 IMPORTS = (

@@ -15,7 +15,7 @@ from qat_runs import SMALL_RUN
 from random_networks import save_quantized
 
 from utils.evaluation.data_yaml import load_data
-from utils.evaluation.images import find_images
+from utils.evaluation.image_files import find_images
 
 SIZE = ("--imgsz", "96")
 QUICK = (*SIZE, "--workers", "0")

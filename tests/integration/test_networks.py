@@ -20,7 +20,7 @@ from models.quantize.recipe import Recipe
 from utils import upstream
 from utils.core.errors import CheckpointError
 from utils.core.tasks import predicted
-from utils.evaluation.images import read_images
+from utils.evaluation.split import read_images
 from utils.upstream.description import AUXILIARY_HEADS
 
 X = torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))

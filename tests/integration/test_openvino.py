@@ -26,10 +26,10 @@ from utils import upstream
 from utils.core.tasks import task_of_head
 from utils.evaluation.config import EvalConfig
 from utils.evaluation.data_yaml import load_data
-from utils.evaluation.images import find_images
+from utils.evaluation.image_files import find_images
 from utils.evaluation.loop import evaluate
 from utils.jobs.open import open_openvino, open_runner, openvino_form
-from utils.onnx_graph.export import ExportConfig
+from utils.onnx_graph.export_config import ExportConfig
 from utils.onnx_graph.view import DEQUANTIZE, QUANTIZE, GraphView
 from utils.runners.openvino import OpenVinoRunner
 

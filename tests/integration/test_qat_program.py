@@ -22,7 +22,7 @@ from models.quantize import checkpoint
 from models.quantize.finetune import HeldOutLoss
 from utils import upstream
 from utils.evaluation.data_yaml import load_data
-from utils.evaluation.images import find_images
+from utils.evaluation.image_files import find_images
 from utils.evaluation.metrics import SELF_AP
 from utils.evaluation.results import EvalResult
 from utils.jobs import evaluate

@@ -22,7 +22,8 @@ from models.quantize.finetune import DivergedError, Finetuner
 from utils.core.errors import InputError
 from utils.core.run_folder import held
 from utils.evaluation.data_yaml import load_data
-from utils.evaluation.images import find_images, label_file
+from utils.evaluation.image_files import find_images
+from utils.evaluation.labels import label_file
 from utils.jobs.evaluate import Measurer
 from utils.jobs.run_state import RunState
 from utils.upstream import load_float

@@ -18,7 +18,8 @@ from models.quantize.recipe import Calibration, Recipe
 from utils import upstream
 from utils.core.errors import QatError
 from utils.onnx_graph import output_formats
-from utils.onnx_graph.export import ExportConfig, ExportResult, export_forms
+from utils.onnx_graph.export import ExportResult, export_forms
+from utils.onnx_graph.export_config import ExportConfig
 from utils.onnx_graph.output_formats import NmsSettings
 from utils.trt import tensorrt_api
 from utils.trt.build import build

@@ -24,7 +24,7 @@ from utils import upstream
 from utils.core.errors import CheckpointError
 from utils.core.tasks import predicted
 from utils.jobs.sensitivity.units import State, Switches
-from utils.onnx_graph.export import ExportConfig
+from utils.onnx_graph.export_config import ExportConfig
 
 HEADS = ("Segment", "DSegment")
 X = torch.rand(2, 3, 96, 64, generator=torch.Generator().manual_seed(0))

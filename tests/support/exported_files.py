@@ -11,7 +11,8 @@ from qdq_graph import results
 
 import export_qat
 from utils.jobs.open import Network
-from utils.onnx_graph.export import ExportConfig, ExportResult, export_forms
+from utils.onnx_graph.export import ExportResult, export_forms
+from utils.onnx_graph.export_config import ExportConfig
 from utils.onnx_graph.output_formats import plain
 
 SIDE = 64

@@ -11,7 +11,7 @@ import yaml
 
 import qat
 from utils.evaluation.data_yaml import load_data
-from utils.evaluation.images import find_images
+from utils.evaluation.image_files import find_images
 
 SMALL_RUN = (  # --force, since networks of these tests need not find anything
     *("--imgsz", "96", "--batch-size", "2", "--workers", "0", "--device", "cpu", "--force"),

@@ -11,7 +11,8 @@ from utils import upstream
 from utils.evaluation import dataset as dataset_module
 from utils.evaluation.data_yaml import DataConfig
 from utils.evaluation.dataset import SeededImages, make_loader
-from utils.evaluation.images import ImageFile, Labels, SplitImages
+from utils.evaluation.labels import Labels
+from utils.evaluation.split import ImageFile, SplitImages
 from utils.jobs.inputs import image_batches
 
 COUNT = 11

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from models.quantize.recipe import Recipe
 from utils.core.errors import DataError, RecipeError
 from utils.evaluation.data_yaml import load_data
-from utils.evaluation.images import read_labels
+from utils.evaluation.labels import read_labels
 
 EXAMPLES = settings(deadline=None, max_examples=300, derandomize=True, database=None)
 CLASSES = 3

@@ -15,6 +15,8 @@ tasks.py         what differs between detection and other tasks: outputs, their 
 input_spec.py    in which form a network takes images
 weights.py       which FP32 weights a file was made from, and how many bytes its weights take
 curves.py        precision, recall and F1 as curves, and a confusion matrix, as plain values
+typing_policy.py weakly and strongly typed files, and which one a TensorRT version wants
 output_form.py   in which form a network gives results: raw predictions, detections, DeepStream's rows; masks
+split_counts.py  how many images, objects and oddities a split of a dataset holds
 score.py         AP of boxes and masks, what networks are compared by, standard errors of AP and its differences
 """

@@ -92,48 +92,67 @@ def read_torch_file(
     skip: Collection[str] = (),
     remedy: str = "copy or download it again",
 ) -> Any:
-    """What `torch.save` wrote into `file`, on the CPU; paths become texts. No code of the file is run.
+    """Return the content that `torch.save` wrote into `file`, on the CPU; paths become texts. No code of it is run.
 
     Args:
         modules: the module classes that the file may hold, by their names in a pickle. Modules may be the content
-            itself or values of a dictionary that is the content; of a wrapper such as DataParallel the network is read.
-        needed: keys of that dictionary whose values must be read whole, by default all. Of other values the parts are
-            left out that would be refused.
+            itself or values of a dictionary that is the content; a wrapper such as DataParallel is read as its network.
+        needed: keys of that dictionary whose values must be read whole, by default all. Other values lose the parts
+            that would be refused.
         skip: keys of that dictionary whose values are left out, and whose tensors are not read.
         remedy: what to do about a damaged file.
 
     Raises:
         NotAllowed: it names something that is not listed here or in `modules`, or holds hooks or the like.
-        CheckpointError: it is missing, damaged, truncated, or no file of `torch.save` since torch 1.6.
+        CheckpointError: it is missing, damaged, truncated, or not a file of `torch.save` since torch 1.6.
     """
     if not os.path.isfile(file):
         raise CheckpointError(no_file(file, "--weights takes a .pt file"))
     _check_format(file)
+    modules = modules or {}
+    names: dict[str, type[Any]] = {}  # those in the pickle
     try:
-        with zipfile.ZipFile(file) as archive:  # which compares what it reads with its checksum
-            pickles = [name for name in archive.namelist() if name.count("/") == 1 and name.endswith("/data.pkl")]
-            if len(pickles) != 1:
-                raise ValueError("a zip file without data.pkl")
-            unpickler = _Unpickler(io.BytesIO(archive.read(pickles[0])))
+        with zipfile.ZipFile(file) as archive:  # which compares all that it reads with its checksum
+            folder = _folder_of_pickle(archive)
+            unpickler = _Unpickler(io.BytesIO(archive.read(f"{folder}/data.pkl")))
+            names = unpickler.names
             content = unpickler.load()
-            builder = _Builder(modules or {}, lambda key: archive.read(f"{pickles[0][:-8]}data/{key}"))
+            builder = _Builder(modules, lambda key: archive.read(f"{folder}/data/{key}"))
             if type(content) in (dict, _Dict):
-                needed = content if needed is None else needed
-                parts = {
-                    _key(key): builder.value(value, True) if key in needed else builder.listed_part(value)
-                    for key, value in content.items()
-                    if key not in skip
-                }
-                return {key: value for key, value in parts.items() if value is not LEFT_OUT}
-            return builder.value(content, True)
+                return _parts(content, builder, content if needed is None else needed, skip)
+            return builder.value(content, module_allowed=True)
     except NotAllowed as error:
-        telling = [name for name in unpickler.names if name.startswith(TELLING) and name not in (modules or {})]
-        name = [*telling, error.name][0]
+        telling = (name for name in names if name.startswith(TELLING) and name not in modules)
+        name = next(telling, error.name)
         raise NotAllowed(_refusal(file, name), name) from error
     except Exception as error:  # a damaged file can break zipfile, the unpickler and the builder anywhere
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        problem = f"is damaged, or no checkpoint of PyTorch 1.6 or newer ({reason})"
+        problem = f"is damaged, or not a checkpoint of PyTorch 1.6 or newer ({reason})"
         raise CheckpointError(f"{file} {problem}; {remedy}") from error
+
+
+def _folder_of_pickle(archive: zipfile.ZipFile) -> str:
+    """The folder in an archive that holds `data.pkl`, and the storages beside it; raises `ValueError`."""
+    folders = [name.removesuffix("/data.pkl") for name in archive.namelist() if name.endswith("/data.pkl")]
+    top_folders = [folder for folder in folders if "/" not in folder]
+    if len(top_folders) != 1:
+        raise ValueError("a zip file without data.pkl")
+    return top_folders[0]
+
+
+def _parts(
+    content: Mapping[Any, Any], builder: _Builder, needed: Collection[str], skip: Collection[str]
+) -> dict[Any, Any]:
+    """The values of a dictionary that is a file's content, see `read_torch_file`."""
+    parts: dict[Any, Any] = {}
+    for key, value in content.items():
+        if key in skip:
+            continue
+        name = _key(key)
+        part = builder.value(value, module_allowed=True) if name in needed else builder.listed_part(value)
+        if part is not LEFT_OUT:
+            parts[name] = part
+    return parts
 
 
 def _check_format(file: str | Path) -> None:
@@ -151,9 +170,10 @@ def _check_format(file: str | Path) -> None:
 
 
 def _refusal(file: str | Path, name: str) -> str:
-    """What a checkpoint is that names a class which is not allowed, and what to do."""
-    if quantizer := next((QUANTIZERS[begin] for begin in QUANTIZERS if name.startswith(begin)), ""):
-        return f"{file} was quantized with {quantizer}; give the FP32 weights instead"
+    """Explain a checkpoint that names a class which is not allowed, and what to do."""
+    for beginning, quantizer in QUANTIZERS.items():
+        if name.startswith(beginning):
+            return f"{file} was quantized with {quantizer}; give the FP32 weights instead"
     if name.startswith("__torch__."):
         return f"{file} is a TorchScript file; give the .pt file that it was exported from"
     if name.startswith("models."):
@@ -168,13 +188,12 @@ def _refusal(file: str | Path, name: str) -> str:
     )
     if package.isidentifier() and package not in ("torch", "builtins", "utils"):
         advice = f"If {package} is another project, {UPSTREAMS}; if it is code of your own, save the network without it"
-    return (
-        f"{file} holds {name}, which is no data and no module class of YOLOv9 or torch.nn; it was not loaded. {advice}"
-    )
+    problem = f"{file} holds {name}, which is neither data nor a module class of YOLOv9 or torch.nn"
+    return f"{problem}; it was not loaded. {advice}"
 
 
 class _Shell:
-    """What a pickle gets for a name: the class stands for the name, an instance for a call of it.
+    """Stands in a pickle for a name that it calls: the class for the name, an instance for a call of it.
 
     A pickle can make instances, give them a state, and put them into containers. It changes neither classes nor
     instances: the instruction that sets attributes (BUILD) finds `__setstate__` on both.
@@ -200,7 +219,7 @@ class _Dict(dict[Any, Any]):
     __slots__ = ()
 
     def __setstate__(self, state: Any) -> None:
-        """A state_dict's is the versions of its modules, which nothing here needs."""
+        """Forget the state: a state_dict's is the versions of its modules, which nothing here needs."""
 
 
 class _Foreign(_Shell):
@@ -225,7 +244,7 @@ def _shell(name: str, kind: type[_Shell] = _Shell) -> type[_Shell]:
 
 _STORAGE = _shell("a storage")
 LEFT_OUT = object()
-TELLING = ("ultralytics.", *QUANTIZERS)  # beginnings of names that tell whose a checkpoint is that was refused
+TELLING = ("ultralytics.", *QUANTIZERS)  # beginnings of names that tell which project wrote a refused checkpoint
 
 
 class _Unpickler(pickle.Unpickler):
@@ -237,10 +256,12 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         full = f"{module}.{name}"
-        for beginning, known in RENAMED.items():
-            full = known + full.removeprefix(beginning) if full.startswith(beginning) else full
+        for beginning, own_name in RENAMED.items():
+            if full.startswith(beginning):
+                full = own_name + full.removeprefix(beginning)
         if full not in self.names:
-            self.names[full] = _shell(full[:200], _Shell if full in NAMES else _Foreign)
+            kind = _Shell if full in NAMES else _Foreign
+            self.names[full] = _shell(full[:200], kind)
         return self.names[full]
 
     def persistent_load(self, pid: Any) -> Any:
@@ -255,14 +276,14 @@ def _key(value: Any) -> Any:
 
 
 class _Builder:
-    """Makes what the shells of one file stand for; `read_storage` gives the bytes of a storage by its key."""
+    """Makes values of the shells of one file; `read_storage` gives the bytes of a storage by its key."""
 
     def __init__(self, modules: Mapping[str, type[nn.Module]], read_storage: Callable[[str], bytes]) -> None:
         self._modules, self._read_storage = modules, read_storage
         self._storages: dict[str, torch.Tensor] = {}  # key → its bytes, uint8 [n]
-        self._made: dict[int, Any] = {}  # id of a container or a shell → what was made of it, for what is shared
+        self._made: dict[int, Any] = {}  # id of a container or a shell → its value, which may be shared
 
-    def value(self, value: Any, module_allowed: bool = False) -> Any:
+    def value(self, value: Any, *, module_allowed: bool = False) -> Any:
         """A container, text, number or tensor; or a module, which is refused within data."""
         if type(value) in ATOMS:
             return value
@@ -286,6 +307,7 @@ class _Builder:
             return LEFT_OUT
 
     def _data(self, value: Any) -> Any:
+        """A container, a storage, or the value that a shell stands for."""
         kind = type(value)
         if kind in (list, tuple):
             return kind(map(self.value, value))
@@ -296,36 +318,50 @@ class _Builder:
             return entries if kind is dict else OrderedDict(entries)
         if kind is _STORAGE:
             return self._storage(*value.args)
+        if isinstance(value, _Shell):
+            return self._called(value)
         name = getattr(value, "name", f"a value of type {kind.__name__}")
-        if not isinstance(value, _Shell):
-            if name in DTYPES:
-                return DTYPES[name]
-            raise NotAllowed(name)
-        if name in NAMESPACES and type(value.state) is dict:
-            return self.value(value.state)
+        if name in DTYPES:
+            return DTYPES[name]
+        raise NotAllowed(name)
+
+    def _called(self, shell: _Shell) -> Any:
+        """The value of a call of a name, where the name is listed; nothing of the file's is called."""
+        name = shell.name
+        if name in NAMESPACES and type(shell.state) is dict:
+            return self.value(shell.state)
         if name.startswith(UNREAD):
             return None
-        if isinstance(value, _Foreign):
+        if isinstance(shell, _Foreign):
             raise NotAllowed(name)
-        if name == ARRAY:  # NumPy makes an empty array, and gives it its state
-            _, shape, dtype, fortran, data = self.value(value.state)
-            return np.ndarray(shape, _checked(dtype), data, order="F" if fortran else "C").copy(order="K")
-        if name == DTYPE and value.args[0] in NUMPY_DTYPES:
-            return np.dtype(value.args[0]).newbyteorder(value.state[1] if value.state else "=")
-        if name not in FUNCTIONS or value.state is not None:
+        if name == ARRAY:
+            return self._array(shell.state)
+        if name == DTYPE and shell.args[0] in NUMPY_DTYPES:
+            byte_order = shell.state[1] if shell.state else "="
+            return np.dtype(shell.args[0]).newbyteorder(byte_order)
+        if name not in FUNCTIONS or shell.state is not None:
             raise NotAllowed(f"a call or a state of {name}")
-        return FUNCTIONS[name](*map(self.value, value.args))
+        return FUNCTIONS[name](*map(self.value, shell.args))
+
+    def _array(self, state: Any) -> np.ndarray:
+        """A NumPy array, which NumPy makes empty before it gives it its state."""
+        _, shape, dtype, is_fortran, data = self.value(state)
+        array: np.ndarray = np.ndarray(shape, _checked(dtype), data, order="F" if is_fortran else "C")
+        return array.copy(order="K")
 
     def _storage(self, _tag: Any, kind: type[_Shell], key: Any, _location: Any, _count: Any) -> torch.Tensor:
         """The elements of a storage in the archive, `[n]`."""
         if key not in self._storages:
             content = bytearray(self._read_storage(key))
-            self._storages[key] = torch.frombuffer(content, dtype=torch.uint8) if content else torch.empty(0).byte()
+            if content:
+                self._storages[key] = torch.frombuffer(content, dtype=torch.uint8)
+            else:
+                self._storages[key] = torch.empty(0, dtype=torch.uint8)
         return self._storages[key].view(STORAGES[kind.name])
 
     def _module(self, shell: _Shell) -> nn.Module:
         if shell.name in WRAPPERS:
-            network: nn.Module = self.value(shell.state["_modules"]["module"], True)
+            network: nn.Module = self.value(shell.state["_modules"]["module"], module_allowed=True)
             return network
         cls = self._modules[shell.name]
         if shell.args or type(shell.state) is not dict:
@@ -334,29 +370,37 @@ class _Builder:
         nn.Module.__init__(module)
         for key, value in shell.state.items():
             if key in MEMBERS:
-                for name, member in value.items():
-                    vars(module)[key][_key(name)] = made = self.value(member, True)
-                    if not isinstance(made, (MEMBERS[key], type(None))):
-                        raise NotAllowed(f"{shell.name}.{name} of type {type(made).__name__}")
+                self._add_members(module, key, value, shell.name)
             elif key == KEPT_AS and isinstance(value, _Shell) and value.name == GETATTR:
-                owner, attribute = value.args
-                below = self._modules.get(getattr(owner, "name", "")) if isinstance(owner, type) else None
-                if below is None or (below.__name__, attribute) != (KEPT_FORWARDS.get(cls.__name__), "forward"):
-                    raise NotAllowed(f"{GETATTR} in a {cls.__name__}")
-                vars(module)[key] = below.forward
-            elif key.startswith("_") and key not in PRIVATE_DATA:
-                if not (value is None or type(value) is bool or value == {}):
-                    raise NotAllowed(f"a hook or a private attribute, {key[:80]} of {shell.name}")
-            else:
+                vars(module)[key] = self._kept_forward(value, cls)
+            elif not key.startswith("_") or key in PRIVATE_DATA:
                 vars(module)[key] = self.value(value)
+            elif not (value is None or type(value) is bool or value == {}):
+                raise NotAllowed(f"a hook or a private attribute, {key[:80]} of {shell.name}")
         return module
+
+    def _add_members(self, module: nn.Module, key: str, members: Mapping[Any, Any], owner: str) -> None:
+        """Add the parameters, buffers or modules of a module, which are None or of the class that MEMBERS names."""
+        for name, member in members.items():
+            value = self.value(member, module_allowed=True)
+            vars(module)[key][_key(name)] = value
+            if not isinstance(value, (MEMBERS[key], type(None))):
+                raise NotAllowed(f"{owner}.{name} of type {type(value).__name__}")
+
+    def _kept_forward(self, shell: _Shell, head: type[nn.Module]) -> Callable[..., Any]:
+        """The forward of the head below a segment head, see KEPT_FORWARDS."""
+        owner, attribute = shell.args
+        below = self._modules.get(getattr(owner, "name", "")) if isinstance(owner, type) else None
+        if below is None or (below.__name__, attribute) != (KEPT_FORWARDS.get(head.__name__), "forward"):
+            raise NotAllowed(f"{GETATTR} in a {head.__name__}")
+        return below.forward
 
 
 def _tensor(storage: Any, offset: int, size: Any, stride: Any, grad: Any, hooks: Any, metadata: Any = None) -> Any:
     if hooks or metadata:
         raise NotAllowed("a tensor with hooks")
-    # as_strided raises where the tensor does not lie within its storage; set_ makes it no view of another tensor.
-    tensor = torch.empty(0, dtype=storage.dtype).set_(storage.as_strided(size, stride, offset))
+    part = storage.as_strided(size, stride, offset)  # raises where the tensor does not lie within its storage
+    tensor = torch.empty(0, dtype=storage.dtype).set_(part)  # not a view of another tensor
     return tensor.requires_grad_(bool(grad))
 
 
@@ -367,13 +411,13 @@ def _parameter(data: torch.Tensor, requires_grad: Any, hooks: Any) -> nn.Paramet
 
 
 def _checked(dtype: Any) -> np.dtype[Any]:
-    """A dtype that was made here; with others NumPy would take bytes for objects."""
+    """Return a dtype that was made here; with others NumPy would take bytes for objects."""
     if not isinstance(dtype, np.dtype):
         raise ValueError("NumPy's data have no dtype")
     return dtype
 
 
-# Name in a pickle → what its call with data gives. The functions of these names in torch and NumPy are not called.
+# Name in a pickle → function in its place. The functions of these names in torch and NumPy are not called.
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "torch._utils._rebuild_tensor_v2": _tensor,
     "torch._utils._rebuild_parameter": _parameter,

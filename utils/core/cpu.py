@@ -1,4 +1,4 @@
-"""How many CPU cores this process may use, and what libraries are told of it before they are imported.
+"""The number of CPU cores that this process may use, and the settings of libraries that follow from it.
 
 A container's limit is a cgroup's quota of CPU time: a process with a quota of one core still sees all cores, and its
 threads then take turns, most of them waiting for one that has to pause.
@@ -12,16 +12,19 @@ from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 
 THREADS = ("OMP_NUM_THREADS", "OPENCV_FOR_THREADS_NUM")
-# How many rounds a thread of GNU's OpenMP, which torch's wheels bring, waits in a loop before it sleeps: 300,000 by
-# default, which take a core from the thread that it waits for where others use the cores, too. 1,000 is what GNU's
-# OpenMP takes by itself where it has more threads than cores.
+# Rounds that a thread of GNU's OpenMP, which torch's wheels bring, waits in a loop before it sleeps: 300,000 by
+# default, which take a core from the thread that it waits for where others use the cores, too. GNU's OpenMP itself
+# takes 1,000 where it has more threads than cores.
 SPINS, FEW_SPINS = "GOMP_SPINCOUNT", "1000"
 WAITING = ("OMP_WAIT_POLICY", SPINS)  # either one of the user's decides
 
 
 def cpu_cores() -> int:
-    """How many CPU cores this process may use: its affinity's, and not more than a cgroup's quota, rounded up."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Number of CPU cores that this process may use: its affinity's, at most a cgroup's quota, rounded up."""
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
     quota = cpu_quota()
     if quota is None:
         return cores
@@ -35,7 +38,7 @@ def thread_limit() -> int | None:
 
 
 def prepare_threads(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Set what OpenMP and OpenCV read when torch and OpenCV are imported; what the user has set stays.
+    """Set the variables that OpenMP and OpenCV read when they are imported; those that the user has set stay.
 
     OpenMP's threads soon sleep where they wait, and a quota or an affinity bounds the number of threads.
     """
@@ -52,7 +55,7 @@ def cpu_quota(process: str | Path = "/proc/self") -> float | None:
     """The least quota of CPU time, in cores, of this process's cgroups and those that they lie in; None without one.
 
     Args:
-        process: the process's folder in /proc, with `cgroup` and `mountinfo`. What cannot be read is no limit.
+        process: the process's folder in /proc, with `cgroup` and `mountinfo`. A file that cannot be read sets no limit.
     """
     quotas = []
     for folder in _cgroup_folders(Path(process)):
@@ -70,11 +73,14 @@ def _cgroup_folders(process: Path) -> Iterator[Path]:
     for line in _text(process / "cgroup").splitlines():  # 4:cpu,cpuacct:/path, and of cgroup v2 0::/path
         _, _, rest = line.partition(":")
         controllers, _, group = rest.partition(":")
-        kind = "cgroup" if "cpu" in controllers.split(",") else "cgroup2" if controllers == "" else ""
-        groups[kind] = group or "/"
+        if "cpu" in controllers.split(","):
+            groups["cgroup"] = group or "/"
+        elif not controllers:
+            groups["cgroup2"] = group or "/"
     for line in _text(process / "mountinfo").splitlines():
         mount, _, file_system = line.partition(" - ")
-        fields, (kind, *settings) = mount.split(), file_system.split() or [""]
+        fields = mount.split()
+        kind, *settings = file_system.split() or [""]
         controls_cpu = kind == "cgroup2" or "cpu" in ",".join(settings).split(",")
         if kind not in groups or not controls_cpu or len(fields) < 5:
             continue
@@ -106,7 +112,7 @@ def _quota_v1(folder: Path) -> float | None:
 
 
 def _cores(words: list[str]) -> float | None:
-    """Quota and period as cores; None where they are no limit."""
+    """Quota and period as cores; None where they set no limit."""
     try:
         quota, period = map(int, words)
     except ValueError:

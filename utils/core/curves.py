@@ -1,4 +1,4 @@
-"""Precision, recall and F1 as curves, and which classes are taken for which others."""
+"""Precision, recall and F1 as curves, and a confusion matrix: the classes that are taken for others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The device that networks run on, and in which precision it multiplies."""
+"""The device that networks run on, and the precision in which it multiplies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ local_rank: int | None = None  # this process's number on its machine, while sev
 def select_device(text: str) -> torch.device:
     """The device that `--device` names: '', 'cpu', '0', 'cuda:0'; `InputError` for one that is not here, or several.
 
-    Of several processes each takes the GPU of its own number on its machine, or the CPU.
+    Each of several processes takes the GPU of its own number on its machine, or the CPU.
     """
     import torch
 
@@ -30,7 +30,8 @@ def select_device(text: str) -> torch.device:
         raise InputError(f"--device {text}: every process takes the GPU of its own number; give --device cpu, or none")
     if not name.isdigit():
         raise InputError(f"--device {text!r} is neither 'cpu' nor one CUDA index such as 0")
-    if int(name) >= (count := torch.cuda.device_count()):
+    count = torch.cuda.device_count()
+    if int(name) >= count:
         raise InputError(f"--device {name}: torch {torch.__version__} sees {count} CUDA devices; --device cpu works")
     return torch.device("cuda", int(name))
 
@@ -43,7 +44,7 @@ def device_name(device: torch.device) -> str:
 
 
 def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A small tensor of the CPU on a device; from pinned memory, so that the copy does not wait for a GPU's work."""
+    """Copy a small tensor of the CPU to a device, from pinned memory, so that nothing waits for the GPU's work."""
     if device.type == "cuda" and len(tensor):
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
@@ -51,7 +52,7 @@ def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 @contextmanager
 def disable_tf32() -> Iterator[None]:
-    """Within it a GPU computes float32 convolutions and products in float32.
+    """Compute float32 convolutions and products on a GPU in float32, within this context.
 
     By default convolutions round their inputs to TF32's 10 bits of mantissa, which moves ranges and AP.
     """

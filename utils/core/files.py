@@ -8,6 +8,7 @@ A pipe is refused before it is opened, which would wait for ever.
 
 from __future__ import annotations
 
+import codecs
 import errno
 import hashlib
 import io
@@ -17,7 +18,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from utils.core import distributed
 from utils.core.errors import UNHIDE, DependencyError, InputError, QatError, no_file
@@ -56,6 +57,23 @@ def check_files(**files: str | Path | None) -> None:
 def read_text(path: str | Path, expected: str, error: type[InputError] = InputError) -> str:
     """The text of a UTF-8 file; bytes that are not UTF-8 become U+FFFD. Raises as `check_file`."""
     return check_file(path, expected, error).read_text(encoding="utf-8", errors="replace")
+
+
+def read_unicode(path: Path) -> str:
+    """The text of a file in UTF-8 or UTF-16, with or without a byte order mark; other bytes become U+FFFD.
+
+    Without a mark the first character must be in ASCII, as of a label or a path. Raises `OSError`.
+    """
+    data = path.read_bytes()
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        encoding = "utf-16"
+    elif 0 not in data[:2]:
+        encoding = "utf-8-sig"
+    elif data[0] == 0:
+        encoding = "utf-16-be"
+    else:
+        encoding = "utf-16-le"
+    return data.decode(encoding, "replace")
 
 
 def read_yaml(path: str | Path, expected: str, error: type[InputError] = InputError) -> Any:
@@ -101,12 +119,6 @@ def read_onnx(path: str | Path, *, check: bool = False) -> ModelProto:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise InputError(f"{path} is not an ONNX file, or it is truncated: {reason}") from error
     return model
-
-
-def wanted_typing(version: str) -> Literal["weak", "strong"]:
-    """How a TensorRT of a version, such as '10.13.0', wants ONNX files to be typed; `ValueError` for no version."""
-    major, minor = map(int, version.split(".")[:2])
-    return "strong" if (major, minor) >= (10, 12) else "weak"  # whose release notes call weak typing deprecated
 
 
 @contextmanager

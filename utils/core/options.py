@@ -28,7 +28,6 @@ from utils.core.errors import InputError
 from utils.core.files import check_folder_name
 from utils.core.input_spec import LARGEST_BATCH, LARGEST_SIDE
 from utils.core.strict_model import StrictModel, first_problem
-from utils.core.tasks import DISPLAY_CONF, DISPLAY_IOU
 
 if TYPE_CHECKING:
     import torch
@@ -180,39 +179,6 @@ class RunFolderOptions(Options):
     project: str = option("runs", "results go to PROJECT/NAME", metavar="DIR")
     name: FolderName = option("exp", "name of the run folder (default: exp, exp2, ...)")
     exist_ok: bool = option(False, "write into an existing PROJECT/NAME, and replace the results of the run there")
-
-
-class InputOptions(DeviceOptions):
-    """In which form a file takes images."""
-
-    input: Literal["float", "uint8"] = option(
-        "float",
-        "what the file takes. float: FP32 in 0..1 (default); uint8: the bytes of images, which the graph scales",
-    )
-
-
-class NmsOptions(Options):
-    """NMS in a file; what is None has the default of `NmsSettings`."""
-
-    nms: Literal["efficient", "onnx", "none"] | None = option(
-        None, "efficient: TensorRT's plugin (default); onnx: the standard operator; none: top-k without suppression",
-        group="NMS in the file",
-    )  # fmt: skip
-    topk_all: Annotated[int, Field(ge=1, le=3840)] | None = option(
-        None, "detections an image (default: 100), at most 3840, as TensorRT's TopK", group="NMS in the file",
-        metavar="N",
-    )  # fmt: skip
-    iou_thres: Fraction | None = option(None, f"overlap (default: {DISPLAY_IOU})", group="NMS in the file", metavar="P")
-    conf_thres: Fraction | None = option(
-        None, f"confidence threshold (default: {DISPLAY_CONF})", group="NMS in the file", metavar="P"
-    )
-
-    def nms_settings(self) -> dict[str, Any]:
-        """What was given, as fields of `NmsSettings`; `InputError` for an overlap where nothing is suppressed."""
-        if self.nms == "none":
-            self.reject_unused(["iou_thres"], "with --nms none, which suppresses no boxes")
-        fields = {"kind": self.nms, "topk": self.topk_all, "iou_thres": self.iou_thres, "conf_thres": self.conf_thres}
-        return {name: value for name, value in fields.items() if value is not None}
 
 
 def image_size(text: str) -> int | tuple[int, int]:

@@ -31,7 +31,7 @@ class KnownForm(NamedTuple):
         name: as in a file's metadata.
         outputs: a file with outputs of these names has this form; without names here, its metadata name the form.
         with_nms: tasks whose files of this form have NMS inside.
-        masks: what a segmentation network gives, see `OutputForm`; None: what its output `det_masks` is.
+        masks: the kind of a segmentation network's masks, see `OutputForm`; None: that of its output `det_masks`.
     """
 
     name: str
@@ -50,11 +50,11 @@ FORMS = (
 
 @dataclass(frozen=True)
 class OutputForm:
-    """What a network gives.
+    """Outputs of a network.
 
     Attributes:
         name: PLAIN, END_TO_END or DEEPSTREAM.
-        task: what the network is for.
+        task: of the network.
         has_nms: the network gives detections after NMS, or after top-k alone, and not raw predictions.
         nms_kind: `efficient`, `onnx` or `none` (top-k alone); empty where the metadata do not name it.
         thresholds: `conf_thres` and `iou_thres` of NMS inside, where the metadata name them and they are used.
@@ -106,7 +106,7 @@ def known_form(metadata: Mapping[str, str], outputs: Shapes) -> KnownForm:
 
 
 def _mask_kind(form: KnownForm, task: Task, outputs: Shapes) -> MaskKind:
-    """How a file of this form gives masks."""
+    """Kind of the masks that a file of this form gives."""
     if not task.masks:
         return ""
     if form.masks is not None:

@@ -1,4 +1,4 @@
-"""Accuracy of a network: AP of its boxes and masks, on which images, on resampled images, and differences of AP."""
+"""Accuracy of a network: AP of its boxes and masks, on all images and on resampled ones, and differences of AP."""
 
 from __future__ import annotations
 
@@ -23,87 +23,50 @@ class Score:
 
     @property
     def decides(self) -> float:
-        """What networks are compared by: box AP, or the mean of box and mask AP, as upstream weights them."""
-        return self.box if self.mask is None else (self.box + self.mask) / 2
+        """Number that networks are compared by: box AP, or the mean of box and mask AP, as upstream weights them."""
+        if self.mask is None:
+            return self.box
+        return (self.box + self.mask) / 2
 
     @property
     def what(self) -> str:
-        """What `decides` is, in words."""
+        """Meaning of `decides`, in words."""
         return "AP" if self.mask is None else "the mean of box and mask AP"
 
     def __str__(self) -> str:
         """In words: 'AP 0.5201', 'AP 0.5201, mask AP 0.4213'."""
-        return f"AP {self.box:.4f}" + ("" if self.mask is None else f", mask AP {self.mask:.4f}")
+        text = f"AP {self.box:.4f}"
+        if self.mask is not None:
+            text += f", mask AP {self.mask:.4f}"
+        return text
 
     @property
     def in_name(self) -> str:
-        """As part of a file's name: 'ap_0.5201', 'ap_0.5201_mask_0.4213'."""
-        return f"ap_{self.box:.4f}" + ("" if self.mask is None else f"_mask_{self.mask:.4f}")
+        """Part of a file's name: 'ap_0.5201', 'ap_0.5201_mask_0.4213'."""
+        text = f"ap_{self.box:.4f}"
+        if self.mask is not None:
+            text += f"_mask_{self.mask:.4f}"
+        return text
 
     def to_dict(self) -> dict[str, float]:
-        """As files hold it: `ap`, and `mask_ap` where there is one."""
-        return {"ap": self.box} | ({} if self.mask is None else {"mask_ap": self.mask})
+        """Entries of a file: `ap`, and `mask_ap` where there is one."""
+        entries = {"ap": self.box}
+        if self.mask is not None:
+            entries["mask_ap"] = self.mask
+        return entries
 
     @classmethod
     def from_dict(cls, entries: Mapping[str, Any]) -> Score | None:
-        """The inverse of `to_dict`, also of more entries; None where AP is not known."""
-        return None if entries.get("ap") is None else cls(entries["ap"], entries.get("mask_ap"))
+        """The inverse of `to_dict`, also from more entries; None where AP is not known."""
+        ap = entries.get("ap")
+        return None if ap is None else cls(ap, entries.get("mask_ap"))
 
 
-class SplitCounts(StrictModel, extra="ignore"):  # reports of earlier versions count more
-    """What a split of a dataset holds, as it was read.
-
-    Attributes:
-        name: of the split, and how much of it was read if not all.
-        backgrounds: images without objects, with a label file or without.
-        boxes_among_polygons: which upstream takes for polygons of two points.
-        boxes_without_area: objects that no detection can match, which are counted as upstream counts them.
-        also_in_train: images that are training images, too, by file or by content.
-        first: field → the first image, label file or line that it counts, and why.
-    """
-
-    name: str
-    images: int
-    objects: int
-    backgrounds: int
-    without_a_label_file: int
-    left_out: int
-    bad_label_lines: int
-    clipped_labels: int
-    boxes_among_polygons: int
-    also_in_train: int = 0
-    boxes_without_area: int = 0
-    first: dict[str, str]
-
-    @property
-    def left_out_share(self) -> float:
-        """Share of the split's images that are left out, 0..1."""
-        return self.left_out / max(self.images + self.left_out, 1)
-
-    @property
-    def all_in_train(self) -> bool:
-        """Whether every image of this split is a training image, too: AP then says nothing about new images."""
-        return 0 < self.images <= self.also_in_train
-
-    @property
-    def lacks_labels(self) -> bool:
-        """Whether so many images have no label file, beside others that have one, that files may be missing."""
-        return self.images > self.without_a_label_file >= MISSING * self.images
-
-    def __str__(self) -> str:
-        """One line: the first five counts always, the others where there is something to say."""
-        counts = [(name, value) for name, value in self if isinstance(value, int)]
-        return f"{self.name}: " + ", ".join(
-            f"{name.replace('_', ' ')} {value}" + (f" (first: {self.first[name]})" if name in self.first else "")
-            for index, (name, value) in enumerate(counts) if value or index < 5
-        )  # fmt: skip
-
-
-MISSING = 0.1  # share of images without a label file that is said; COCO's is 0.01
-AGREEMENT = "the float network's detections as labels"  # what AP is measured with where the dataset has none
+AGREEMENT = "the float network's detections as labels"  # stored in reports: AP where the dataset has no labels
 REPLICATES = 200  # a standard error is known to one part in sqrt(2 * REPLICATES), 5 %
 DIGITS = 7  # of an AP, after the point; a table shows four
-ENOUGH_UNITS = 30  # images or groups; of fewer, Student's t quantile takes the place of two standard errors
+SMALLEST_SHOWN = 5e-5  # a smaller difference is 0.0000 in a table
+ENOUGH_UNITS = 30  # images or groups; with fewer, Student's t quantile takes the place of two standard errors
 _TEXT = re.compile(r"(?P<images>[0-9a-f]{32})(/(?P<units>[0-9]{1,9}))?(?P<ap>( (0\.[0-9]{7}|1\.0{7})){2,10000})")
 
 
@@ -114,7 +77,7 @@ class Resampled:
     Only equal `images` compare: a hash of the images' names, of the classes of their labels and of the resamplings.
 
     Attributes:
-        units: how many images or groups are drawn from; None where an earlier version wrote the file.
+        units: number of images or groups that are drawn from; None where an earlier version wrote the file.
     """
 
     images: str
@@ -123,8 +86,9 @@ class Resampled:
 
     @classmethod
     def of(cls, images: str, ap: Iterable[float], units: int | None = None) -> Resampled:
-        """Round AP to what is stored, so that what is read back is the same."""
-        return cls(images, tuple(round(float(score), DIGITS) for score in ap), units)
+        """Round AP to the digits of a file, so that it is the same when it is read back."""
+        rounded = tuple(round(float(score), DIGITS) for score in ap)
+        return cls(images, rounded, units)
 
     @property
     def error(self) -> float:
@@ -132,33 +96,37 @@ class Resampled:
         return statistics.stdev(self.ap)
 
     def same_images(self, other: Resampled) -> bool:
-        """Whether both are of the same images, classes of labels and resamplings."""
+        """True if both are of the same images, classes of labels and resamplings."""
         return self.images == other.images and len(self.ap) == len(other.ap)
 
     def scaled(self, factor: float) -> Resampled:
-        """The same with each AP times `factor`, 1 at most."""
-        return Resampled.of(self.images, (min(score * factor, 1.0) for score in self.ap), self.units)
+        """A copy with each AP times `factor`, at most 1."""
+        scaled = (min(score * factor, 1.0) for score in self.ap)
+        return Resampled.of(self.images, scaled, self.units)
 
     def to_text(self) -> str:
         """One line, as a report's JSON holds it."""
         units = "" if self.units is None else f"/{self.units}"
-        return " ".join([self.images + units, *(f"{score:.{DIGITS}f}" for score in self.ap)])
+        scores = [f"{score:.{DIGITS}f}" for score in self.ap]
+        return " ".join([self.images + units, *scores])
 
     @classmethod
     def from_text(cls, text: str) -> Resampled:
         """The inverse of `to_text`; raises `ValueError` for another text."""
         match = _TEXT.fullmatch(text)
         if match is None:
-            raise ValueError("no hash of images and AP values from 0 to 1 with seven digits")
+            raise ValueError("not a hash of images and AP values from 0 to 1 with seven digits")
         units = int(match["units"]) if match["units"] else None
-        return cls(match["images"], tuple(map(float, match["ap"].split())), units)
+        ap = tuple(map(float, match["ap"].split()))
+        return cls(match["images"], ap, units)
 
 
 def difference_error(resampled: Resampled | None, base: Resampled | None) -> float | None:
     """Standard error of the difference of two AP; None where one is not known, or if they are of different images."""
     if resampled is None or base is None or not resampled.same_images(base):
         return None
-    return statistics.stdev(score - other for score, other in zip(resampled.ap, base.ap, strict=True))
+    differences = [score - other for score, other in zip(resampled.ap, base.ap, strict=True)]
+    return statistics.stdev(differences)
 
 
 def standard_errors(units: int | None) -> float:
@@ -174,7 +142,8 @@ def standard_errors(units: int | None) -> float:
         return 2.0
     from scipy.special import stdtrit
 
-    return float(stdtrit(units - 1, 0.975)) * math.sqrt(units / (units - 1))
+    degrees = units - 1
+    return float(stdtrit(degrees, 0.975)) * math.sqrt(units / degrees)
 
 
 @dataclass(frozen=True)
@@ -182,7 +151,7 @@ class Difference:
     """A difference of two AP, and its standard error; None where that is not known.
 
     Attributes:
-        units: how many images or groups the standard error was found from; None where that is not known.
+        units: number of images or groups behind the standard error; None where it is not known.
     """
 
     value: float
@@ -192,7 +161,9 @@ class Difference:
     @classmethod
     def between(cls, score: float, base: float, resampled: Resampled | None, of_base: Resampled | None) -> Difference:
         """The difference of a score to another one, with the standard error of their difference."""
-        return cls(score - base, difference_error(resampled, of_base), resampled.units if resampled else None)
+        error = difference_error(resampled, of_base)
+        units = resampled.units if resampled else None
+        return cls(score - base, error, units)
 
     def __str__(self) -> str:
         """Both with four decimals: '-0.0016 ± 0.0009'."""
@@ -205,32 +176,46 @@ class Difference:
 
     @property
     def significant(self) -> bool:
-        """Whether it is larger than chance explains (95 %); an unknown standard error counts as no difference."""
-        return self.margin is not None and abs(self.value) >= max(self.margin, 5e-5)  # less is 0.0000
+        """True if the difference is larger than chance explains (95 %); False for an unknown standard error."""
+        return self.margin is not None and abs(self.value) >= max(self.margin, SMALLEST_SHOWN)
 
     @property
     def most_lost(self) -> float | None:
-        """The largest loss that the measurement leaves possible (95 %), 0 at least; None without a standard error."""
+        """The largest loss that the measurement leaves possible (95 %), at least 0; None without a standard error."""
         return None if self.margin is None else max(self.margin - self.value, 0.0)
 
 
 def _writable(text: Any) -> Any:
-    r"""A text that UTF-8 can hold: bytes of a file's name that are no text become \udcff."""
-    return text.encode("utf-8", "backslashreplace").decode() if isinstance(text, str) else text
+    r"""A text that UTF-8 can hold: bytes of a file's name that are not text become \udcff."""
+    if not isinstance(text, str):
+        return text
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _from_stored(value: Any) -> Any:
+    """A `Resampled` of a file's text, None of an empty one; other values as they are."""
+    if not isinstance(value, str):
+        return value
+    return Resampled.from_text(value) if value else None
+
+
+def _to_stored(value: Resampled | None) -> str:
+    """The inverse of `_from_stored`."""
+    return value.to_text() if value else ""
 
 
 Text = Annotated[str, BeforeValidator(_writable)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 StoredResampled = Annotated[  # a text in files, empty for None
     Resampled | None,
-    BeforeValidator(lambda value: (Resampled.from_text(value) if value else None) if isinstance(value, str) else value),
-    PlainSerializer(lambda value: value.to_text() if value else "", return_type=str),
+    BeforeValidator(_from_stored),
+    PlainSerializer(_to_stored, return_type=str),
 ]
 Counts = dict[Text, Annotated[tuple[int, int], Field(strict=False)]]
 
 
 class AtThreshold(StrictModel):
-    """What is found and missed at a confidence threshold, over all classes, at IoU 0.5.
+    """Objects that are found and missed at a confidence threshold, over all classes, at IoU 0.5.
 
     Attributes:
         threshold: detections of less confidence are left out.
@@ -253,5 +238,8 @@ class AtThreshold(StrictModel):
 
     def difference(self, other: AtThreshold, what: Literal["precision", "recall"]) -> Difference:
         """Precision or recall, less that of another network at the same threshold."""
-        resampled, base = (getattr(point, f"{what}_resampled") for point in (self, other))
-        return Difference.between(getattr(self, what), getattr(other, what), resampled, base)
+        if what == "precision":
+            values, resampled = (self.precision, other.precision), (self.precision_resampled, other.precision_resampled)
+        else:
+            values, resampled = (self.recall, other.recall), (self.recall_resampled, other.recall_resampled)
+        return Difference.between(*values, *resampled)

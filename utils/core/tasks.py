@@ -1,6 +1,6 @@
-"""What differs between the tasks of a network: detection, and detection with masks.
+"""The tasks of a network, detection with and without masks, and their outputs.
 
-A `Task` says which outputs a network has, and a `Prediction` holds them.
+A `Task` names the outputs of a network, and a `Prediction` holds them.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ MASK_AP_NMS_IOU = 0.6  # that of upstream's val.py for segmentation
 
 @dataclass(frozen=True)
 class Task:
-    """One task, such as detection: the names of its outputs and what is compared.
+    """One task, such as detection: the names of its outputs, and its settings of NMS and pycocotools.
 
     Attributes:
         name: as in an ONNX file's metadata.
-        nms_iou: of NMS, where nothing else is asked for: upstream's default for AP.
-        iou_type: what pycocotools compares.
+        nms_iou: default IoU of NMS: upstream's for AP.
+        iou_type: the name of the shapes that pycocotools compares.
         prototypes: the output that masks are sums of, `[B, nm, h, w]`; empty where there are no masks.
         masks: the output with masks of a file with NMS inside; empty where there are none.
         prediction: the output with boxes, class scores and coefficients of masks, `[B, 4 + nc + nm, anchors]`.
-        detections: outputs of a file with NMS inside: how many, `[B, 1]`; corners in pixels of the input, `[B, K, 4]`;
-            scores and classes, `[B, K]`.
+        detections: outputs of a file with NMS inside: their number, `[B, 1]`; corners in pixels of the input,
+            `[B, K, 4]`; scores and classes, `[B, K]`.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Task:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Names of what a network without NMS gives."""
+        """Names of the outputs of a network without NMS."""
         return (self.prediction, self.prototypes) if self.prototypes else (self.prediction,)
 
 
@@ -60,22 +60,25 @@ DETECTIONS = DETECT.detections
 
 
 def task_of_head(head: Any) -> Task:
-    """The task of a network that ends in `head`: one with masks says how many coefficients they have."""
+    """The task of a network that ends in `head`: one with masks has a number of coefficients, `nm`."""
     return SEGMENT if getattr(head, "nm", 0) else DETECT
 
 
 def task_of_outputs(metadata: Mapping[str, str], outputs: Mapping[str, int]) -> Task:
-    """The task of a file, as its metadata say it, or else its outputs (name → number of dimensions).
+    """The task of a file, by its metadata, or else by its outputs (name → number of dimensions).
 
     Two of three and of four dimensions are a prediction and prototypes, in any order; `det_masks` are masks.
     """
-    masks = SEGMENT.masks in outputs or sorted(outputs.values()) == [3, 4]
-    return {"detect": DETECT, "segment": SEGMENT}.get(metadata.get("task", ""), SEGMENT if masks else DETECT)
+    for task in (DETECT, SEGMENT):
+        if metadata.get("task") == task.name:
+            return task
+    has_masks = SEGMENT.masks in outputs or sorted(outputs.values()) == [3, 4]
+    return SEGMENT if has_masks else DETECT
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a network predicts for a batch, before NMS; of upstream's, `Prediction(*predicted(network(images)))`.
+    """Predictions of a network for a batch, before NMS; for upstream's, `Prediction(*predicted(network(images)))`.
 
     Attributes:
         raw: `[B, 4 + nc + nm, anchors]`: cx, cy, w, h in pixels, class scores in 0..1, mask coefficients.
@@ -87,7 +90,7 @@ class Prediction:
 
     @classmethod
     def of(cls, outputs: Mapping[str, Tensor], task: Task) -> Prediction:
-        """The outputs of a network by the task's names; `InputError` for another number of dimensions."""
+        """Take the outputs of a network by the task's names; `InputError` for another number of dimensions."""
         for name, axes in zip(task.outputs, ("rows, anchors", "coefficients, height, width"), strict=False):
             if outputs[name].ndim != 2 + axes.count(","):
                 raise InputError(
@@ -107,7 +110,7 @@ class Prediction:
 
     @property
     def task(self) -> Task:
-        """What it was predicted for."""
+        """The task that the prediction belongs to."""
         return DETECT if self.prototypes is None else SEGMENT
 
     @property
@@ -122,7 +125,7 @@ class Prediction:
 
     @property
     def coefficients(self) -> Tensor:
-        """Of the prototypes, `[B, nm, anchors]`."""
+        """Coefficients of the prototypes, `[B, nm, anchors]`."""
         return self.raw[:, BOX + self.nc :]
 
 
@@ -130,7 +133,7 @@ def predicted(result: Any) -> tuple[Tensor, ...]:
     """The predictions of a network of upstream's in evaluation mode, and the prototypes of a segmentation network.
 
     A detector returns `(predictions, maps)`, and a segmentation network `(predictions, (maps, coefficients,
-    prototypes))`; with `export` set, these return `predictions` and `(predictions, prototypes)`. Of a list of
+    prototypes))`; with `export` set, these return `predictions` and `(predictions, prototypes)`. In a list of
     predictions, as with an auxiliary branch, the first is taken.
     """
     if not isinstance(result, (tuple, list)):
@@ -145,9 +148,9 @@ def predicted(result: Any) -> tuple[Tensor, ...]:
 
 
 def trained(result: Any) -> tuple[Sequence[Tensor], tuple[Tensor, ...]]:
-    """What the head returns while training: for each level the raw map `[B, 4 * bins + classes, H, W]`, and of masks.
+    """Results of the head while training: for each level the raw map `[B, 4 * bins + classes, H, W]`, and masks' parts.
 
-    Of masks these are the coefficients `[B, nm, anchors]` and the prototypes `[B, nm, h, w]`; a detector has none.
+    These are the coefficients `[B, nm, anchors]` and the prototypes `[B, nm, h, w]`; a detector has none.
     """
     if isinstance(result, tuple) and not hasattr(result[0], "shape"):
         maps, *masks = result

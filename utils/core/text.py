@@ -9,53 +9,72 @@ from typing import Any
 
 
 def printable(text: str) -> str:
-    r"""A text for the terminal: what would steer it, as a name in somebody's file may, is shown as \x1b."""
+    r"""A text for the terminal: control characters, which a name in somebody's file may hold, are shown as \x1b."""
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
 def plural(count: int, noun: str) -> str:
     """A count and its noun: '1 image', '0 classes', '2 batches', '2 copies', '1500 steps'."""
+    if count == 1:
+        return f"{count} {noun}"
     ending = "es" if re.search("(s|x|[^o]ch|sh)$", noun) else "s"  # epochs, but batches
-    return f"{count} {noun if count == 1 else re.sub('(?<=[^aeiou])y$', 'ie', noun) + ending}"
+    stem = re.sub("(?<=[^aeiou])y$", "ie", noun)
+    return f"{count} {stem}{ending}"
 
 
 def short_repr(value: Any) -> str:
     """A value in a few words on one line, whatever it is: very long, nested, or holding itself."""
-    if hasattr(value, "dtype") and hasattr(value, "shape"):
-        return f"{type(value).__name__} {str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    is_tensor = hasattr(value, "dtype") and hasattr(value, "shape")
+    if is_tensor:
+        dtype = str(value.dtype).removeprefix("torch.")
+        return f"{type(value).__name__} {dtype} {list(value.shape)}"
     return " ".join(_SHORT.repr(value).split())
 
 
 _SHORT = reprlib.Repr()
-_SHORT.maxlevel, _SHORT.maxdict, _SHORT.maxlist, _SHORT.maxtuple, _SHORT.maxstring, _SHORT.maxother = 2, 3, 4, 4, 80, 80
+_SHORT.maxlevel = 2
+_SHORT.maxdict = 3
+_SHORT.maxlist = 4
+_SHORT.maxtuple = 4
+_SHORT.maxstring = 80
+_SHORT.maxother = 80
 
 
 def aligned(
-    titles: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[str] = (), *,
-    gap: str = "  ", rule: bool = False,
-) -> list[str]:  # fmt: skip
+    titles: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    left: Collection[str] = (),
+    *,
+    gap: str = "  ",
+    rule: bool = False,
+) -> list[str]:
     """Lines of text, the titles first; texts of columns in `left` stand at the left, and `rule` underlines titles."""
     table = [tuple(titles), *map(tuple, rows)]
     widths = [max(map(len, texts)) for texts in zip(*table, strict=True)]
     if rule:
         table.insert(1, tuple("-" * width for width in widths))
-    return [
-        gap.join(
-            text.ljust(width) if title in left else text.rjust(width)
-            for title, text, width in zip(titles, line, widths, strict=True)
-        ).rstrip()
-        for line in table
-    ]
+    lines = []
+    for row in table:
+        cells = []
+        for title, text, width in zip(titles, row, widths, strict=True):
+            cells.append(text.ljust(width) if title in left else text.rjust(width))
+        lines.append(gap.join(cells).rstrip())
+    return lines
 
 
 def markdown_table(titles: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[str] = ()) -> list[str]:
-    """Lines of a Markdown table; what Markdown would read as markup is escaped, but for texts in backquotes."""
-
-    def escaped(text: str) -> str:
-        if len(text) > 1 and text[0] == text[-1] == "`":
-            return text.replace("|", "\\|")
-        return " ".join(re.sub(r"([\\`*_|<>\[\]])", r"\\\1", text).split())
-
-    lines = [[*titles], ["---" if title in left else "---:" for title in titles]]
-    lines += [[escaped(text) for text in row] for row in rows]
+    """Lines of a Markdown table; characters of Markdown's markup are escaped, but for texts in backquotes."""
+    rule = ["---" if title in left else "---:" for title in titles]
+    lines = [[*titles], rule]
+    for row in rows:
+        lines.append([_escaped(text) for text in row])
     return [f"| {' | '.join(line)} |" for line in lines]
+
+
+def _escaped(text: str) -> str:
+    """A text as a cell of a Markdown table, see `markdown_table`."""
+    is_code = len(text) > 1 and text[0] == text[-1] == "`"
+    if is_code:
+        return text.replace("|", "\\|")
+    escaped = re.sub(r"([\\`*_|<>\[\]])", r"\\\1", text)
+    return " ".join(escaped.split())

@@ -1,10 +1,10 @@
-"""What is known about a network's weights: which FP32 weights they were made from, and how large they are."""
+"""A network's weights: the FP32 weights that they were made from, and their size."""
 
 from __future__ import annotations
 
 from typing import Any
 
-FLOAT_HASH = "float_weights_hash"  # in checkpoints and metadata: `upstream.hash_of_weights` of the FP32 network
+FLOAT_HASH = "float_weights_hash"  # in checkpoints and metadata: `upstream.hash_of_weights` of the FP32 model
 
 # Bytes of a value as it is computed with, by TensorProto's number of its type: FP32, INT8, FP16, BF16
 BYTES = {1: 4, 3: 1, 10: 2, 16: 2}
@@ -15,7 +15,7 @@ BETWEEN = (QUANTIZER, "DequantizeLinear", "Cast", "Identity")  # a weight and th
 
 
 def is_quantized(model: Any) -> bool:
-    """Whether a ModelProto has quantizers."""
+    """True if a ModelProto has quantizers."""
     return any(node.op_type == QUANTIZER for node in model.graph.node)
 
 

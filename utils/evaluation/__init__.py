@@ -2,7 +2,9 @@
 
 config.py       how to evaluate: EvalConfig
 data_yaml.py    data.yaml → DataConfig
-images.py       image files, their sizes and labels, found, read and checked; the images and videos of --source
+image_files.py  image files: found, their sizes read, decoded
+labels.py       label files: found, read and checked
+split.py        the images of a split with their labels, and counts of what was read
 letterbox.py    letterboxing, there and back
 batch.py        images with their labels, as the loader gives them; polygons as masks
 dataset.py      all together: batches, read ahead by worker processes, shared by several programs; the dataset's hash

@@ -31,7 +31,7 @@ class RaggedBatch(Sequence["Tensor"]):
 
     Attributes:
         flat: the rows of all images, one image behind the other, `[n, ...]`.
-        counts: of the rows of each image.
+        counts: number of rows of each image.
     """
 
     flat: Tensor
@@ -57,9 +57,10 @@ class RaggedBatch(Sequence["Tensor"]):
         return RaggedBatch(sent(self.flat, torch.device(device)), self.counts)
 
     def owners(self) -> Tensor:
-        """The image of each row, int64 `[n]`, where the rows are."""
-        # numpy's: torch's wakes all threads for a few numbers, and waits for those whose cores are busy
-        return sent(torch.from_numpy(np.arange(len(self.counts)).repeat(self.counts)), self.flat.device)
+        """The image of each row, int64 `[n]`, on the device of the rows."""
+        # NumPy's repeat: torch's wakes all threads for a few numbers, and waits for those whose cores are busy
+        owners = np.arange(len(self.counts)).repeat(self.counts)
+        return sent(torch.from_numpy(owners), self.flat.device)
 
 
 NO_LABELS = RaggedBatch(torch.zeros((0, 5)), [])
@@ -84,7 +85,7 @@ class Item(NamedTuple):
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch, which is empty where not one of its images could be decoded.
+    """A batch, which is empty where none of its images could be decoded.
 
     Attributes:
         images: uint8 `[B, 3, H, W]` RGB.
@@ -109,14 +110,19 @@ class Batch:
 
 def collate(items: Sequence[Item]) -> Batch:
     """Stack items of one shape; those that could not be decoded are left out, so a batch can be empty (B = 0)."""
-    good = [item for item in items if item.image is not None]
-    if not good:
+    decoded = [item for item in items if item.image is not None]
+    if not decoded:
         return Batch(torch.zeros((0, 3, 0, 0), dtype=torch.uint8))
-    images, paths, letterboxes, labels, masks = zip(*good, strict=True)
+    images, paths, letterboxes, labels, masks = zip(*decoded, strict=True)
+    stacked = default_collate(images)  # in a loading process right into the memory that it shares
+    has_masks = masks[0] is not None
     return Batch(
-        default_collate(images),  # in a loading process right into the memory that it shares
-        paths, letterboxes, RaggedBatch.of(labels), None if masks[0] is None else torch.cat(masks),
-    )  # fmt: skip
+        stacked,
+        paths,
+        letterboxes,
+        RaggedBatch.of(labels),
+        torch.cat(masks) if has_masks else None,
+    )
 
 
 def polygon_masks(polygons: Sequence[np.ndarray], box: Letterbox, shape: tuple[int, int]) -> Tensor:
@@ -124,9 +130,12 @@ def polygon_masks(polygons: Sequence[np.ndarray], box: Letterbox, shape: tuple[i
 
     `polygons` are float32 `[points, 2]` each, x, y as fractions of the image.
     """
-    masks: np.ndarray = np.zeros((len(polygons), shape[0] // MASK_STRIDE, shape[1] // MASK_STRIDE), bool)
+    rows = shape[0] // MASK_STRIDE
+    columns = shape[1] // MASK_STRIDE
+    masks: np.ndarray = np.zeros((len(polygons), rows, columns), bool)
     for mask, polygon in zip(masks, polygons, strict=True):
-        mask[:] = on_grid(filled(points_to_input(polygon, box), shape))
+        points = points_to_input(polygon, box)
+        mask[:] = on_grid(filled(points, shape))
     return torch.from_numpy(masks)
 
 
@@ -142,5 +151,6 @@ def on_grid(mask: np.ndarray) -> np.ndarray:
 
     Bilinear interpolation gives the mean of the inner four pixels of a block of 4x4; three of them are above one half.
     """
-    top, bottom = mask[1::MASK_STRIDE], mask[2::MASK_STRIDE]
-    return top[:, 1::MASK_STRIDE] + top[:, 2::MASK_STRIDE] + bottom[:, 1::MASK_STRIDE] + bottom[:, 2::MASK_STRIDE] >= 3
+    first, second = slice(1, None, MASK_STRIDE), slice(2, None, MASK_STRIDE)  # the inner ones of each four
+    count = mask[first, first] + mask[first, second] + mask[second, first] + mask[second, second]
+    return count >= 3

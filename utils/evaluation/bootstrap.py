@@ -12,11 +12,10 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path, PurePath
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,20 +26,22 @@ from utils.core.text import plural
 SEED = 0  # of the resamplings
 GRID = np.linspace(0, 1, 101)  # recalls that AP reads, as in `metrics.average_precision`
 SHARES = np.where((GRID == 0) | (GRID == 1), 0.5, 1.0) / 100  # of these in AP: trapezoids
+SHARES_BELOW = np.concatenate([[0.0], SHARES.cumsum()])  # sums up to each recall
+TAIL: np.ndarray = np.append(((1 - GRID) * SHARES)[::-1].cumsum()[::-1], 0.0)  # sums from each recall on
 ROUNDED_UP: np.ndarray = np.append(np.arange(101) / 100 > GRID, False)  # recalls whose number in GRID is too small
 BLOCK = 1 << 20  # detections × resamplings at a time: 4 MiB a table
 
 
 @dataclass(frozen=True)
 class Outcomes:
-    """What AP of an evaluation is made of.
+    """Detections and labels of an evaluation, from which AP is computed.
 
     Attributes:
         paths: of the images.
-        image, correct, confidence, classes: of each detection its image's index `[n]`, whether it is correct at each
+        image, correct, confidence, classes: for each detection its image's index `[n]`, whether it is correct at each
             IoU threshold bool `[n, 10]`, its score `[n]` and its class `[n]`.
-        label_image, label_classes: of each label its image's index `[m]` and its class `[m]`.
-        groups: of each image the group that it is resampled with, see `group_images`; None: each by itself.
+        label_image, label_classes: for each label its image's index `[m]` and its class `[m]`.
+        groups: for each image the group that it is resampled with, see `group_images`; None: each by itself.
     """
 
     paths: Sequence[str]
@@ -55,13 +56,16 @@ class Outcomes:
 
 def resample(outcomes: Outcomes, replicates: int = REPLICATES) -> Resampled | None:
     """AP of an evaluation on resamplings of its images; None for a single image or group, which cannot be resampled."""
-    drawn = image_weights(outcomes, replicates)
-    if drawn is None:
+    resamplings = image_weights(outcomes, replicates)
+    if resamplings is None:
         return None
-    ap = weighted_ap(outcomes, drawn.weights)
-    without = np.isnan(ap)  # another resampling, with labels, stands for one without any
-    ap[without] = np.resize(ap[~without], without.sum())
-    return None if without.all() else Resampled.of(drawn.images, ap, drawn.units)
+    ap = weighted_ap(outcomes, resamplings.weights)
+    lacks_labels = np.isnan(ap)
+    if lacks_labels.all():
+        return None
+    # another resampling, with labels, stands for one without any
+    ap[lacks_labels] = np.resize(ap[~lacks_labels], lacks_labels.sum())
+    return Resampled.of(resamplings.images, ap, resamplings.units)
 
 
 class Resamplings(NamedTuple):
@@ -84,20 +88,29 @@ def image_weights(outcomes: Outcomes, replicates: int = REPLICATES) -> Resamplin
     Images count in the order of their paths, so that evaluations in another order compare. They are known by their
     names without folder and suffix, so that those of another machine do. The images of a group are drawn together.
     """
-    count = len(outcomes.paths)
-    order = sorted(range(count), key=outcomes.paths.__getitem__)
-    groups = [outcomes.groups[index] for index in order] if outcomes.groups else list(range(count))
-    units = {group: unit for unit, group in enumerate(dict.fromkeys(groups))}
-    if len(units) < 2:
+    order = sorted(range(len(outcomes.paths)), key=outcomes.paths.__getitem__)
+    unit_of_image, units = _units(order, outcomes.groups)
+    if units < 2:
         return None
-    drawn = draw_weights(len(units), replicates)[[units[group] for group in groups]]
-    weights = np.empty_like(drawn)
-    weights[order] = drawn
-    digest = hashlib.sha256(np.ascontiguousarray(drawn, "<i4").tobytes())
+    in_order = draw_weights(units, replicates)[unit_of_image]
+    weights = np.empty_like(in_order)
+    weights[order] = in_order
+    digest = hashlib.sha256(np.ascontiguousarray(in_order, "<i4").tobytes())
     for index in order:
-        labels = np.sort(outcomes.label_classes[outcomes.label_image == index]).astype(int).tolist()
-        digest.update(repr((PurePath(outcomes.paths[index]).stem, labels)).encode("utf-8", "surrogatepass"))
-    return Resamplings(digest.hexdigest()[:32], weights, len(units))
+        name = PurePath(outcomes.paths[index]).stem
+        classes = np.sort(outcomes.label_classes[outcomes.label_image == index])
+        entry = repr((name, classes.astype(int).tolist()))
+        digest.update(entry.encode("utf-8", "surrogatepass"))
+    return Resamplings(digest.hexdigest()[:32], weights, units)
+
+
+def _units(order: Sequence[int], groups: Sequence[str] | None) -> tuple[list[int], int]:
+    """Number of the image or group that each image, in this order, is drawn with; and how many there are."""
+    if not groups:
+        return list(range(len(order))), len(order)
+    in_order = [groups[index] for index in order]
+    numbers = {group: number for number, group in enumerate(dict.fromkeys(in_order))}
+    return [numbers[group] for group in in_order], len(numbers)
 
 
 def group_images(paths: Sequence[str], groups: str) -> list[str]:
@@ -105,8 +118,8 @@ def group_images(paths: Sequence[str], groups: str) -> list[str]:
 
     Args:
         groups: a text file with a line `image group` for each image (the image's name, with or without folder and
-            suffix: of several of one name the one whose folders are most alike), or a regular expression: what it
-            matches at the beginning of an image's name is its group.
+            suffix: of several of one name the one whose folders are most alike), or a regular expression: its match at
+            the beginning of an image's name is the image's group.
 
     Raises:
         InputError: it is neither, or an image has no group.
@@ -114,31 +127,58 @@ def group_images(paths: Sequence[str], groups: str) -> list[str]:
     names = [PurePath(path).stem for path in paths]
     try:
         if Path(groups).is_file():
-            found = [*_listed_groups(paths, Path(groups).read_text("utf-8-sig").splitlines())]
+            lines = Path(groups).read_text("utf-8-sig").splitlines()
+            group_of_image = _listed_groups(paths, lines)
         else:
-            found = [match.group() if (match := re.match(groups, name)) else "" for name in names]
+            matches = [re.match(groups, name) for name in names]
+            group_of_image = [match.group() if match else "" for match in matches]
     except (ValueError, re.error) as error:
         expected = "expected a file with a line 'image group' for each image, or a regular expression of image names"
         raise InputError(f"--groups {groups}: {error}; {expected}") from error
-    if missing := [name for name, group in zip(names, found, strict=True) if not group]:
-        raise InputError(
-            f"--groups {groups} gives no group to {len(missing)} of {plural(len(names), 'image')}, first {missing[0]}"
-        )
-    return found
+    missing = [name for name, group in zip(names, group_of_image, strict=True) if not group]
+    if missing:
+        total = plural(len(names), "image")
+        raise InputError(f"--groups {groups} gives no group to {len(missing)} of {total}, first {missing[0]}")
+    return group_of_image
 
 
-def _listed_groups(paths: Sequence[str], lines: Sequence[str]) -> Iterator[str]:
-    listed = defaultdict[str, list[tuple[Any, str]]](list)  # an image's name → its folders, last first, and its group
-    for image, group in (line.rsplit(maxsplit=1) for line in lines if line.strip()):
-        listed[PurePath(image).name].append((PurePath(image).parent.parts[::-1], group))
-    for path in map(PurePath, paths):
-        same = listed.get(path.name, []) + listed.get(path.stem, [])
-        parts = [zip(folders, path.parent.parts[::-1], strict=False) for folders, _ in same]
-        alike = [len([*takewhile(lambda pair: pair[0] == pair[1], pairs)]) for pairs in parts]
-        best = {group for (_, group), length in zip(same, alike, strict=True) if length == max(alike)}
-        if len(best) > 1:
-            raise ValueError(f"{path} is in several groups")
-        yield "".join(best)
+class _ListedGroup(NamedTuple):
+    """A line of a file of groups: the folders of the image, last first, and its group."""
+
+    folders: tuple[str, ...]
+    group: str
+
+    def common_folders(self, path: PurePath) -> int:
+        """Number of folders, from the last on, that the line shares with a path."""
+        count = 0
+        for own, other in zip(self.folders, path.parent.parts[::-1], strict=False):
+            if own != other:
+                break
+            count += 1
+        return count
+
+
+def _listed_groups(paths: Sequence[str], lines: Sequence[str]) -> list[str]:
+    """The group of each image in the lines of a file; '' without one, `ValueError` where lines contradict."""
+    listed = defaultdict[str, list[_ListedGroup]](list)  # by an image's name
+    for line in lines:
+        if line.strip():
+            name, group = line.rsplit(maxsplit=1)
+            image = PurePath(name)
+            listed[image.name].append(_ListedGroup(image.parent.parts[::-1], group))
+    return [_listed_group(PurePath(path), listed) for path in paths]
+
+
+def _listed_group(path: PurePath, listed: Mapping[str, list[_ListedGroup]]) -> str:
+    """The group of the lines whose folders are most like those of an image; '' without a line of its name."""
+    entries = [*listed.get(path.name, ()), *listed.get(path.stem, ())]
+    if not entries:
+        return ""
+    alike = [entry.common_folders(path) for entry in entries]
+    groups = {entry.group for entry, length in zip(entries, alike, strict=True) if length == max(alike)}
+    if len(groups) > 1:
+        raise ValueError(f"{path} is in several groups")
+    return groups.pop()
 
 
 def draw_weights(images: int, replicates: int) -> np.ndarray:
@@ -161,15 +201,22 @@ def weighted_ap(outcomes: Outcomes, weights: np.ndarray) -> np.ndarray:
     """
     order = np.argsort(-outcomes.confidence, kind="stable")
     order = order[np.argsort(outcomes.classes[order].astype(np.int32), kind="stable")]
-    classes, owners, correct = outcomes.classes[order], outcomes.image[order], outcomes.correct[order]
-
-    total, present = np.zeros(weights.shape[1]), np.zeros(weights.shape[1], int)
+    classes = outcomes.classes[order]
+    owners = outcomes.image[order]
+    correct = outcomes.correct[order]
+    replicates = weights.shape[1]
+    total: np.ndarray = np.zeros(replicates)  # of AP over classes
+    present: np.ndarray = np.zeros(replicates, int)  # classes that have labels
     for label in np.unique(outcomes.label_classes):
         labels = weights[outcomes.label_image[outcomes.label_classes == label]].sum(0, dtype=np.int64)
-        rows = slice(np.searchsorted(classes, label), np.searchsorted(classes, label, side="right"))
-        total += _class_ap(owners[rows], correct[rows], weights, labels) * (labels > 0)
-        present += labels > 0
-    return np.where(present, total / np.maximum(present, 1), np.nan)
+        has_labels = labels > 0
+        start = np.searchsorted(classes, label)
+        end = np.searchsorted(classes, label, side="right")
+        ap = _class_ap(owners[start:end], correct[start:end], weights, labels)
+        total += np.where(has_labels, ap, 0.0)
+        present += has_labels.astype(int)
+    mean = total / np.maximum(present, 1)
+    return np.where(present, mean, np.nan)
 
 
 def _class_ap(owners: np.ndarray, correct: np.ndarray, weights: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -180,41 +227,49 @@ def _class_ap(owners: np.ndarray, correct: np.ndarray, weights: np.ndarray, labe
         labels: their number in each resampling, `[B]`.
     """
     hits = np.flatnonzero(correct.any(1))
-    result = np.zeros(weights.shape[1])
+    areas: np.ndarray = np.zeros(weights.shape[1])  # sums over IoU thresholds
     if not len(hits):
-        return result
+        return areas
     step = max(1, BLOCK // len(owners))
-    for start in range(0, len(result), step):
+    for start in range(0, len(areas), step):
         block = slice(start, start + step)
-        mine = np.ascontiguousarray(weights[:, block])
-        ranks = mine[owners].cumsum(0, dtype=np.int32)  # detections up to and with each, copies counted
-        some, last, of_hits = np.maximum(ranks[hits], 1), np.maximum(ranks[-1], 1), mine[owners[hits]]
-        for column in correct[hits].T:
-            if column.any():
-                found = of_hits[column].cumsum(0, dtype=np.int32)
-                result[block] += _areas(found, some[column], last, np.maximum(labels[block], 1))
-    return result / correct.shape[1]
+        block_weights = np.ascontiguousarray(weights[:, block])
+        ranks = block_weights[owners].cumsum(0, dtype=np.int32)  # detections up to and with each, copies counted
+        rank_of_hit = np.maximum(ranks[hits], 1)
+        last_rank = np.maximum(ranks[-1], 1)
+        copies_of_hit = block_weights[owners[hits]]
+        total = np.maximum(labels[block], 1)
+        for is_hit in correct[hits].T:
+            if is_hit.any():
+                cumulative = copies_of_hit[is_hit].cumsum(0, dtype=np.int32)
+                areas[block] += _areas(cumulative, rank_of_hit[is_hit], last_rank, total)
+    return areas / correct.shape[1]
 
 
-def _areas(found: np.ndarray, ranks: np.ndarray, last: np.ndarray, labels: np.ndarray) -> np.ndarray:
+def _areas(hits: np.ndarray, ranks: np.ndarray, last: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Area under each resampling's precision envelope, as `metrics.average_precision` defines it: `[B]`.
 
     Up to the recall of a hit, but not below that of the hit before, the envelope is the best precision from that hit
     on. From the last hit's recall it falls in a line to 0 at recall 1.
 
-    `found` and `ranks` are hits, and detections, up to and with each hit, int `[hits, B]`; `last` and `labels` all
+    `hits` and `ranks` are hits, and detections, up to and with each hit, int `[hits, B]`; `last` and `labels` all
     detections, and all labels, int `[B]`.
     """
-    envelope = found / ranks
+    envelope = hits / ranks
     np.maximum.accumulate(envelope[::-1], axis=0, out=envelope[::-1])
-    # how many of the recalls that are read lie below each hit's, found / labels in floating-point numbers
-    exact = found * 100.0 / labels
+    below = _recalls_below(hits, labels)
+    shares = SHARES_BELOW[below]
+    shares[1:] -= shares[:-1].copy()
+    recall = hits[-1] / labels
+    precision = hits[-1] / last
+    slope = precision / np.where(recall < 1, 1 - recall, 1)
+    return np.einsum("ij,ij->j", shares, envelope) + slope * TAIL[below[-1]]
+
+
+def _recalls_below(hits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Number of recalls in GRID that lie below each hit's, hits / labels in floating-point numbers: int `[hits, B]`."""
+    exact = hits * 100.0 / labels
     above = np.ceil(exact)
     below = above.astype(np.int32)
     below += ROUNDED_UP[below] & (above == exact)
-    shares = np.concatenate([[0.0], SHARES.cumsum()])[below]
-    shares[1:] -= shares[:-1].copy()
-    recall, precision = found[-1] / labels, found[-1] / last
-    slope = precision / np.where(recall < 1, 1 - recall, 1)
-    tail: np.ndarray = np.append(((1 - GRID) * SHARES)[::-1].cumsum()[::-1], 0.0)  # sums from each recall on
-    return np.einsum("ij,ij->j", shares, envelope) + slope * tail[below[-1]]
+    return below

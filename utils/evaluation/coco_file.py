@@ -15,6 +15,7 @@ from utils.core.text import short_repr
 
 MOST_WITHOUT_PARTNER = 0.05  # share of entries that find no partner; above it two files do not belong together
 PARTS = ("images", "annotations", "categories")
+LONGEST_ID = 40  # digits of an id that counts as a number
 
 
 @dataclass(frozen=True)
@@ -22,10 +23,10 @@ class CocoObject:
     """One annotation that can be used.
 
     Attributes:
-        name: how messages call it: 'annotation 17'.
+        name: its name in messages: 'annotation 17'.
         image, category: keys of `CocoFile.images` and `CocoFile.categories`.
         box: left, top, width and height as they are written; width and height can be negative.
-        crowd: whether it is a region of many objects.
+        crowd: it is a region of many objects.
         entry: the annotation as it is written.
     """
 
@@ -59,31 +60,32 @@ class CocoFile:
     total: int = 0
 
     def check_joins(self, *, force: bool = False, advice: str = "") -> None:
-        """Raise `DataError` where too many annotations are of no image or of no category, unless `force` is given."""
+        """Raise `DataError` where too many annotations have an unknown image or category, unless `force` is given."""
         joins = (("images", self.without_image), ("categories", self.without_category))
         for part, lines in joins:
-            what = f"annotations of {self.path} name an id that its {part!r} lack"
-            check_partners(lines, self.total, what, advice or "correct the ids", force=force)
+            problem = f"annotations of {self.path} name an id that its {part!r} lack"
+            check_partners(lines, self.total, problem, advice or "correct the ids", force=force)
 
 
-def check_partners(lines: Sequence[str], total: int, what: str, advice: str, *, force: bool = False) -> None:
+def check_partners(lines: Sequence[str], total: int, problem: str, advice: str, *, force: bool = False) -> None:
     """Raise `DataError` if more than `MOST_WITHOUT_PARTNER` of `total` entries have no partner.
 
     Args:
         lines: one for each entry without a partner; the first is named.
-        what: what is counted, with its verb.
+        problem: the entries that are counted, with a verb.
         force: raise nothing.
     """
-    if len(lines) > MOST_WITHOUT_PARTNER * total and not force:
-        most = f"at most {MOST_WITHOUT_PARTNER:.0%} may"
-        raise DataError(f"{len(lines)} of {total} {what} (first: {lines[0]}); {most}; {advice}")
+    if force or len(lines) <= MOST_WITHOUT_PARTNER * total:
+        return
+    limit = f"at most {MOST_WITHOUT_PARTNER:.0%} may"
+    raise DataError(f"{len(lines)} of {total} {problem} (first: {lines[0]}); {limit}; {advice}")
 
 
 def read_coco(path: Path) -> CocoFile:
     """Read a COCO file in UTF-8, UTF-16 or UTF-32, with or without a byte order mark.
 
     Raises:
-        DataError: it is no COCO file, or several images or categories have one id.
+        DataError: it is not a COCO file, or several images or categories have one id.
     """
     content = _content(path)
     file = CocoFile(path, total=len(content["annotations"]))
@@ -118,7 +120,8 @@ def _content(path: Path) -> Mapping[str, list[Any]]:
     for part in PARTS:
         if not isinstance(content, dict) or not isinstance(content.get(part), list):
             raise DataError(f"{path} has no list {part!r}; {expected}")
-    return content
+    lists: dict[str, list[Any]] = content
+    return lists
 
 
 def _by_id(entries: list[Any], kind: str, key: str, file: CocoFile) -> dict[int | str, dict[str, Any]]:
@@ -129,26 +132,31 @@ def _by_id(entries: list[Any], kind: str, key: str, file: CocoFile) -> dict[int 
         entry_id = id_key(entry.get("id")) if isinstance(entry, dict) else None
         if entry_id is None or not isinstance(entry.get(key), (str, int)) or entry[key] == "":
             file.broken.append(f"{name}: expected 'id' and {key!r}, found {short_repr(entry)}")
-        elif entry_id in by_id and by_id[entry_id][key] != entry[key]:
-            names = f"{short_repr(by_id[entry_id][key])} and {short_repr(entry[key])}"
+            continue
+        earlier = by_id.get(entry_id, entry)
+        if earlier[key] != entry[key]:
+            names = f"{short_repr(earlier[key])} and {short_repr(entry[key])}"
             raise DataError(f"{file.path}: {name} is there twice: {names}; give each an id of its own")
-        else:
-            by_id[entry_id] = entry
+        by_id[entry_id] = entry
     return by_id
 
 
 def _name(entry: Any, kind: str, number: int) -> str:
     """'annotation 17' by the id of an entry, or else by its place in the list, which begins with 1."""
     written = entry.get("id") if isinstance(entry, dict) else None
-    return f"{kind} number {number}" if written is None else f"{kind} {short_repr(written)}"
+    if written is None:
+        return f"{kind} number {number}"
+    return f"{kind} {short_repr(written)}"
 
 
 def id_key(value: Any) -> int | str | None:
-    """An id as it is compared: 7, 7.0, "7" and "007" are the same; None for what is not an id."""
+    """An id as it is compared: 7, 7.0, "7" and "007" are the same; None for a value that cannot be an id."""
     if isinstance(value, str):
         text = value.strip()
-        return int(text) if text.isascii() and text.isdecimal() and len(text) < 40 else text or None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        is_number = text.isascii() and text.isdecimal() and len(text) < LONGEST_ID
+        return int(text) if is_number else text or None
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value):
         return None
     return int(value) if value == int(value) else None
 
@@ -172,8 +180,9 @@ def _object(entry: Any, name: str) -> CocoObject:
     if not isinstance(box, list) or len(box) != 4:
         raise ValueError(f"'bbox' is {_written(entry, 'bbox')}; expected left, top, width, height")
     left, top, width, height = (_number(value, "bbox", float) for value in box)
-    if entry.get("area") is not None:
-        _number(entry["area"], "area", float)
+    area = entry.get("area")
+    if area is not None:
+        _number(area, "area", float)
     crowd = _number(entry.get("iscrowd") or 0, "iscrowd", int)
     return CocoObject(name, ids["image_id"], ids["category_id"], (left, top, width, height), crowd != 0, entry)
 

@@ -13,7 +13,7 @@ import os
 import random
 import shutil
 import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -32,8 +32,10 @@ from utils.core.errors import CheckpointError, DataError, InputError
 from utils.core.text import plural
 from utils.evaluation.batch import Item, collate, polygon_masks
 from utils.evaluation.data_yaml import DataConfig
-from utils.evaluation.images import SplitImages, decode, find_images, label_file
+from utils.evaluation.image_files import decode, find_images
+from utils.evaluation.labels import label_file
 from utils.evaluation.letterbox import letterboxed_planes, rectangular_shapes
+from utils.evaluation.split import SplitImages
 
 logger = logging.getLogger(__name__)
 
@@ -49,19 +51,22 @@ class ImageDataset(Dataset[Item]):
     """
 
     def __init__(
-        self, split: SplitImages, imgsz: int | tuple[int, int], *, stride: int = 32, rect: bool = False,
-        single_cls: bool = False, masks: bool = False,
-    ) -> None:  # fmt: skip
-        """See `make_loader` for the arguments; `DataError` if masks are asked for and there are boxes."""
-        self.split, self.images, self.single_cls, self.masks = split, split.images, single_cls, masks
-        labels = [(image.path, image.labels) for image in self.images]
-        boxes = [path for path, of_image in labels if len(of_image.polygons) < len(of_image.rows) or of_image.boxes]
-        if masks and boxes:
-            raise DataError(
-                f"a network for segmentation needs outlines, and {plural(len(boxes), 'image')} of '{split.name}' have "
-                "boxes as labels; expected a class and a polygon x1 y1 x2 y2 x3 y3 ...; the first: "
-                f"{label_file(boxes[0])}"
-            )
+        self,
+        split: SplitImages,
+        imgsz: int | tuple[int, int],
+        *,
+        stride: int = 32,
+        rect: bool = False,
+        single_cls: bool = False,
+        masks: bool = False,
+    ) -> None:
+        """See `make_loader` for the arguments; `DataError` if masks are needed and there are boxes."""
+        self.split = split
+        self.images = split.images
+        self.single_cls = single_cls
+        self.masks = masks
+        if masks:
+            check_outlines(split)
         self.fit = (imgsz, imgsz) if isinstance(imgsz, int) else imgsz
         self.shapes = [self.fit] * len(self.images)
         if rect:
@@ -72,17 +77,41 @@ class ImageDataset(Dataset[Item]):
 
     def __getitem__(self, index: int) -> Item:
         """The image, letterboxed, and its labels."""
-        entry, shape = self.images[index], self.shapes[index]
+        entry = self.images[index]
+        shape = self.shapes[index]
         image = decode(entry.path)
         if image is None:
             return Item(None, entry.path)
         pixels, box = letterboxed_planes(image, self.fit, shape)
-        rows, size = entry.labels.rows, np.array([image.shape[1], image.shape[0]] * 2, np.float32)
-        half = rows[:, 3:] / 2
-        boxes = np.concatenate([rows[:, 1:3] - half, rows[:, 1:3] + half], 1).clip(0, 1) * size
-        labels = torch.from_numpy(np.concatenate([rows[:, :1] * (not self.single_cls), boxes], 1))
+        labels = self._labels(entry.labels.rows, image.shape[1], image.shape[0])
         masks = polygon_masks(entry.labels.polygons, box, shape) if self.masks else None
         return Item(torch.from_numpy(pixels), entry.path, box, labels, masks)
+
+    def _labels(self, rows: np.ndarray, width: int, height: int) -> Tensor:
+        """Labels as `Item` has them, of rows class, cx, cy, w, h as fractions of an image of this size."""
+        classes = rows[:, :1]
+        if self.single_cls:
+            classes = np.zeros_like(classes)
+        center = rows[:, 1:3]
+        half = rows[:, 3:] / 2
+        corners = np.concatenate([center - half, center + half], 1).clip(0, 1)
+        size = np.array([width, height, width, height], np.float32)
+        return torch.from_numpy(np.concatenate([classes, corners * size], 1))
+
+
+def check_outlines(split: SplitImages) -> None:
+    """Raise `DataError` if an image of a split has a box as label, where masks are needed."""
+    with_boxes = []
+    for image in split.images:
+        labels = image.labels
+        if labels.boxes or len(labels.polygons) < len(labels.rows):
+            with_boxes.append(image.path)
+    if with_boxes:
+        raise DataError(
+            f"a network for segmentation needs outlines, and {plural(len(with_boxes), 'image')} of '{split.name}' have "
+            "boxes as labels; expected a class and a polygon x1 y1 x2 y2 x3 y3 ...; the first: "
+            f"{label_file(with_boxes[0])}"
+        )
 
 
 class SeededImages(Dataset[Any]):
@@ -101,7 +130,8 @@ class SeededImages(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         """The dataset's image; none where one that it is made of cannot be decoded."""
-        before = random.getstate(), np.random.get_state()
+        before = random.getstate()
+        numpy_before = np.random.get_state()
         state = np.random.SeedSequence((self.seed, index)).generate_state(4)
         random.seed(int.from_bytes(state.tobytes(), "little"))
         np.random.seed(state)
@@ -113,12 +143,12 @@ class SeededImages(Dataset[Any]):
                 raise
             return Item(None, "")
         finally:
-            random.setstate(before[0])
-            np.random.set_state(before[1])
+            random.setstate(before)
+            np.random.set_state(numpy_before)
 
 
 class Batches(Sampler[list[int]]):
-    """Batches of the indices of images; `shared` ones are this process's part of each of the whole `batches`.
+    """Batches of the indices of images; if `shared`, this process's part of each of the whole `batches`.
 
     `images` is their number in a pass.
     """
@@ -137,12 +167,27 @@ class Batches(Sampler[list[int]]):
 
 
 def make_loader(
-    data: DataConfig, split: str, *, imgsz: int | tuple[int, int], batch_size: int, stride: int = 32,
-    rect: bool = False, workers: int = 8, single_cls: bool = False, shuffle: bool = False, first: int | None = None,
-    seed: int = 0, augment: bool = False, hyp: Mapping[str, Any] | None = None, limit: int | None = None,
-    keep: Callable[[str], bool] | None = None, masks: bool = False, progress: bool = False, share: bool = False,
-) -> Loader:  # fmt: skip
-    """A loader over a split; the same arguments give the same batches, whatever `workers` is.
+    data: DataConfig,
+    split: str,
+    *,
+    imgsz: int | tuple[int, int],
+    batch_size: int,
+    stride: int = 32,
+    rect: bool = False,
+    workers: int = 8,
+    single_cls: bool = False,
+    shuffle: bool = False,
+    first: int | None = None,
+    seed: int = 0,
+    augment: bool = False,
+    hyp: Mapping[str, Any] | None = None,
+    limit: int | None = None,
+    keep: Callable[[str], bool] | None = None,
+    masks: bool = False,
+    progress: bool = False,
+    share: bool = False,
+) -> Loader:
+    """A loader over a split; the same arguments give the same batches, for any number of `workers`.
 
     Args:
         imgsz: longer side, or (height, width), in pixels.
@@ -152,48 +197,41 @@ def make_loader(
         first: only so many images, the first of that order.
         augment: upstream's training augmentation with `hyp`, shuffled; needs a patched checkout and a square `imgsz`.
         limit: only so many images, evenly spread over the split.
-        keep: only the images for whose path this holds, of those that `limit` leaves.
+        keep: only the images for whose path this holds, after `limit`.
         masks: also give masks of the labels, which must be polygons.
-        share: of several processes, each loads its part of every batch, see `Batches`; otherwise all of it.
+        share: each of several processes loads its part of every batch, see `Batches`; otherwise all of it.
 
     Raises:
-        DataError: the split is not there, or none of its images can be used or is kept; see also `DataConfig.read`.
+        DataError: the split is not there, or no image of it can be used or passes `keep`; see also `DataConfig.read`.
     """
-    dataset: SeededImages | ImageDataset
     part = data.read(split, limit, progress=progress and distributed.is_main())
     if keep:
         part = replace(part, images=[image for image in part.images if keep(image.path)])
     if not part.images:
         raise DataError(f"not one of the images of '{part.name}' takes part here")
+    dataset: SeededImages | ImageDataset
     if augment:
-        from utils import upstream
-
         assert isinstance(imgsz, int)
-        images = {image.path: (image.labels.rows, image.size, image.labels.polygons) for image in part.images}
-        dataset, pixels = SeededImages(upstream.make_dataset(
-            images, imgsz, batch_size, stride=stride, single_cls=single_cls, augment=True, hyp=hyp
-        )), imgsz**2  # fmt: skip
+        dataset = _augmented(part, imgsz, batch_size, stride, single_cls, hyp)
+        pixels = imgsz**2
     else:
         dataset = ImageDataset(part, imgsz, stride=stride, rect=rect, single_cls=single_cls, masks=masks)
         pixels = max(map(math.prod, dataset.shapes))
     generator = torch.Generator().manual_seed(seed)
-    number = min(first or len(dataset), len(dataset))
+    images = min(first or len(dataset), len(dataset))
     batches: Any
     if isinstance(dataset, SeededImages) or shuffle:
-        order = RandomSampler(dataset, num_samples=number, generator=generator)
+        order = RandomSampler(dataset, num_samples=images, generator=generator)
         batches = BatchSampler(order, batch_size, drop_last=False)
     else:
-        of_shape: dict[tuple[int, int], list[int]] = {}
-        for index, shape in enumerate(dataset.shapes):
-            of_shape.setdefault(shape, []).append(index)
-        groups = of_shape.values()
-        batches = [group[i : i + batch_size] for group in groups for i in range(0, len(group), batch_size)]
-    programs = 1 if share else distributed.world().size  # that read whole batches, and not parts of the same
-    batch_bytes = min(batch_size, len(dataset)) * 3 * pixels * programs
+        batches = _batches_by_shape(dataset.shapes, batch_size)
+    readers = 1 if share else distributed.world().size  # programs that read whole batches, and not parts of the same
+    batch_bytes = min(batch_size, len(dataset)) * 3 * pixels * readers
+    processes = loading_processes(min(workers, cpu_cores(), len(batches)), batch_bytes)
     loader = Loader(
         dataset,
-        batch_sampler=Batches(batches, batch_size, number, shared=share),
-        num_workers=(processes := loading_processes(min(workers, cpu_cores(), len(batches)), batch_bytes)),
+        batch_sampler=Batches(batches, batch_size, images, shared=share),
+        num_workers=processes,
         collate_fn=collate,
         pin_memory=torch.cuda.is_available(),
         worker_init_fn=_start_worker,
@@ -202,6 +240,30 @@ def make_loader(
     )
     loader.order = generator
     return loader
+
+
+def _augmented(
+    part: SplitImages, imgsz: int, batch_size: int, stride: int, single_cls: bool, hyp: Mapping[str, Any] | None
+) -> SeededImages:
+    """The images of a split with upstream's training augmentation."""
+    from utils import upstream
+
+    images = {image.path: (image.labels.rows, image.size, image.labels.polygons) for image in part.images}
+    dataset = upstream.make_dataset(
+        images, imgsz, batch_size, stride=stride, single_cls=single_cls, augment=True, hyp=hyp
+    )
+    return SeededImages(dataset)
+
+
+def _batches_by_shape(shapes: Sequence[tuple[int, int]], batch_size: int) -> list[list[int]]:
+    """Indices of images in batches of one shape each."""
+    groups: dict[tuple[int, int], list[int]] = {}
+    for index, shape in enumerate(shapes):
+        groups.setdefault(shape, []).append(index)
+    batches = []
+    for group in groups.values():
+        batches += [group[start : start + batch_size] for start in range(0, len(group), batch_size)]
+    return batches
 
 
 class Loader(DataLoader[Any]):
@@ -217,14 +279,15 @@ class Loader(DataLoader[Any]):
 
 
 def loading_processes(workers: int, batch: int) -> int:
-    """As many of these processes as shared memory has room for; with too little of it torch waits for ever.
+    """Number of processes, at most `workers`, that shared memory has room for; with too little torch waits for ever.
 
     Each reads two batches ahead, of `batch` bytes in all programs that load at the same time; two more are in use.
     """
     if not workers or not os.path.isdir("/dev/shm"):  # a system without the folder has no such limit
         return workers
     free = shutil.disk_usage("/dev/shm").free
-    fitting = max(min(workers, (int(0.8 * free) // max(batch, 1) - 2) // 2), 0)  # others need some of it, too
+    batches = int(0.8 * free) // max(batch, 1)  # other programs need some of the memory, too
+    fitting = max(min(workers, (batches - 2) // 2), 0)
     if fitting < workers:
         text = "/dev/shm has %.0f MB free: %d of %d processes read images; give the container more (--shm-size=8g)"
         logger.warning(text, free / 1e6, fitting, workers)
@@ -238,10 +301,11 @@ def _start_worker(_: int) -> None:
 
 
 def whole_batch(images: Tensor) -> tuple[int, Tensor]:
-    """How many images all parts of a batch hold, and this process's `[B, 3, H, W]`, of their shape even if empty."""
+    """Number of images in all parts of a batch, and this process's `[B, 3, H, W]`, of their shape even if empty."""
     parts = distributed.gather((len(images), *images.shape[2:]))
     if not len(images):
-        height, width = (max(part[side] for part in parts) for side in (1, 2))
+        height = max(part[1] for part in parts)
+        width = max(part[2] for part in parts)
         images = images.new_zeros((0, 3, height, width))
     return sum(part[0] for part in parts), images
 

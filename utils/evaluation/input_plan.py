@@ -1,4 +1,4 @@
-"""What a network wants to be given: sizes and batches."""
+"""The size and the number of images that a network is given."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DTYPES = ("float32", "float16", "uint8")  # of images
+ANY_SIZE = (None, None, None, None)  # of batch, channels, height and width
 
 
 @dataclass(frozen=True)
@@ -37,57 +38,84 @@ class InputPlan:
     def of(
         cls, runner: Runner, imgsz: int | tuple[int, int] | None, batch_size: int, *, rect: bool = False
     ) -> InputPlan:
-        """What fits both: a network of static size decides; else `imgsz`, rounded up to the stride.
+        """Plan for a network and options: a network of static size decides; else `imgsz`, rounded up to the stride.
 
         `imgsz` is the longer side, or (height, width), in pixels; None for the network's own. `InputError` if the
         network takes no images, or has another static size than was asked for.
         """
         _, _, height, width = fixed_sizes(runner)
-        smallest, largest = batch_range(runner)
-        fitting = largest if largest and (smallest == largest or batch_size > largest) else batch_size
-        if fitting != batch_size:
-            logger.info("the network takes %d images at a time; using that instead of %d", fitting, batch_size)
+        fitting = _fitting_batch(runner, batch_size)
         if height is None and width is None:
-            known = runner.imgsz
-            size = fitting_size(imgsz or known, runner.stride)
-            text = size_text(size)
-            if imgsz and known and max(known) != max(height_width(imgsz)):
-                logger.warning("the input is %s, and the network is for images of %s", text, max(known))
-            limits = [(low or 0, high or side) for (low, high), side in zip(_ranges(runner)[2:], size, strict=True)]
-            if not all(low <= side <= high for (low, high), side in zip(limits, size, strict=True)):
-                least, most = ("x".join(map(str, sides)) for sides in zip(*limits, strict=True))
-                found = f"--imgsz {text} was asked for, and the engine takes {least} to {most}"
-                raise InputError(f"{found}; build one for that size")
+            size = _dynamic_size(runner, imgsz)
         else:
-            size, spec = (height or width or 0, width or height or 0), image_input(runner)
-            if imgsz not in (None, size, *size):
-                asked = f"--imgsz {size_text(imgsz or 0)} was asked for"
-                raise InputError(f"{asked}, and the network takes {spec}; export it for that size")
-            if rect:
-                raise InputError(f"rectangular inference needs a network of dynamic size; this one takes {spec}")
-        several = 1 if runner.task.prototypes else max(batch_size // fitting, 1)  # masks take memory
-        return cls(size, fitting, several * fitting)
+            size = (height or width or 0, width or height or 0)
+            _check_static_size(runner, size, imgsz, rect)
+        runs = max(batch_size // fitting, 1)
+        if runner.task.prototypes:  # masks take memory
+            runs = 1
+        return cls(size, fitting, runs * fitting)
 
     def size(self, rect: bool) -> str:
         """The size of the input in words, such as '640x640'."""
         return f"up to {max(self.imgsz)}, rectangular" if rect else f"{self.imgsz[0]}x{self.imgsz[1]}"
 
 
+def _fitting_batch(runner: Runner, batch_size: int) -> int:
+    """The number of images that the network takes at a time, `batch_size` if it can be."""
+    smallest, largest = batch_range(runner)
+    is_static = smallest == largest
+    if largest is None or largest == batch_size or not (is_static or batch_size > largest):
+        return batch_size
+    logger.info("the network takes %d images at a time; using that instead of %d", largest, batch_size)
+    return largest
+
+
+def _dynamic_size(runner: Runner, imgsz: int | tuple[int, int] | None) -> tuple[int, int]:
+    """(height, width) for a network of dynamic size; `InputError` for one outside of its range."""
+    own_size = runner.imgsz
+    size = fitting_size(imgsz or own_size, runner.stride)
+    text = size_text(size)
+    if imgsz and own_size and max(own_size) != max(height_width(imgsz)):
+        logger.warning("the input is %s, and the network is for images of %s", text, max(own_size))
+    smallest: list[int] = []
+    largest: list[int] = []
+    for (low, high), side in zip(_ranges(runner)[2:], size, strict=True):
+        smallest.append(low or 0)
+        largest.append(high or side)
+    is_inside = all(low <= side <= high for low, side, high in zip(smallest, size, largest, strict=True))
+    if not is_inside:
+        limits = f"{'x'.join(map(str, smallest))} to {'x'.join(map(str, largest))}"
+        raise InputError(f"--imgsz {text} was given, and the engine takes {limits}; build one for that size")
+    return size
+
+
+def _check_static_size(runner: Runner, size: tuple[int, int], imgsz: int | tuple[int, int] | None, rect: bool) -> None:
+    """Raise `InputError` if a network of static size cannot take images of this size, or rectangles."""
+    spec = image_input(runner)
+    if imgsz is not None and imgsz != size and imgsz not in size:
+        text = size_text(imgsz)
+        raise InputError(f"--imgsz {text} was given, and the network takes {spec}; export it for that size")
+    if rect:
+        raise InputError(f"rectangular inference needs a network of dynamic size; this one takes {spec}")
+
+
 def fitting_size(imgsz: int | tuple[int, int] | None, stride: int) -> tuple[int, int]:
     """Height and width in pixels, see `height_width`, rounded up to multiples of the stride, with a warning."""
-    sides = height_width(imgsz)
-    height, width = (math.ceil(side / stride) * stride for side in sides)
-    if (height, width) != sides:
-        what = "image size %s is no multiple of the stride %d; using %s"
-        logger.warning(what, size_text(sides), stride, size_text((height, width)))
-    return height, width
+    height, width = height_width(imgsz)
+    rounded = (math.ceil(height / stride) * stride, math.ceil(width / stride) * stride)
+    if rounded != (height, width):
+        message = "image size %s is not a multiple of the stride %d; using %s"
+        logger.warning(message, size_text((height, width)), stride, size_text(rounded))
+    return rounded
 
 
 def _ranges(runner: Runner) -> list[tuple[int | None, int | None]]:
     """Smallest and largest batch, channels, height and width, by shape or an engine's profile; None for any."""
-    spec, nchw = image_input(runner), runner.input_spec.nchw
-    low, high = runner.limits.get(spec.name, ((None,) * 4, (None,) * 4))
-    return [(size or a, size or b) for size, a, b in zip(nchw(spec.shape), nchw(low), nchw(high), strict=True)]
+    spec = image_input(runner)
+    nchw = runner.input_spec.nchw
+    low, high = runner.limits.get(spec.name, (ANY_SIZE, ANY_SIZE))
+    sides = zip(nchw(spec.shape), nchw(low), nchw(high), strict=True)
+    return [(size or smallest, size or largest) for size, smallest, largest in sides]
 
 
 def fixed_sizes(runner: Runner) -> tuple[int | None, ...]:
@@ -102,10 +130,12 @@ def batch_range(runner: Runner) -> tuple[int, int | None]:
 
 
 def image_input(runner: Runner) -> TensorSpec:
-    """The network's only input; `InputError` if it has several, or one that is no batch of images."""
+    """The network's only input; `InputError` if it has several, or one that does not take a batch of images."""
     spec = runner.inputs[0]
-    shaped = len(runner.inputs) == 1 and len(spec.shape) == 4
-    if not shaped or runner.input_spec.nchw(spec.shape)[1] not in (*COLOURS, None) or spec.dtype not in DTYPES:
-        found = ", ".join(map(str, runner.inputs))
-        raise InputError(f"the network takes {found}; expected {' or '.join(DTYPES)} [batch, 3 or 1, height, width]")
-    return spec
+    is_batch = len(runner.inputs) == 1 and len(spec.shape) == 4
+    if is_batch and spec.dtype in DTYPES:
+        channels = runner.input_spec.nchw(spec.shape)[1]
+        if channels is None or channels in COLOURS:
+            return spec
+    inputs = ", ".join(map(str, runner.inputs))
+    raise InputError(f"the network takes {inputs}; expected {' or '.join(DTYPES)} [batch, 3 or 1, height, width]")

@@ -16,6 +16,7 @@ from torch import Tensor
 from utils.core.device import sent
 
 FILL = 114  # the grey that upstream trains with
+GROUP = 32  # images that share a shape: the default batch size of val.py
 
 
 @dataclass(frozen=True)
@@ -34,19 +35,23 @@ class Letterbox:
     @property
     def ratio(self) -> tuple[float, float]:
         """(height, width) of the resized image over the original's."""
-        return self.resized[0] / self.original[0], self.resized[1] / self.original[1]
+        height, width = self.original
+        return self.resized[0] / height, self.resized[1] / width
 
     @classmethod
     def of(cls, original: tuple[int, int], fit: tuple[int, int], shape: tuple[int, int]) -> Letterbox:
-        """Where an image, resized to fit into `fit`, lies in an input of `shape`; all (height, width) in pixels.
+        """Place an image, resized to fit into `fit`, in an input of `shape`; all (height, width) in pixels.
 
         An image that `shape` was not made for, since its file says another size than its pixels have, fits into both.
         """
         ratio = min(fit[0] / original[0], fit[1] / original[1])
-        height, width = (max(int(side * ratio), 1) for side in original)  # upstream truncates here
+        height = max(int(original[0] * ratio), 1)  # upstream truncates here
+        width = max(int(original[1] * ratio), 1)
         if height > shape[0] or width > shape[1]:
             return cls.of(original, shape, shape)
-        return cls(original, (height, width), ((shape[1] - width) / 2, (shape[0] - height) / 2))
+        left = (shape[1] - width) / 2
+        top = (shape[0] - height) / 2
+        return cls(original, (height, width), (left, top))
 
 
 def letterboxed_planes(image: np.ndarray, fit: tuple[int, int], shape: tuple[int, int]) -> tuple[np.ndarray, Letterbox]:
@@ -55,21 +60,29 @@ def letterboxed_planes(image: np.ndarray, fit: tuple[int, int], shape: tuple[int
     The image as networks take it is uint8 `[3, *shape]` RGB, centred on grey.
     """
     box = Letterbox.of((image.shape[0], image.shape[1]), fit, shape)
-    (height, width), (left, top) = box.resized, (round(pad - 0.1) for pad in box.pad)
-    bottom, right = top + height, left + width
+    height, width = box.resized
+    left = round(box.pad[0] - 0.1)
+    top = round(box.pad[1] - 0.1)
+    bottom = top + height
+    right = left + width
     planes: np.ndarray = np.empty((3, *shape), np.uint8)
-    planes[:, :top] = planes[:, bottom:] = FILL
-    planes[:, top:bottom, :left] = planes[:, top:bottom, right:] = FILL
+    planes[:, :top] = FILL
+    planes[:, bottom:] = FILL
+    planes[:, top:bottom, :left] = FILL
+    planes[:, top:bottom, right:] = FILL
     if box.resized != box.original:
-        enlarged = height > box.original[0] or width > box.original[1]
-        image = cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR if enlarged else cv2.INTER_AREA)
+        is_enlarged = height > box.original[0] or width > box.original[1]
+        interpolation = cv2.INTER_LINEAR if is_enlarged else cv2.INTER_AREA
+        image = cv2.resize(image, (width, height), interpolation=interpolation)
     planes[:, top:bottom, left:right] = image[..., ::-1].transpose(2, 0, 1)
     return planes, box
 
 
 def points_to_input(points: np.ndarray, box: Letterbox) -> np.ndarray:
     """Turn x, y as fractions of the image, float32 `[n, 2]`, into pixels of the input."""
-    return points * np.array(box.resized[::-1], np.float32) + np.array(box.pad, np.float32)
+    size = np.array(box.resized[::-1], np.float32)
+    offset = np.array(box.pad, np.float32)
+    return points * size + offset
 
 
 def boxes_to_image(boxes: Tensor, owner: Tensor, letterboxes: Sequence[Letterbox]) -> Tensor:
@@ -77,13 +90,14 @@ def boxes_to_image(boxes: Tensor, owner: Tensor, letterboxes: Sequence[Letterbox
 
     Each axis has its own ratio, because the resized image has whole pixels; upstream takes the height's for both.
 
-    `boxes` are float `[n, 4]`, and `owner`, int64 `[n]`, says which of the `letterboxes` each is of.
+    `boxes` are float `[n, 4]`, and `owner`, int64 `[n]`, is the index of each one's letterbox.
     """
     rows = [(*box.pad, *box.ratio[::-1], *box.original[::-1]) for box in letterboxes]
-    offset, ratio, limit = (
-        sent(torch.tensor(rows, dtype=boxes.dtype), boxes.device)[owner].view(-1, 3, 2).repeat(1, 1, 2).unbind(1)
-    )
-    return ((boxes - offset) / ratio).clamp(min=torch.zeros_like(limit), max=limit)
+    table = sent(torch.tensor(rows, dtype=boxes.dtype), boxes.device)
+    of_box = table[owner].view(-1, 3, 2)  # x and y of offset, ratio and size
+    offset, ratio, limit = of_box.repeat(1, 1, 2).unbind(1)
+    corners = (boxes - offset) / ratio
+    return corners.clamp(min=torch.zeros_like(limit), max=limit)
 
 
 def rectangular_shapes(sizes: Sequence[tuple[int, int]], imgsz: int, stride: int) -> list[tuple[int, int]]:
@@ -98,11 +112,21 @@ def rectangular_shapes(sizes: Sequence[tuple[int, int]], imgsz: int, stride: int
     ratios = np.array([height / width for width, height in sizes])
     order = ratios.argsort()  # the default sort, as upstream: it decides which of equal ratios share a group
     shapes = [(0, 0)] * len(sizes)
-    for start in range(0, len(order), 32):
-        members = order[start : start + 32]
-        low, high = ratios[members].min(), ratios[members].max()
-        relative = np.array([high, 1.0] if high < 1 else [1.0, 1 / low] if low > 1 else [1.0, 1.0])
+    for start in range(0, len(order), GROUP):
+        members = order[start : start + GROUP]
+        relative = _relative_sides(ratios[members])
         height, width = np.ceil(relative * imgsz / stride + 0.5).astype(int) * stride
         for member in members:
             shapes[member] = (int(height), int(width))
     return shapes
+
+
+def _relative_sides(ratios: np.ndarray) -> np.ndarray:
+    """Height and width of the smallest shape, its longer side 1, that holds images of these height / width `[n]`."""
+    lowest = ratios.min()
+    highest = ratios.max()
+    if highest < 1:
+        return np.array([highest, 1.0])
+    if lowest > 1:
+        return np.array([1.0, 1 / lowest])
+    return np.array([1.0, 1.0])

@@ -27,8 +27,8 @@ from utils.evaluation.confusion import ConfusionMatrix
 from utils.evaluation.data_yaml import DataConfig
 from utils.evaluation.dataset import ImageDataset, Loader, make_loader
 from utils.evaluation.detector import BatchDetections, Detector
-from utils.evaluation.images import unlabelled
 from utils.evaluation.input_plan import InputPlan
+from utils.evaluation.labels import unlabelled
 from utils.evaluation.masks import mask_overlaps
 from utils.evaluation.metrics import ClassScores, EvalStatistics
 from utils.evaluation.results import ClassResult, EvalResult, Measurement, Reference, as_labels, result_table
@@ -58,7 +58,7 @@ def evaluate(
 
     Args:
         out_dir: where `save_txt` (`labels/`) and `save_json` (`{name}_predictions.json`) write.
-        reference: what the float network detects, which this one's agreement and scores are measured against.
+        reference: detections of the FP32 model, which this one's agreement and scores are measured against.
         as_reference: keep the detections, for `EvalResult.reference`.
 
     Raises:
@@ -114,7 +114,7 @@ def evaluation_loader(
 
 
 def measurement(runner: Runner, detector: Detector, plan: InputPlan, config: EvalConfig) -> Measurement:
-    """What an evaluation measures beside scores; every process calls this."""
+    """Measurements beside the scores; every process calls this."""
     processes = distributed.world().size
     words = [runner.description, f"batch {plan.batch_size}", plan.size(config.rect)]
     if processes > 1:
@@ -129,7 +129,7 @@ def measurement(runner: Runner, detector: Detector, plan: InputPlan, config: Eva
 
 
 class Evaluation:
-    """Detections and labels, taken in batch by batch, and what follows from them: scores and files.
+    """Detections and labels, taken in batch by batch, and the scores and files that follow from them.
 
         evaluation = Evaluation(loader, data, config)
         for batch in loader:
@@ -161,19 +161,25 @@ class Evaluation:
             DataError: no image has a label file, where labels are needed; or COCO's annotations cannot be used.
             InputError: a file that will be written is one that is read.
         """
-        self._data, self._config, self._name = data, config, name
-        self._reference, self._as_reference = reference, as_reference
+        self._data = data
+        self._config = config
+        self._name = name
+        self._reference = reference
+        self._as_reference = as_reference
         self._dataset: ImageDataset = loader.dataset
-        self._paths = [image.path for image in self._dataset.images]
+        images = self._dataset.images
+        self._paths = [image.path for image in images]
         self._order = [self._paths[index] for indices in loader.batch_sampler.batches for index in indices]
-        has_labels = any(image.labelled for image in self._dataset.images)
+        has_labels = any(image.labelled for image in images)
         if not (has_labels or config.save_json or config.unlabelled):
             raise unlabelled(config.split, self._paths[0])
-        self._groups = len(set(group_images(self._paths, config.groups))) if config.groups else 0
+        self._groups = 0
+        if config.groups:
+            self._groups = len(set(group_images(self._paths, config.groups)))
         self.statistics = EvalStatistics(groups=config.groups, agreement=config.unlabelled)
         self.agreement = EvalStatistics(groups=config.groups, agreement=True)
         self._confusion = ConfusionMatrix(1 if config.single_cls else data.nc) if config.curves else None
-        self._confident: dict[str, Tensor] = {}  # of each image of this process the detections as labels
+        self._confident: dict[str, Tensor] = {}  # path of each image of this process → its detections as labels
         folder = out_dir or Path()
         self._text: TextWriter | None = None
         if config.save_txt:
@@ -181,20 +187,20 @@ class Evaluation:
         self._coco: CocoEvaluation | None = None
         if config.save_json:
             json_file = folder / f"{name}_predictions.json"
-            self._coco = CocoEvaluation(data, config, self._dataset.images, json_file, self._dataset.masks)
+            self._coco = CocoEvaluation(data, config, images, json_file, self._dataset.masks)
 
     def update(self, batch: Batch, detections: BatchDetections) -> None:
-        """Take in what is detected in a batch that is not empty."""
+        """Take in the detections of a batch that is not empty."""
         rows = detections.rows
         labels = batch.labels.to(rows.flat.device)
+        if self._config.unlabelled and not self._reference:
+            labels = as_labels(rows)
         if self._reference:
-            of_images = RaggedBatch.of([self._reference.detections[path] for path in batch.paths])
-            expected = of_images.to(rows.flat.device)
+            expected = RaggedBatch.of([self._reference.detections[path] for path in batch.paths])
+            expected = expected.to(rows.flat.device)
             self.agreement.add(rows, expected, batch.paths)
             if self._config.unlabelled:
                 labels = expected
-        elif self._config.unlabelled:
-            labels = as_labels(rows)
         overlaps = None
         if detections.masks and batch.masks is not None:
             overlaps = mask_overlaps(detections.masks, batch.masks, rows, labels)
@@ -206,7 +212,7 @@ class Evaluation:
         self._write(batch, detections)
 
     def gather(self) -> None:
-        """Bring together what all processes have taken in, in the order of one process; every process calls this."""
+        """Bring together the results of all processes, in the order of one process; every process calls this."""
         for statistics in (self.statistics, self.agreement):
             images = of_all_processes(statistics.images)
             statistics.images.clear()
@@ -230,7 +236,7 @@ class Evaluation:
         )
 
     def _write(self, batch: Batch, detections: BatchDetections) -> None:
-        """Take in a batch for the files that were asked for."""
+        """Take in a batch for text files and COCO's JSON, where these are written."""
         if self._coco:
             self._coco.add(batch, detections)
         if self._text:
@@ -300,7 +306,7 @@ class Evaluation:
         return replace(result, masks=scores.mean(), per_class=per_class)
 
     def _with_coco(self, result: EvalResult, coco: CocoEvaluation) -> EvalResult:
-        """Write the JSON, and add what pycocotools computes of it."""
+        """Write the JSON, and add pycocotools' statistics of it."""
         boxes, masks = coco.finish(list(self.statistics.images))
         return replace(result, coco=boxes, mask_coco=masks)
 
@@ -320,13 +326,13 @@ class Evaluation:
     def _log(self, result: EvalResult) -> None:
         """Log the table, and a warning where the network gives no numbers."""
         if result.mark:
-            logger.warning("the network %s gives %s: its AP means nothing", self._name, result.mark)
+            logger.warning("the network %s gives %s: its AP is not meaningful", self._name, result.mark)
         few_classes = 1 < len(result.per_class) < 50
         for line in result_table(result, per_class=self._config.verbose or few_classes):
             logger.info(line)
 
 
-def of_all_processes(of_images: Mapping[str, Thing]) -> dict[str, Thing]:
-    """What each process has of its images, by path, put together in every process."""
-    parts: Sequence[dict[str, Thing]] = distributed.gather(dict(of_images))
+def of_all_processes(values: Mapping[str, Thing]) -> dict[str, Thing]:
+    """Put together the values that each process has for its images, by path, in every process."""
+    parts: Sequence[dict[str, Thing]] = distributed.gather(dict(values))
     return dict(ChainMap(*parts))

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from utils.core.tasks import Prediction
 
 LARGEST = {"cuda": 256 << 20, "cpu": 32 << 20}  # bytes of masks at a time; 300 of them at 640 pixels take 30 MB
+RESIZED_TOGETHER = 16  # masks
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,11 @@ class Masks:
     Attributes:
         source: prototypes `[B, nm, h, w]`; or masks in 0..1 of a network with NMS inside, on the prototypes' grid
             `[B, K, h, w]`, or in the boxes' frames `[B, K, R, R]`.
-        picks: of each image the coefficients of prototypes, float32 `[n, nm]`; or which of the K its detections are,
-            int64 `[n]`.
-        boxes: of each image float32 `[n, 4]`, xyxy in pixels of the input.
+        picks: for each image the coefficients of prototypes, float32 `[n, nm]`; or the indices of its detections
+            among the K, int64 `[n]`.
+        boxes: for each image float32 `[n, 4]`, xyxy in pixels of the input.
         size: (height, width) of the input.
-        framed: whether the source lies in the boxes' frames.
+        framed: the source lies in the boxes' frames.
     """
 
     source: Tensor
@@ -51,18 +52,22 @@ class Masks:
 
     @classmethod
     def of(cls, prediction: Prediction, rows: Sequence[Tensor], size: tuple[int, int]) -> Masks | None:
-        """Of the detections that NMS gave, `[n, 7]`, whose last column is the anchor; None for a detector's."""
+        """Masks of the detections that NMS gave, `[n, 7]`, whose last column is the anchor; None for a detector's."""
         if prediction.prototypes is None:
             return None
-        pairs = zip(prediction.coefficients, rows, strict=True)
-        coefficients = [of_image[:, found[:, 6].long()].T.float() for of_image, found in pairs]
-        return cls(prediction.prototypes, coefficients, [found[:, :4] for found in rows], size)
+        picks: list[Tensor] = []
+        boxes: list[Tensor] = []
+        for coefficients, detections in zip(prediction.coefficients, rows, strict=True):
+            anchors = detections[:, 6].long()
+            picks.append(coefficients[:, anchors].T.float())
+            boxes.append(detections[:, :4])
+        return cls(prediction.prototypes, picks, boxes, size)
 
     @classmethod
     def from_model(
         cls, output: Tensor, picks: Sequence[Tensor], boxes: Sequence[Tensor], size: tuple[int, int]
     ) -> Masks:
-        """Of a network's own masks, `[B, K, R * R]` in the boxes' frames, or `[B, K, h, w]`; of others `InputError`."""
+        """A network's own masks, `[B, K, R * R]` in the boxes' frames, or `[B, K, h, w]`; `InputError` for others."""
         framed = output.ndim == 3
         if framed:
             side = math.isqrt(output.shape[2])
@@ -80,17 +85,21 @@ class Masks:
 
     @property
     def at_a_time(self) -> int:
-        """How many masks may be computed together; those in frames take two coordinates of every pixel, too."""
+        """Number of masks that may be computed together; those in frames take two coordinates of every pixel, too."""
         kind = "cuda" if self.source.device.type == "cuda" else "cpu"
-        return max(LARGEST[kind] // (4 * self.grid[0] * self.grid[1] * (3 if self.framed else 1)), 1)
+        height, width = self.grid
+        numbers = 3 if self.framed else 1  # for each pixel, of 4 bytes
+        return max(LARGEST[kind] // (4 * height * width * numbers), 1)
 
     def shares(self, image: int, rows: Tensor) -> Tensor:
         """Masks of some detections of an image, int64 `[n]`, as the network gives them: 0..1, float32 `[n, h, w]`."""
-        picks, source = self.picks[image][rows], self.source[image]
+        picks = self.picks[image][rows]
+        source = self.source[image]
         if not picks.is_floating_point():
             return source[picks].float()
         with disable_tf32():
-            return (picks @ source.float().flatten(1)).sigmoid_().unflatten(1, source.shape[1:])
+            sums = picks @ source.float().flatten(1)
+        return sums.sigmoid_().unflatten(1, source.shape[1:])
 
     def pixels(self, image: int, rows: Tensor, grid: tuple[int, int] | None = None) -> Tensor:
         """Masks of some detections of an image, int64 `[n]`, cropped to their boxes: bool `[n, *grid]`.
@@ -98,17 +107,22 @@ class Masks:
         Args:
             grid: (height, width); the prototypes', unless it is the input's size.
         """
-        shares, boxes, (height, width) = self.shares(image, rows), self.boxes[image][rows], grid or self.grid
+        shares = self.shares(image, rows)
+        boxes = self.boxes[image][rows]
+        height, width = grid or self.grid
         if self.framed:
             shares = pasted(shares, boxes, self.size, (height, width))
         elif grid:
             shares = interpolate(shares[None], grid, mode="bilinear", align_corners=False)[0]
-        x1, y1, x2, y2 = (boxes * boxes.new_tensor([width / self.size[1], height / self.size[0]] * 2)).unbind(1)
-        return (shares > 0.5) & between(x1, x2, width)[:, None, :] & between(y1, y2, height)[:, :, None]
+        scale = boxes.new_tensor([width / self.size[1], height / self.size[0]] * 2)
+        x1, y1, x2, y2 = (boxes * scale).unbind(1)
+        columns = between(x1, x2, width)[:, None, :]
+        rows_inside = between(y1, y2, height)[:, :, None]
+        return (shares > 0.5) & columns & rows_inside
 
 
 def between(low: Tensor, high: Tensor, count: int) -> Tensor:
-    """Which of `count` places lie in [low, high): `[..., count]`."""
+    """Mask of the places 0 to `count` - 1 that lie in [low, high): bool `[..., count]`."""
     places = torch.arange(count, device=low.device, dtype=low.dtype)
     return (places >= low[..., None]) & (places < high[..., None])
 
@@ -118,14 +132,20 @@ def pasted(shares: Tensor, boxes: Tensor, size: tuple[float, float], grid: tuple
 
     Each pixel of the grid looks up the place of its middle in the frame, bilinearly, outside of it that of its border.
     """
-    places = []
-    for low, high, pixels, cells in ((0, 2, size[1], grid[1]), (1, 3, size[0], grid[0])):
-        middles = (torch.arange(cells, device=boxes.device, dtype=boxes.dtype) + 0.5) * (pixels / max(cells, 1))
-        length = (boxes[:, high] - boxes[:, low]).clamp(min=1e-6)
-        places.append((middles - boxes[:, low, None]) / length[:, None] * 2 - 1)
-    x, y = places
-    wanted = torch.stack([x[:, None].expand(-1, grid[0], -1), y[:, :, None].expand(-1, -1, grid[1])], 3)
-    return grid_sample(shares[:, None], wanted, padding_mode="border", align_corners=False)[:, 0]
+    x = _places_in_frames(boxes[:, 0], boxes[:, 2], size[1], grid[1])
+    y = _places_in_frames(boxes[:, 1], boxes[:, 3], size[0], grid[0])
+    columns = x[:, None].expand(-1, grid[0], -1)
+    rows = y[:, :, None].expand(-1, -1, grid[1])
+    places = torch.stack([columns, rows], 3)
+    return grid_sample(shares[:, None], places, padding_mode="border", align_corners=False)[:, 0]
+
+
+def _places_in_frames(low: Tensor, high: Tensor, pixels: float, cells: int) -> Tensor:
+    """Middles of the cells of an axis, as places in frames from `low` to `high` `[n]`: -1..1 inside, `[n, cells]`."""
+    middles = torch.arange(cells, device=low.device, dtype=low.dtype) + 0.5
+    middles = middles * (pixels / max(cells, 1))
+    length = (high - low).clamp(min=1e-6)
+    return (middles - low[:, None]) / length[:, None] * 2 - 1
 
 
 def mask_overlaps(masks: Masks, truth: Tensor, detections: Sequence[Tensor], labels: Sequence[Tensor]) -> list[Tensor]:
@@ -134,38 +154,50 @@ def mask_overlaps(masks: Masks, truth: Tensor, detections: Sequence[Tensor], lab
     Args:
         masks: of the detections.
         truth: of all labels, in the order of the images, bool `[sum of m, H / 4, W / 4]`.
-        detections: of each image, `[n, 6]`.
-        labels: of each image `[m, 5]`, the class first.
+        detections: for each image `[n, 6]`.
+        labels: for each image `[m, 5]`, the class first.
 
     Raises:
         InputError: the prototypes are of another size than the labels' masks.
     """
     if tuple(truth.shape[1:]) != masks.grid:
-        found = "prototypes of {}x{} do not fit an input of {}x{}".format(*masks.grid, *masks.size)
-        raise InputError(f"{found}; expected one of {MASK_STRIDE} pixels in each direction")
-    truths = truth.to(masks.source.device).flatten(1).float().split([len(of_image) for of_image in labels])
+        problem = "prototypes of {}x{} do not fit an input of {}x{}".format(*masks.grid, *masks.size)
+        raise InputError(f"{problem}; expected one of {MASK_STRIDE} pixels in each direction")
+    counts = [len(image_labels) for image_labels in labels]
+    truths = truth.to(masks.source.device).flatten(1).float().split(counts)
     overlaps = []
-    for image, (rows, of_image, labelled) in enumerate(zip(detections, labels, truths, strict=True)):
-        overlap = rows.new_zeros((len(of_image), len(rows)))
-        wanted = torch.isin(rows[:, 5], of_image[:, 0]).nonzero()[:, 0]
-        for chosen in wanted.split(masks.at_a_time) if len(wanted) else ():
+    for image, (rows, image_labels, image_truth) in enumerate(zip(detections, labels, truths, strict=True)):
+        overlap = rows.new_zeros((len(image_labels), len(rows)))
+        has_labels = torch.isin(rows[:, 5], image_labels[:, 0])
+        for chosen in _parts(has_labels.nonzero()[:, 0], masks.at_a_time):
             detected = masks.pixels(image, chosen).flatten(1).float()
-            shared = labelled @ detected.T
-            union = labelled.sum(1)[:, None] + detected.sum(1)[None] - shared
-            overlap[:, chosen] = shared / (union + 1e-7)
+            overlap[:, chosen] = _mask_iou(image_truth, detected)
         overlaps.append(overlap)
     return overlaps
+
+
+def _mask_iou(labels: Tensor, detections: Tensor) -> Tensor:
+    """IoU of masks of 0 and 1, float32 `[m, pixels]` and `[n, pixels]`: `[m, n]`."""
+    shared = labels @ detections.T
+    union = labels.sum(1)[:, None] + detections.sum(1)[None] - shared
+    return shared / (union + 1e-7)
+
+
+def _parts(numbers: Tensor, size: int) -> Sequence[Tensor]:
+    """Numbers `[n]` in parts of at most `size`; no part where there are none."""
+    return numbers.split(size) if len(numbers) else ()
 
 
 def run_lengths(masks: Masks, image: int, letterbox: Letterbox) -> list[dict[str, Any]]:
     """COCO's `segmentation` of each detection of an image: `size` (height, width) and `counts`, a text."""
     from pycocotools import mask as coco_mask
 
-    return [
-        {"size": list(rle["size"]), "counts": rle["counts"].decode("ascii")}
-        for pixels in image_pixels(masks, image, letterbox)
-        for rle in coco_mask.encode(np.asfortranarray(pixels.transpose(1, 2, 0)))
-    ]
+    segmentations = []
+    for pixels in image_pixels(masks, image, letterbox):
+        planes = np.asfortranarray(pixels.transpose(1, 2, 0))
+        for encoded in coco_mask.encode(planes):
+            segmentations.append({"size": list(encoded["size"]), "counts": encoded["counts"].decode("ascii")})
+    return segmentations
 
 
 def image_pixels(masks: Masks, image: int, letterbox: Letterbox) -> Iterator[np.ndarray]:
@@ -173,18 +205,26 @@ def image_pixels(masks: Masks, image: int, letterbox: Letterbox) -> Iterator[np.
 
     As upstream does it: made at the input's size, without the padding, then resized bilinearly.
     """
-    (height, width), (left, top) = letterbox.original, letterbox.pad
-    rows, columns = slice(int(top), int(masks.size[0] - top)), slice(int(left), int(masks.size[1] - left))
+    height, width = letterbox.original
+    left, top = letterbox.pad
+    rows = slice(int(top), int(masks.size[0] - top))
+    columns = slice(int(left), int(masks.size[1] - left))
     numbers = torch.arange(len(masks.boxes[image]), device=masks.source.device)
-    for part in numbers.split(16) if len(numbers) else ():
+    for part in _parts(numbers, RESIZED_TOGETHER):
         inside = masks.pixels(image, part, masks.size)[:, rows, columns]
         planes = np.ascontiguousarray(inside.permute(1, 2, 0).to(torch.uint8).cpu().numpy())
-        yield cv2.resize(planes, (width, height)).reshape(height, width, len(part)).transpose(2, 0, 1)
+        resized = cv2.resize(planes, (width, height)).reshape(height, width, len(part))
+        yield resized.transpose(2, 0, 1)
 
 
 @dataclass(frozen=True)
 class Patch:
-    """A part of an image, from its first pixel on, and which of its pixels belong to a mask, bool `[h, w]`."""
+    """A part of an image.
+
+    Attributes:
+        left, top: its first pixel.
+        inside: the pixels that belong to a mask, bool `[h, w]`.
+    """
 
     left: int
     top: int
@@ -192,23 +232,26 @@ class Patch:
 
 
 def patches(masks: Masks, image: int, chosen: Tensor, letterbox: Letterbox) -> Iterator[Patch]:
-    """Masks of some of an image's detections for drawing, one after the other, and of each what lies in its box.
+    """Masks of some of an image's detections for drawing, one after the other, each within its box.
 
     The sigmoid of the sum of prototypes, or what the network gives, is resized bilinearly to the image, and only there
     compared with one half, which gives smooth edges where an image is larger than the input. A box reaches from its
     first corner up to the second, which does not belong to it, as on the grid.
 
     Args:
-        chosen: int64 `[n]`, which of the image's detections.
+        chosen: indices of the image's detections, int64 `[n]`.
     """
-    (ratio_y, ratio_x), (pad_x, pad_y) = letterbox.ratio, letterbox.pad
+    ratio_y, ratio_x = letterbox.ratio
+    pad_x, pad_y = letterbox.pad
     boxes = masks.boxes[image][chosen]
-    places = boxes_to_image(boxes, torch.zeros(len(boxes), dtype=torch.int64, device=boxes.device), [letterbox])
-    whole = boxes.new_tensor([0, 0, masks.size[1], masks.size[0]])
-    for number, box, (left, top, right, bottom) in zip(chosen, boxes, places.ceil().int().tolist(), strict=True):
+    owner = torch.zeros(len(boxes), dtype=torch.int64, device=boxes.device)
+    places = boxes_to_image(boxes, owner, [letterbox]).ceil().int().tolist()
+    whole_input = boxes.new_tensor([0, 0, masks.size[1], masks.size[0]])
+    for number, box, (left, top, right, bottom) in zip(chosen, boxes, places, strict=True):
+        height = max(bottom - top, 0)
+        width = max(right - left, 0)
         origin = boxes.new_tensor([left * ratio_x + int(pad_x), top * ratio_y + int(pad_y)] * 2)  # in the input
-        frame = (box if masks.framed else whole) - origin
-        height, width = max(bottom - top, 0), max(right - left, 0)
-        size = height * ratio_y, width * ratio_x
-        wide = pasted(masks.shares(image, number[None]), frame[None], size, (height, width))
-        yield Patch(left, top, (wide[0] > 0.5).cpu().numpy())
+        frame = (box if masks.framed else whole_input) - origin
+        size = (height * ratio_y, width * ratio_x)
+        shares = pasted(masks.shares(image, number[None]), frame[None], size, (height, width))
+        yield Patch(left, top, (shares[0] > 0.5).cpu().numpy())

@@ -6,7 +6,7 @@ with upstream's functions and with pycocotools. Equal scores, which INT8 network
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import starmap
 from typing import NamedTuple
@@ -32,7 +32,7 @@ SIZE_BOUNDS = {"small": 0, "medium": 32**2, "large": 96**2}  # areas in pixels f
 def match(
     detections: Sequence[Tensor], labels: Sequence[Tensor], overlaps: Sequence[Tensor] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Which detections are correct, at each IoU threshold, for a batch of images at once.
+    """Find the correct detections, at each IoU threshold, for a batch of images at once.
 
     A detection stands for the label of its class that it overlaps most; the best-scored detection that stands for a
     label, with sufficient overlap, is correct, and all others are not.
@@ -45,26 +45,35 @@ def match(
     Returns:
         Bool `[B, largest n, 10]`; and the area of the label's box that each detection stands for, `[B, largest n]`.
     """
-    found = pad_sequence(list(detections), batch_first=True, padding_value=-1.0)  # [B, N, 6]
+    detected = pad_sequence(list(detections), batch_first=True, padding_value=-1.0)  # [B, N, 6]
     truth = pad_sequence(list(labels), batch_first=True, padding_value=-2.0)  # [B, M, 5]; no class is -1 or -2
-    if not found.shape[1] or not truth.shape[1]:
-        wrong = found.new_zeros((*found.shape[:2], len(IOU_THRESHOLDS)), dtype=torch.bool)
-        return wrong, found.new_zeros(found.shape[:2])
+    if not detected.shape[1] or not truth.shape[1]:
+        wrong = detected.new_zeros((*detected.shape[:2], len(IOU_THRESHOLDS)), dtype=torch.bool)
+        return wrong, detected.new_zeros(detected.shape[:2])
     if overlaps is None:
-        overlap = pairwise_iou(truth[..., 1:], found[..., :4])  # [B, M, N]
+        overlap = pairwise_iou(truth[..., 1:], detected[..., :4])  # [B, M, N]
     else:
-        overlap = found.new_zeros((len(found), truth.shape[1], found.shape[1]))
-        for padded, of_image in zip(overlap, overlaps, strict=True):
-            padded[: of_image.shape[0], : of_image.shape[1]] = of_image
-    overlap = overlap.where(truth[..., :1] == found[..., 5].unsqueeze(1), -1.0)
-    best, label = overlap.max(1)  # [B, N]
+        overlap = _padded(overlaps, detected.new_zeros((len(detected), truth.shape[1], detected.shape[1])))
+    is_of_class = truth[..., :1] == detected[..., 5].unsqueeze(1)
+    best, label = overlap.where(is_of_class, -1.0).max(1)  # [B, N]
     areas = box_areas(truth[..., 1:]).gather(1, label)
-    enough = best.unsqueeze(-1) >= sent(torch.tensor(IOU_THRESHOLDS, dtype=best.dtype), best.device)  # [B, N, 10]
-    label = label.unsqueeze(-1).expand_as(enough)
-    rank = torch.arange(found.shape[1], device=found.device).view(1, -1, 1)
-    first = rank.new_full((len(found), truth.shape[1], len(IOU_THRESHOLDS)), found.shape[1])
-    first = first.scatter_reduce(1, label, rank.where(enough, found.shape[1]), "amin")  # [B, M, 10]
-    return enough & (first.gather(1, label) == rank), areas
+    thresholds = sent(torch.tensor(IOU_THRESHOLDS, dtype=best.dtype), best.device)
+    suffices = best.unsqueeze(-1) >= thresholds  # [B, N, 10]
+    label = label.unsqueeze(-1).expand_as(suffices)
+    last = detected.shape[1]
+    rank = torch.arange(last, device=detected.device).view(1, -1, 1)
+    first = rank.new_full((len(detected), truth.shape[1], len(IOU_THRESHOLDS)), last)
+    first = first.scatter_reduce(1, label, rank.where(suffices, last), "amin")  # [B, M, 10]
+    is_first = first.gather(1, label) == rank
+    return suffices & is_first, areas
+
+
+def _padded(matrices: Sequence[Tensor], into: Tensor) -> Tensor:
+    """Write matrices `[m, n]` into the first rows and columns of `into` `[B, M, N]`, and return it."""
+    for padded, matrix in zip(into, matrices, strict=True):
+        rows, columns = matrix.shape
+        padded[:rows, :columns] = matrix
+    return into
 
 
 def box_areas(boxes: Tensor) -> Tensor:
@@ -77,7 +86,8 @@ def pairwise_iou(a: Tensor, b: Tensor) -> Tensor:
     low = torch.maximum(a[..., :, None, :2], b[..., None, :, :2])
     high = torch.minimum(a[..., :, None, 2:], b[..., None, :, 2:])
     shared = (high - low).clamp(min=0).prod(-1)
-    return shared / (box_areas(a)[..., :, None] + box_areas(b)[..., None, :] - shared + 1e-7)
+    both = box_areas(a)[..., :, None] + box_areas(b)[..., None, :]
+    return shared / (both - shared + 1e-7)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,10 +128,23 @@ class ClassScores:
     def mean(self, row: int | None = None) -> Averages:
         """Means over classes, zeros when there is no label; or the scores of the class in this row."""
         rows = slice(None) if row is None else slice(row, row + 1)
-        ap, ap_coco = self.ap[rows], self.ap_coco[rows]
-        arrays = {"ap": ap, "ap50": ap[:, 0], "ap_coco": ap_coco, "ap50_coco": ap_coco[:, 0],
-                  "precision": self.precision[rows], "recall": self.recall[rows]}  # fmt: skip
-        return Averages(**{name: float(array.mean()) if array.size else 0.0 for name, array in arrays.items()})
+        ap = self.ap[rows]
+        ap_coco = self.ap_coco[rows]
+        precision = self.precision[rows]
+        recall = self.recall[rows]
+        return Averages(
+            ap=_mean(ap),
+            ap50=_mean(ap[:, 0]),
+            precision=_mean(precision),
+            recall=_mean(recall),
+            ap_coco=_mean(ap_coco),
+            ap50_coco=_mean(ap_coco[:, 0]),
+        )
+
+
+def _mean(values: np.ndarray) -> float:
+    """The mean; 0 of no values."""
+    return float(values.mean()) if values.size else 0.0
 
 
 def ap_per_class(
@@ -139,22 +162,40 @@ def ap_per_class(
     ap, ap_coco = np.zeros((2, len(ids), correct.shape[1]))
     precision, recall = np.zeros((2, len(ids), len(CONFIDENCES)))
     for row, (label, count) in enumerate(zip(ids, counts, strict=True)):
-        start, end = np.searchsorted(classes, label), np.searchsorted(classes, label, side="right")
+        start = np.searchsorted(classes, label)
+        end = np.searchsorted(classes, label, side="right")
         if start == end:
             continue
+        ranks: np.ndarray = np.arange(1, end - start + 1)
         for column, hits in enumerate(hits_at[:, start:end]):
-            found = hits.cumsum()
-            curve = found / (count + _EPSILON), found / np.arange(1, len(hits) + 1)  # recall and precision
-            ap[row, column], ap_coco[row, column] = average_precision(*curve), coco_average_precision(*curve)
-            if not column:
-                for scores, values, left in ((recall, curve[0], 0), (precision, curve[1], 1)):
-                    scores[row] = np.interp(-CONFIDENCES, -confidence[start:end], values, left=left)
+            cumulative = hits.cumsum()
+            class_recall = cumulative / (count + _EPSILON)
+            class_precision = cumulative / ranks
+            ap[row, column] = average_precision(class_recall, class_precision)
+            ap_coco[row, column] = coco_average_precision(class_recall, class_precision)
+            if column == 0:
+                scores = -confidence[start:end]
+                recall[row] = np.interp(-CONFIDENCES, scores, class_recall, left=0)
+                precision[row] = np.interp(-CONFIDENCES, scores, class_precision, left=1)
     f1 = (2 * precision * recall / (precision + recall + _EPSILON)).sum(0) / max(len(ids), 1)
-    tenth = len(CONFIDENCES) // 10 + 1  # upstream smooths by a running mean over it; the curve's ends are repeated
-    best = np.convolve(np.pad(f1, tenth // 2, mode="edge"), np.ones(tenth) / tenth, mode="valid").argmax()
+    best = _smoothed(f1).argmax()
     return ClassScores(
-        ids.astype(int), counts, precision[:, best], recall[:, best], ap, ap_coco, float(CONFIDENCES[best]), f1
+        classes=ids.astype(int),
+        labels=counts,
+        precision=precision[:, best],
+        recall=recall[:, best],
+        ap=ap,
+        ap_coco=ap_coco,
+        threshold=float(CONFIDENCES[best]),
+        f1=f1,
     )
+
+
+def _smoothed(curve: np.ndarray) -> np.ndarray:
+    """The running mean over a tenth of CONFIDENCES `[1000]`, as upstream takes it; the curve's ends are repeated."""
+    tenth = len(CONFIDENCES) // 10 + 1
+    padded = np.pad(curve, tenth // 2, mode="edge")
+    return np.convolve(padded, np.ones(tenth) / tenth, mode="valid")
 
 
 def precision_at(recall: np.ndarray, precision: np.ndarray, points: np.ndarray) -> np.ndarray:
@@ -184,10 +225,10 @@ def coco_average_precision(recall: np.ndarray, precision: np.ndarray) -> float:
     It is lower than upstream's by up to 0.01: upstream draws a line from the last recall down to precision 0 at recall
     1, and lines between recalls; pycocotools counts nothing beyond the last, and takes the next higher one.
     """
-    envelope: np.ndarray = np.append(
-        np.maximum.accumulate(precision[::-1])[::-1], 0.0
-    )  # nothing beyond the last recall
-    return float(envelope[np.searchsorted(recall, np.linspace(0, 1, 101))].mean())
+    best_from_here = np.maximum.accumulate(precision[::-1])[::-1]
+    envelope: np.ndarray = np.append(best_from_here, 0.0)  # nothing beyond the last recall
+    places = np.searchsorted(recall, np.linspace(0, 1, 101))
+    return float(envelope[places].mean())
 
 
 def f1_at(confidence: np.ndarray, recall: np.ndarray, precision: np.ndarray, points: np.ndarray) -> np.ndarray:
@@ -200,7 +241,7 @@ def f1_at(confidence: np.ndarray, recall: np.ndarray, precision: np.ndarray, poi
 
 
 class ImageOutcome(NamedTuple):
-    """What is kept of an image.
+    """Detections and labels of an image, as AP needs them.
 
     Attributes:
         correct, correct_masks: of its detections bool `[n, 10]`, see `match`, by boxes, and by masks if there are some.
@@ -214,12 +255,55 @@ class ImageOutcome(NamedTuple):
     correct_masks: np.ndarray | None = None
 
 
-@dataclass
-class EvalStatistics:
-    """What is kept of a network's detections until AP is computed.
+class _BatchOutcome(NamedTuple):
+    """Outcomes of a batch, on the device where they were computed.
 
     Attributes:
-        groups: which images are resampled together, see `group_images`; None: each by itself.
+        paths: of the images.
+        counts, label_counts: numbers of their detections and labels.
+        correct, areas: from `match`, bool `[B, N, 10]` and `[B, N]`, padded.
+        scores: scores and classes of the detections, `[n, 2]`.
+        labels: their classes and areas, `[m, 2]`.
+        correct_masks: from `match` by masks, `[B, N, 10]`; None where none are compared.
+    """
+
+    paths: Sequence[str]
+    counts: list[int]
+    label_counts: list[int]
+    correct: Tensor
+    areas: Tensor
+    scores: Tensor
+    labels: Tensor
+    correct_masks: Tensor | None
+
+    def by_image(self) -> Iterator[tuple[str, ImageOutcome]]:
+        """Path and outcome of each image."""
+        areas = self.areas.cpu().numpy()
+        is_detection = np.arange(areas.shape[1]) < np.array(self.counts)[:, None]  # not padding, bool [B, N]
+        detections = np.column_stack((self.scores.cpu().numpy(), areas[is_detection]))
+        correct = self.correct.cpu().numpy()[is_detection]
+        columns = [
+            _divided(correct, self.counts),
+            _divided(detections, self.counts),
+            _divided(self.labels.cpu().numpy(), self.label_counts),
+        ]
+        if self.correct_masks is not None:
+            correct_masks = self.correct_masks.cpu().numpy()[is_detection]
+            columns.append(_divided(correct_masks, self.counts))
+        return zip(self.paths, starmap(ImageOutcome, zip(*columns, strict=True)), strict=True)
+
+
+def _divided(rows: np.ndarray, counts: Sequence[int]) -> list[np.ndarray]:
+    """Rows of several images `[sum of counts, ...]`, image by image."""
+    return np.split(rows, np.cumsum(counts)[:-1])
+
+
+@dataclass
+class EvalStatistics:
+    """Detections against labels, image by image, until AP is computed.
+
+    Attributes:
+        groups: images that are resampled together, see `group_images`; None: each by itself.
         agreement: the labels are a network's detections. AP is divided by `SELF_AP`, so that this network itself has 1;
             AP by pycocotools' definition is 1 for it as it is.
     """
@@ -227,38 +311,47 @@ class EvalStatistics:
     groups: str | None = None
     agreement: bool = False
     _images: dict[str, ImageOutcome] = field(default_factory=dict)
-    _batches: list[tuple[Sequence[str], list[int], list[int], list[Tensor]]] = field(default_factory=list)
+    _batches: list[_BatchOutcome] = field(default_factory=list)
 
     def add(
-        self, detections: RaggedBatch, labels: RaggedBatch, paths: Sequence[str],
+        self,
+        detections: RaggedBatch,
+        labels: RaggedBatch,
+        paths: Sequence[str],
         mask_overlaps: Sequence[Tensor] | None = None,
-    ) -> None:  # fmt: skip
-        """Take in a batch: of each image detections `[n, 6]` and labels `[m, 5]` in its pixels, masks' IoU `[m, n]`.
+    ) -> None:
+        """Take in a batch: for each image detections `[n, 6]` and labels `[m, 5]` in its pixels, masks' IoU `[m, n]`.
 
         Nothing here waits for a GPU: results stay where they are until `images` is read.
         """
-        truth = torch.stack((labels.flat[:, 0], box_areas(labels.flat[:, 1:])), 1)
-        found = [*match(detections, labels), detections.flat[:, 4:6].contiguous(), truth]
+        correct, areas = match(detections, labels)
+        correct_masks = None
         if mask_overlaps is not None:
-            found.append(match(detections, labels, mask_overlaps)[0])
-        self._batches.append((paths, detections.counts, labels.counts, found))
+            correct_masks, _ = match(detections, labels, mask_overlaps)
+        label_columns = (labels.flat[:, 0], box_areas(labels.flat[:, 1:]))
+        outcome = _BatchOutcome(
+            paths,
+            detections.counts,
+            labels.counts,
+            correct,
+            areas,
+            scores=detections.flat[:, 4:6].contiguous(),
+            labels=torch.stack(label_columns, 1),
+            correct_masks=correct_masks,
+        )
+        self._batches.append(outcome)
 
     @property
     def images(self) -> dict[str, ImageOutcome]:
         """Path → outcome, in the order of the images."""
-        for paths, counts, label_counts, found in self._batches:
-            correct, areas, rows, truth, *masks = (part.cpu().numpy() for part in found)
-            inside = np.arange(correct.shape[1]) < np.array(counts)[:, None]  # without padding, bool [B, N]
-            columns = [(correct[inside], counts), (np.column_stack((rows, areas[inside])), counts)]
-            columns += [(truth, label_counts), *((of_masks[inside], counts) for of_masks in masks)]
-            of_images = zip(*(np.split(array, np.cumsum(each)[:-1]) for array, each in columns), strict=True)
-            self._images.update(zip(paths, starmap(ImageOutcome, of_images), strict=True))
+        for batch in self._batches:
+            self._images.update(batch.by_image())
         self._batches.clear()
         return self._images
 
     @property
     def has_masks(self) -> bool:
-        """Whether masks were compared."""
+        """True if masks were compared."""
         return any(image.correct_masks is not None for image in self.images.values())
 
     def resampled(self, masks: bool = False) -> Resampled | None:
@@ -266,67 +359,79 @@ class EvalStatistics:
         if masks and not self.has_masks:
             return None
         resampled = resample(self.outcomes(masks))
-        return resampled.scaled(1 / SELF_AP) if resampled and self.agreement else resampled
+        if resampled and self.agreement:
+            return resampled.scaled(1 / SELF_AP)
+        return resampled
 
     def score_resampled(self) -> Resampled | None:
-        """The same of `Score.decides`."""
-        boxes, masks = self.resampled(), self.resampled(masks=True)
+        """`Score.decides` on resamplings of the images."""
+        boxes = self.resampled()
+        masks = self.resampled(masks=True)
         if boxes is None or masks is None:
             return boxes
-        means = ((a + b) / 2 for a, b in zip(boxes.ap, masks.ap, strict=True))
+        means = ((box + mask) / 2 for box, mask in zip(boxes.ap, masks.ap, strict=True))
         return Resampled.of(boxes.images, means, boxes.units)
 
     def outcomes(self, masks: bool = False) -> Outcomes:
         """All detections and labels, image by image; correct by their boxes, or by their masks."""
-        images, index = self.images.values(), np.arange(len(self.images))
+        images = self.images.values()
+        index = np.arange(len(images))
         confidence, classes, _ = np.concatenate([image.detections for image in images]).T
         label_classes, _ = np.concatenate([image.labels for image in images]).T
+        correct = [image.correct_masks if masks else image.correct for image in images]
+        detection_counts = [len(image.detections) for image in images]
+        label_counts = [len(image.labels) for image in images]
+        paths = list(self.images)
+        groups = group_images(paths, self.groups) if self.groups else None
         return Outcomes(
-            paths=list(self.images), image=index.repeat([len(image.detections) for image in images]),
-            correct=np.concatenate([image[3 if masks else 0] for image in images]),
-            confidence=confidence, classes=classes,
-            label_image=index.repeat([len(image.labels) for image in images]), label_classes=label_classes,
-            groups=group_images(list(self.images), self.groups) if self.groups else None,
-        )  # fmt: skip
+            paths=paths,
+            image=index.repeat(detection_counts),
+            correct=np.concatenate(correct),
+            confidence=confidence,
+            classes=classes,
+            label_image=index.repeat(label_counts),
+            label_classes=label_classes,
+            groups=groups,
+        )
 
     def at_threshold(self, threshold: float, names: Mapping[int, str]) -> AtThreshold:
-        """What a product with this confidence threshold finds and misses, by the names of the classes."""
+        """Objects that a product with this confidence threshold finds and misses, by the names of the classes."""
         outcomes = self.outcomes()
-        taken = outcomes.confidence >= threshold
-        hit = taken & outcomes.correct[:, 0]
-        label_areas = np.concatenate([image.labels[:, 1] for image in self.images.values()])
-        areas = np.concatenate([image.detections[:, 2] for image in self.images.values()])
-        label_sizes, hit_sizes = (
-            np.histogram(areas, [*SIZE_BOUNDS.values(), np.inf])[0].tolist() for areas in (label_areas, areas[hit])
-        )
-        resamplings: dict[str, Resampled] = {}
-        if (drawn := image_weights(outcomes)) is not None:
-            objects, found, detections = (
-                drawn.weights.T @ np.bincount(owners, minlength=len(outcomes.paths))
-                for owners in (outcomes.label_image, outcomes.image[hit], outcomes.image[taken])
-            )
-            for name, whole in (("precision", detections), ("recall", objects)):
-                shares = found / np.maximum(whole, 1)
-                resamplings[f"{name}_resampled"] = Resampled.of(drawn.images, shares, drawn.units)
-        count, number = len(outcomes.label_image), int(hit.sum())
+        is_taken = outcomes.confidence >= threshold
+        is_hit = is_taken & outcomes.correct[:, 0]
+        objects = len(outcomes.label_image)
+        taken = int(is_taken.sum())
+        hits = int(is_hit.sum())
+        precision_resampled, recall_resampled = _resampled_at(outcomes, is_taken, is_hit)
         return AtThreshold(
-            threshold=threshold, objects=count, found=number, precision=number / max(int(taken.sum()), 1),
-            recall=number / max(count, 1),
-            by_class={
-                names[int(label)]: (int(n), int((outcomes.classes[hit] == label).sum()))
-                for label, n in zip(*np.unique(outcomes.label_classes, return_counts=True), strict=True)
-            },
-            by_size={size: (n, hits) for size, n, hits in zip(SIZE_BOUNDS, label_sizes, hit_sizes, strict=True) if n},
-            **resamplings,
-        )  # fmt: skip
+            threshold=threshold,
+            objects=objects,
+            found=hits,
+            precision=hits / max(taken, 1),
+            recall=hits / max(objects, 1),
+            precision_resampled=precision_resampled,
+            recall_resampled=recall_resampled,
+            by_class=_hits_by_class(outcomes, is_hit, names),
+            by_size=self._hits_by_size(is_hit),
+        )
+
+    def _hits_by_size(self, is_hit: np.ndarray) -> dict[str, tuple[int, int]]:
+        """Size of objects → numbers of objects and of hits; sizes without objects are left out."""
+        object_areas = np.concatenate([image.labels[:, 1] for image in self.images.values()])
+        detected_areas = np.concatenate([image.detections[:, 2] for image in self.images.values()])
+        bounds = [*SIZE_BOUNDS.values(), np.inf]
+        objects, _ = np.histogram(object_areas, bounds)
+        hits, _ = np.histogram(detected_areas[is_hit], bounds)
+        counts = zip(SIZE_BOUNDS, objects.tolist(), hits.tolist(), strict=True)
+        return {size: (number, hits_of_size) for size, number, hits_of_size in counts if number}
 
     def disagreements(self, confidence: float) -> dict[str, int]:
-        """Of each image the detections above a confidence, and the labels, that have no partner (IoU 0.5)."""
+        """Path of each image → number of detections above a confidence, and of labels, without a partner (IoU 0.5)."""
         counts = {}
         for path, image in self.images.items():
-            confident = image.detections[:, 0] >= confidence
-            pairs = int((confident & image.correct[:, 0]).sum())
-            counts[path] = int(confident.sum()) + len(image.labels) - 2 * pairs
+            is_confident = image.detections[:, 0] >= confidence
+            pairs = int((is_confident & image.correct[:, 0]).sum())
+            counts[path] = int(is_confident.sum()) + len(image.labels) - 2 * pairs
         return counts
 
     def class_curves(self, names: Mapping[int, str], classes: Sequence[str], confusion: np.ndarray) -> Curves:
@@ -340,12 +445,14 @@ class EvalStatistics:
         outcomes = self.outcomes()
         points = np.linspace(0, 1, POINTS)
         curves = Curves([], [], [], [], list(classes), confusion.tolist())
-        for label, count in zip(*np.unique(outcomes.label_classes, return_counts=True), strict=True):
-            of_class = outcomes.classes == label
-            order = np.argsort(-outcomes.confidence[of_class], kind="stable")
-            confidence = outcomes.confidence[of_class][order]
-            hits = outcomes.correct[of_class, 0][order].cumsum()
-            recall, precision = hits / count, hits / np.arange(1, len(hits) + 1)
+        labels, counts = np.unique(outcomes.label_classes, return_counts=True)
+        for label, count in zip(labels, counts, strict=True):
+            is_of_class = outcomes.classes == label
+            order = np.argsort(-outcomes.confidence[is_of_class], kind="stable")
+            confidence = outcomes.confidence[is_of_class][order]
+            hits = outcomes.correct[is_of_class, 0][order].cumsum()
+            recall = hits / count
+            precision = hits / np.arange(1, len(hits) + 1)
             curves.names.append(names[int(label)])
             curves.ap50.append(average_precision(recall, precision))
             curves.precision.append(precision_at(recall, precision, points).tolist())
@@ -358,4 +465,36 @@ class EvalStatistics:
             raise DataError("no image could be decoded")
         outcomes = self.outcomes(masks)
         scores = ap_per_class(outcomes.correct, outcomes.confidence, outcomes.classes, outcomes.label_classes)
-        return replace(scores, ap=np.minimum(scores.ap / SELF_AP, 1.0)) if self.agreement else scores
+        if self.agreement:
+            return replace(scores, ap=np.minimum(scores.ap / SELF_AP, 1.0))
+        return scores
+
+
+def _hits_by_class(outcomes: Outcomes, is_hit: np.ndarray, names: Mapping[int, str]) -> dict[str, tuple[int, int]]:
+    """Name of each class that has labels → numbers of objects and of hits."""
+    hit_classes = outcomes.classes[is_hit]
+    labels, counts = np.unique(outcomes.label_classes, return_counts=True)
+    by_class = {}
+    for label, count in zip(labels, counts, strict=True):
+        hits = int((hit_classes == label).sum())
+        by_class[names[int(label)]] = (int(count), hits)
+    return by_class
+
+
+def _resampled_at(
+    outcomes: Outcomes, is_taken: np.ndarray, is_hit: np.ndarray
+) -> tuple[Resampled | None, Resampled | None]:
+    """Precision and recall on resamplings of the images, of the detections that are taken and that are hits."""
+    resamplings = image_weights(outcomes)
+    if resamplings is None:
+        return None, None
+
+    def totals(owners: np.ndarray) -> np.ndarray:
+        """How many there are in each resampling, by the images that they are in: `[B]`."""
+        return resamplings.weights.T @ np.bincount(owners, minlength=len(outcomes.paths))
+
+    hits = totals(outcomes.image[is_hit])
+    precision = hits / np.maximum(totals(outcomes.image[is_taken]), 1)
+    recall = hits / np.maximum(totals(outcomes.label_image), 1)
+    images, units = resamplings.images, resamplings.units
+    return Resampled.of(images, precision, units), Resampled.of(images, recall, units)

@@ -30,7 +30,7 @@ FIRST_CANDIDATES = 4  # times max_det: how many take part at first
 CLASS_OFFSET = 7680.0  # pixels: moves the boxes of different classes apart, so that one pass handles all classes
 FEW = 2048  # candidates of a single image on a GPU up to which the CPU is faster
 PAIRS = 1 << 25  # of boxes whose overlaps are computed together: up to 800 MB
-STEPS = 8  # between two looks at whether anything still changes
+STEPS = 8  # between two looks whether anything still changes
 
 
 def non_max_suppression(
@@ -41,7 +41,7 @@ def non_max_suppression(
     Args:
         prediction: of a batch, float16 or float32.
         conf_thres: a score must be above it.
-        iou_thres: of two boxes of a class that overlap by more, the one with the lower score goes.
+        iou_thres: where two boxes of a class overlap by more, the one with the lower score goes.
         max_det: at most so many detections per image.
         agnostic: boxes suppress each other across classes.
 
@@ -57,13 +57,19 @@ def non_max_suppression(
     if rows.is_cuda:
         return suppress_together(prediction, (rows, image), iou_thres, max_det, agnostic)
     rows, counts, _ = _best_first(rows, image, images)
-    kept = RaggedBatch.of([one[_kept(one, iou_thres, max_det, agnostic)] for one in rows.split(counts.tolist())])
-    return kept if prediction.nm else RaggedBatch(kept.flat[:, :6], kept.counts)
+    of_images = []
+    for image_rows in rows.split(counts.tolist()):
+        indices = _suppressed(image_rows, iou_thres, max_det, agnostic)
+        of_images.append(image_rows[indices])
+    detections = RaggedBatch.of(of_images)
+    if prediction.nm:
+        return detections
+    return RaggedBatch(detections.flat[:, :6], detections.counts)
 
 
 @lru_cache(maxsize=1)
 def torchvision_nms() -> Callable[..., Tensor]:
-    """NMS of torchvision: boxes xyxy `[n, 4]`, scores `[n]`, IoU → indices of what stays, int64 `[m]`, best first.
+    """NMS of torchvision: boxes xyxy `[n, 4]`, scores `[n]`, IoU → indices that stay, int64 `[m]`, best first.
 
     Its compiled library is loaded alone where it can be: importing torchvision imports torch's compiler, for seconds.
     """
@@ -80,15 +86,16 @@ def torchvision_nms() -> Callable[..., Tensor]:
 
 
 def candidates(prediction: Prediction, conf_thres: float) -> tuple[Tensor, Tensor]:
-    """Each score above the threshold.
+    """Candidates: each score above the threshold, with its box.
 
     Returns:
         float32 `[n, 7]`: cx, cy, w, h in pixels, score, class, anchor; the image of each, int64 `[n]`.
     """
     scores = prediction.scores.mT.float()
     image, anchor, label = (scores > conf_thres).nonzero().unbind(1)
+    boxes = prediction.boxes.mT[image, anchor].float()
     columns = torch.stack((scores[image, anchor, label], label.float(), anchor.float()), 1)
-    return torch.cat([prediction.boxes.mT[image, anchor].float(), columns], 1), image
+    return torch.cat([boxes, columns], 1), image
 
 
 def _best_first(rows: Tensor, image: Tensor, images: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -97,22 +104,26 @@ def _best_first(rows: Tensor, image: Tensor, images: int) -> tuple[Tensor, Tenso
     Returns:
         float32 `[n, 7]`: xyxy, score, class, anchor; the number of each image's, int64 `[B]`; the image of each, `[n]`.
     """
-    center, size = rows[:, :2], rows[:, 2:4]
+    center = rows[:, :2]
+    size = rows[:, 2:4]
     rows = torch.cat([center - 0.5 * size, center + 0.5 * size, rows[:, 4:]], 1)
-    finite = rows[:, :4].isfinite().all(1)
+    is_finite = rows[:, :4].isfinite().all(1)
     # by image, best score first: a float32 that is not negative, read as an integer, has the order of its value
-    score = rows[:, 4].contiguous().view(torch.int32).masked_fill(~finite, -1)
+    score = rows[:, 4].contiguous().view(torch.int32).masked_fill(~is_finite, -1)
     order = (image * 2**32 - score).argsort(stable=True)
-    rows, image, finite = rows[order], image[order], finite[order]
-    every = image.new_zeros(images).scatter_add_(0, image, torch.ones_like(image))
-    counts = image.new_zeros(images).scatter_add_(0, image, finite.long())
-    rank = torch.arange(len(rows), device=rows.device) - (every.cumsum(0) - every)[image]
-    best = (finite & (rank < MAX_CANDIDATES)).nonzero()[:, 0]  # one wait of a GPU for both
+    rows = rows[order]
+    image = image[order]
+    is_finite = is_finite[order]
+    totals = image.new_zeros(images).scatter_add_(0, image, torch.ones_like(image))
+    counts = image.new_zeros(images).scatter_add_(0, image, is_finite.long())
+    starts = totals.cumsum(0) - totals
+    rank = torch.arange(len(rows), device=rows.device) - starts[image]
+    best = (is_finite & (rank < MAX_CANDIDATES)).nonzero()[:, 0]  # one wait of a GPU for both
     return rows[best], counts.clamp(max=MAX_CANDIDATES), image[best]
 
 
-def _kept(rows: Tensor, iou_thres: float, max_det: int, agnostic: bool) -> Tensor:
-    """Which of an image's candidates stay, int64 `[m]`; they come best first.
+def _suppressed(rows: Tensor, iou_thres: float, max_det: int, agnostic: bool) -> Tensor:
+    """Indices of an image's candidates that stay after suppression, int64 `[m]`, best first.
 
     At first only the best take part, and more while less than `max_det` remain, since time grows with the square of
     their number; this is exact: whether a box stays depends on better ones alone.
@@ -120,71 +131,83 @@ def _kept(rows: Tensor, iou_thres: float, max_det: int, agnostic: bool) -> Tenso
     boxes = _apart(rows, agnostic)
     size = FIRST_CANDIDATES * max_det
     while True:
-        keep = torchvision_nms()(boxes[:size], rows[:size, 4], iou_thres)
-        if len(keep) >= max_det or size >= len(rows):
-            return keep[:max_det]
+        indices = torchvision_nms()(boxes[:size], rows[:size, 4], iou_thres)
+        if len(indices) >= max_det or size >= len(rows):
+            return indices[:max_det]
         size *= FIRST_CANDIDATES
 
 
 def _apart(rows: Tensor, agnostic: bool) -> Tensor:
     """The boxes `[..., 4]` of rows, those of different classes far from each other unless `agnostic`."""
-    return rows[..., :4] if agnostic else rows[..., :4] + rows[..., 5:6] * CLASS_OFFSET
+    boxes = rows[..., :4]
+    if agnostic:
+        return boxes
+    return boxes + rows[..., 5:6] * CLASS_OFFSET
 
 
 def suppress_together(
     prediction: Prediction, above: tuple[Tensor, Tensor], iou_thres: float, max_det: int, agnostic: bool
 ) -> RaggedBatch:
-    """The same for all images of a batch at once, with a few waits for the GPU however many they are.
+    """Suppress in all images of a batch at once, with a few waits for the GPU however many images there are.
 
     `above` are the batch's `candidates`.
     """
     rows, counts, image = _best_first(*above, len(prediction.raw))
-    numbers_before = counts.tolist()
-    width, largest = FIRST_CANDIDATES * max_det, max(numbers_before)
+    candidate_numbers = counts.tolist()
+    largest = max(candidate_numbers)
+    width = FIRST_CANDIDATES * max_det
     stays = _staying(rows, counts, min(width, largest), iou_thres, max_det, agnostic)
-    while True:  # of images where too few remain, more candidates take part, as in `_kept`
-        kept = torch.zeros_like(counts).scatter_add_(0, image, stays.long())
-        numbers = kept.tolist()
-        if not any(n > width and k < max_det for n, k in zip(numbers_before, numbers, strict=True)):
+    while True:  # in images where too few remain, more candidates take part, as in `_suppressed`
+        remaining = torch.zeros_like(counts).scatter_add_(0, image, stays.long())
+        numbers = remaining.tolist()
+        pairs = zip(candidate_numbers, numbers, strict=True)
+        if not any(before > width and after < max_det for before, after in pairs):
             break
-        again = (counts > width) & (kept < max_det)
+        again = (counts > width) & (remaining < max_det)
         width *= FIRST_CANDIDATES
-        some = again[image]
-        stays[some] = _staying(rows[some], counts[again], min(width, largest), iou_thres, max_det, agnostic)
-    return RaggedBatch(rows[stays] if prediction.nm else rows[stays, :6], numbers)
+        chosen = again[image]
+        stays[chosen] = _staying(rows[chosen], counts[again], min(width, largest), iou_thres, max_det, agnostic)
+    detections = rows[stays] if prediction.nm else rows[stays, :6]
+    return RaggedBatch(detections, numbers)
 
 
 def _staying(rows: Tensor, counts: Tensor, width: int, iou_thres: float, max_det: int, agnostic: bool) -> Tensor:
-    """Which rows stay, bool `[n]`, where the first `width` of each image take part: what greedy suppression keeps.
+    """Mask of the rows that greedy suppression leaves, bool `[n]`, where the first `width` of each image take part.
 
     A box goes if a better box that stays overlaps it. Starting from "all stay" and applying that again and again, the
     first n boxes are right after n steps at most; all are after a few, as chains of boxes that decide are short.
 
-    `rows` are `[n, 7]`, of each image best first, and `counts` of those of each image, int64 `[B]`.
+    `rows` are `[n, 7]`, best first within each image, and `counts` their numbers by image, int64 `[B]`.
     """
-    starts, column = counts.cumsum(0) - counts, torch.arange(width, device=rows.device)
-    stays = rows.new_zeros(len(rows) + 1, dtype=torch.bool)  # the last is of places without a candidate
-    for images in torch.arange(len(counts), device=rows.device).split(max(PAIRS // max(width, 1) ** 2, 1)):
-        valid = column < counts[images, None]
-        place = (starts[images, None] + column).masked_fill_(~valid, len(rows))
+    starts = counts.cumsum(0) - counts
+    column = torch.arange(width, device=rows.device)
+    stays = rows.new_zeros(len(rows) + 1, dtype=torch.bool)  # the last stands for places without a candidate
+    together = max(PAIRS // max(width, 1) ** 2, 1)  # images
+    for images in torch.arange(len(counts), device=rows.device).split(together):
+        is_candidate = column < counts[images, None]
+        place = (starts[images, None] + column).masked_fill_(~is_candidate, len(rows))
         boxes = _apart(rows[place.clamp(max=len(rows) - 1)], agnostic)
-        over = _overlap(boxes, iou_thres).triu_(1).logical_and_(valid[:, :, None])  # [B, better, worse]
-        before, keep = ~valid, valid
-        while not torch.equal(before, keep):
+        overlaps = _overlap(boxes, iou_thres).triu_(1).logical_and_(is_candidate[:, :, None])  # [B, better, worse]
+        before = ~is_candidate
+        now = is_candidate
+        while not torch.equal(before, now):
             for _ in range(STEPS):
-                before, keep = keep, valid > (over & keep[:, :, None]).any(1)
-        stays[place] = keep & (keep.cumsum(1) <= max_det)
+                before = now
+                is_suppressed = (overlaps & now[:, :, None]).any(1)
+                now = is_candidate > is_suppressed
+        stays[place] = now & (now.cumsum(1) <= max_det)
     return stays[:-1]
 
 
 def _overlap(boxes: Tensor, iou_thres: float) -> Tensor:
-    """Which boxes `[B, n, 4]` overlap by more, bool `[B, n, n]`."""
+    """Mask of the pairs of boxes `[B, n, 4]` that overlap by more than a threshold, bool `[B, n, n]`."""
     low = torch.maximum(boxes[:, :, None, :2], boxes[:, None, :, :2])
     high = torch.minimum(boxes[:, :, None, 2:], boxes[:, None, :, 2:])
     side = high.sub_(low).clamp_(min=0)
     shared = side[..., 0] * side[..., 1]  # prod(-1) would be a reduction
     area = (boxes[..., 2:] - boxes[..., :2]).prod(-1)
-    return shared.div_((area[:, :, None] + area[:, None, :]).sub_(shared)) > iou_thres
+    union = (area[:, :, None] + area[:, None, :]).sub_(shared)
+    return shared.div_(union) > iou_thres
 
 
 def packed_detections(outputs: Mapping[str, Tensor]) -> Tensor:
@@ -195,6 +218,6 @@ def packed_detections(outputs: Mapping[str, Tensor]) -> Tensor:
     return table.masked_fill(behind[..., None], 0)
 
 
-def best_class(found: Tensor) -> Tensor:
-    """Of boxes `[n, 6]` in one place the best one, int64 `[m]`, as a drawing shows it: which of them, best first."""
-    return torchvision_nms()(found[:, :4], found[:, 4], DISPLAY_IOU)
+def best_class(detections: Tensor) -> Tensor:
+    """Indices, int64 `[m]`, of the best one among overlapping boxes `[n, 6]` of any class, for a drawing."""
+    return torchvision_nms()(detections[:, :4], detections[:, 4], DISPLAY_IOU)

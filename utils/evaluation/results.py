@@ -1,4 +1,4 @@
-"""What an evaluation found, and how it is printed."""
+"""The result of an evaluation, and its table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from utils.evaluation.metrics import Averages, EvalStatistics
 
 @dataclass(frozen=True, kw_only=True)
 class ClassResult(Averages):
-    """One class: its scores, those of its masks if there are some, its labels, and how many images were evaluated."""
+    """Scores of one class, and of its masks if there are some; its labels, and the number of images evaluated."""
 
     id: int
     name: str
@@ -27,19 +27,21 @@ class ClassResult(Averages):
 
 
 def as_labels(detections: RaggedBatch) -> RaggedBatch:
-    """Detections `[n, 6]` of confidence DISPLAY_CONF at least, as labels of each image: class and xyxy, `[m, 5]`."""
-    confident = detections.flat[:, 4] >= DISPLAY_CONF
-    counts = detections.owners()[confident].bincount(minlength=len(detections)).tolist()
-    return RaggedBatch(detections.flat[confident][:, [5, 0, 1, 2, 3]], counts)
+    """Detections `[n, 6]` with a confidence of at least DISPLAY_CONF, as labels: class and xyxy, `[m, 5]`."""
+    is_confident = detections.flat[:, 4] >= DISPLAY_CONF
+    owners = detections.owners()[is_confident]
+    counts = owners.bincount(minlength=len(detections)).tolist()
+    labels = detections.flat[is_confident][:, [5, 0, 1, 2, 3]]
+    return RaggedBatch(labels, counts)
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What the float network detects, as labels that another network's detections are compared with (`as_labels`).
+    """Detections of the FP32 model, as labels that another one's detections are compared with (`as_labels`).
 
     Attributes:
-        threshold: the float network's confidence of best F1.
-        detections: of each image of this process by path, float `[m, 5]`.
+        threshold: the FP32 model's confidence of best F1.
+        detections: for each image of this process, by path, float `[m, 5]`.
     """
 
     threshold: float
@@ -48,7 +50,7 @@ class Reference:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """What an evaluation measures beside scores: the fields of `EvalResult` with these names."""
+    """Measurements of an evaluation beside scores: the fields of `EvalResult` with these names."""
 
     task: Task
     input_size: str
@@ -59,29 +61,29 @@ class Measurement:
 
 @dataclass(frozen=True, kw_only=True)
 class EvalResult(Averages):
-    """What an evaluation found.
+    """Scores and measurements of one network on one split.
 
     Attributes:
         ap, ap50, precision, recall: fractions, means over the classes that have labels, as upstream's val.py has them.
         per_class, images, instances: those classes, images evaluated and labels on them.
-        ms: milliseconds per image for `preprocess`, `inference`, `nms`, without the first batch if there are more; of
+        ms: milliseconds per image for `preprocess`, `inference`, `nms`, without the first batch if there are more; in
             several processes those of the main one.
         coco, mask_coco: pycocotools' statistics (see `coco.STATISTICS`), with `save_json` and annotations.
         seconds: wall time of all of it.
         left_out: images that could not be read, one line each.
-        measured_on: what ran the network, where, at which input.
+        measured_on: runtime, device and input of the network, in words.
         not_finite: images for which the network gave NaN or infinity; such boxes are left out.
-        statistics: what AP was computed from, image by image; of several processes the main one has it.
+        statistics: detections against labels, image by image; only the main one of several processes has them.
         masks: scores of masks; None for detection.
         input_size: of the images that went in, such as '640x640', or 'up to 640, rectangular'.
         threshold, f1: the confidence of best F1; its mean over classes at each of metrics.CONFIDENCES, `[1000]`.
-        groups: how many groups of images are resampled; 0: each image by itself.
+        groups: number of groups of images that are resampled; 0: each image by itself.
         limited: these are not all images of the split.
-        at: what is found and missed at the reference's threshold, or at its own where there is none.
+        at: precision, recall and counts at the reference's threshold, or at its own where there is none.
         agreement: AP with the reference's detections in place of labels, 1 for the reference itself; None without one.
         reference: this network's detections, if they were asked for.
-        disagreements: of each image, by path, how many confident detections of this network or of the reference have
-            no partner in the other; empty without a reference.
+        disagreements: path of each image → number of confident detections of this network or of the reference that
+            have no partner in the other; empty without a reference.
         curves: of precision, recall and F1, and a confusion matrix, with `EvalConfig.curves`.
         weights_bytes: of the weights as the network computes with them; None where that is not known.
     """
@@ -119,22 +121,23 @@ class EvalResult(Averages):
 
     @property
     def mark(self) -> str:
-        """What a table says beside AP where it is no AP of a network that computes; empty for nothing."""
-        return f"NaN or infinity for {self.not_finite} of {plural(self.images, 'image')}" if self.not_finite else ""
+        """Warning for tables if the network gave NaN or infinity, else ''."""
+        if not self.not_finite:
+            return ""
+        return f"NaN or infinity for {self.not_finite} of {plural(self.images, 'image')}"
 
 
 def result_table(result: EvalResult, *, per_class: bool) -> list[str]:
     """The result as upstream's val.py prints it, and what it was measured on."""
-    names: tuple[str, ...] = ("Images", "Instances", "P", "R", "mAP50", "mAP50-95")
+    titles = ["Class", "Images", "Instances"]
     if result.masks:
-        names = (*names[:2], "Box(P", "R", "mAP50", "mAP50-95)", "Mask(P", "R", "mAP50", "mAP50-95)")
-    rows = []
-    shown: list[EvalResult | ClassResult] = [result, *(result.per_class if per_class else ())]
-    for row in shown:
-        parts = (row, row.masks) if row.masks else (row,)
-        scores = (f"{value:.3g}" for part in parts for value in (part.precision, part.recall, part.ap50, part.ap))
-        rows.append((row.name if isinstance(row, ClassResult) else "all", str(row.images), str(row.instances), *scores))
-    lines = aligned(("Class", *names), rows)
+        titles += ["Box(P", "R", "mAP50", "mAP50-95)", "Mask(P", "R", "mAP50", "mAP50-95)"]
+    else:
+        titles += ["P", "R", "mAP50", "mAP50-95"]
+    rows = [_table_row("all", result)]
+    if per_class:
+        rows += [_table_row(one_class.name, one_class) for one_class in result.per_class]
+    lines = aligned(titles, rows)
     boxes = ", boxes" if result.masks else ""
     lines.append(f"By pycocotools' definition{boxes}: mAP50 {result.ap50_coco:.3f}, mAP50-95 {result.ap_coco:.3f}")
     if result.mark:
@@ -144,3 +147,12 @@ def result_table(result: EvalResult, *, per_class: bool) -> list[str]:
     speeds = ", ".join(f"{value:.1f} ms {part}" for part, value in result.ms.items())
     lines.append(f"Speed: {speeds} per image; {result.measured_on}")
     return lines
+
+
+def _table_row(name: str, scores: EvalResult | ClassResult) -> list[str]:
+    """A row of the table: counts, then precision, recall, AP50 and AP of boxes and of masks."""
+    row = [name, str(scores.images), str(scores.instances)]
+    for part in (scores, scores.masks):
+        if part is not None:
+            row += [f"{value:.3g}" for value in (part.precision, part.recall, part.ap50, part.ap)]
+    return row

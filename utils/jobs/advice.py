@@ -457,7 +457,7 @@ def problems_of(report: Report) -> list[str]:
     """The reasons why AP means nothing here: those that the run has noted, and those that its counts and rows show."""
     problems: list[str] = list(report.problems)
     for counts in report.splits:
-        if counts.all_in_train:
+        if counts.is_all_in_train:
             images = plural(counts.images, "image")
             problems.append(f"all {images} of {counts.name} are training images: AP says nothing about new images")
     for row in report.rows:

@@ -21,7 +21,8 @@ from models.quantize.recipe import Recipe
 from utils import upstream
 from utils.core.errors import InputError
 from utils.jobs import benchmark
-from utils.onnx_graph.export import ExportConfig, trace
+from utils.onnx_graph.export import trace
+from utils.onnx_graph.export_config import ExportConfig
 from utils.onnx_graph.passes import run_passes
 from utils.trt.benchmark import BenchmarkRow, Entry, verdicts
 from utils.trt.preflight import BuildConfig

@@ -36,9 +36,9 @@ from utils.core.text import plural
 from utils.evaluation.batch import Batch
 from utils.evaluation.coco import TextWriter
 from utils.evaluation.data_yaml import load_data
-from utils.evaluation.images import decode, frames, is_stream, is_video, open_video, shown, target_names
 from utils.evaluation.masks import Patch
 from utils.jobs.open import open_runner
+from utils.jobs.sources import decode_source, frames, is_stream, is_video, open_video, shown, target_names
 from utils.jobs.visualize import Artist, name_of
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ class Show:
         """The images, or why one cannot be read."""
         for path, target in pairs:
             with self._timed("read"):
-                image = decode(path)
+                image = decode_source(path)
                 frame = None if image is None else Frame(path, target, 0, image, self._artist.batch_of(image))
             yield frame or f"{shown(path)} cannot be {'opened as an image' if '://' in path else 'decoded'}"
 

@@ -23,7 +23,8 @@ from utils.evaluation.input_plan import fitting_size
 from utils.jobs.advice import AfterExport
 from utils.jobs.compare_outputs import check_images, check_onnx
 from utils.jobs.open import Network, load_network
-from utils.onnx_graph.export import ExportConfig, ExportResult, export_forms
+from utils.onnx_graph.export import ExportResult, export_forms
+from utils.onnx_graph.export_config import ExportConfig
 from utils.onnx_graph.output_formats import OutputFormat
 from utils.onnx_graph.passes.for_openvino import SEVEN_BIT_TARGET
 from utils.onnx_graph.verify import table
@@ -61,7 +62,7 @@ def output_files(
     stem = Path(weights).stem
     if quantized:
         stem = f"{stem.removesuffix('-int8')}-int8"
-    if config is not None and config.half:
+    if config is not None and config.floats == "FP16":
         stem += "-strong" if quantized else "-fp16"
     if config is not None and config.for_openvino:
         stem += f"-{config.target}"
@@ -118,7 +119,7 @@ def export_checkpoint(
     for result in results:
         logger.info("%s", "\n".join(export_lines(network, config, result)))
         if images is not None:
-            parity = check_onnx(result.path, model, images, result.quantizers, half=config.half)
+            parity = check_onnx(result.path, model, images, result.quantizers, half=config.floats == "FP16")
             logger.debug("%s", parity)
             problems += [f"{result.path}: {problem}" for problem in parity.problems]
     if problems:
@@ -135,7 +136,7 @@ def export_checkpoint(
 def export_lines(network: Network, config: ExportConfig, result: ExportResult) -> list[str]:
     """What was written, and whether a Q/DQ graph has its properties."""
     kind = {"qat": "QAT", "ptq": "PTQ", "float": "not quantized"}[network.kind]
-    floats, taken = "FP16" if config.half else "FP32", "" if config.input.kind == "float" else f"{config.input.kind} "
+    floats, taken = config.floats, "" if config.input.kind == "float" else f"{config.input.kind} "
     typing = f"INT8 and {floats} ({config.typing}ly typed)" if network.quantized else floats
     if config.for_openvino:
         typing = f"INT8 and {floats} for {config.target}"

@@ -29,8 +29,9 @@ from utils.core.text import plural
 from utils.evaluation.bootstrap import group_images
 from utils.evaluation.data_yaml import check_classes, load_data
 from utils.evaluation.dataset import Loader, dataset_hash, make_loader, whole_batch
-from utils.evaluation.images import find_images, unlabelled
+from utils.evaluation.image_files import find_images
 from utils.evaluation.input_plan import fitting_size
+from utils.evaluation.labels import unlabelled
 from utils.jobs.open import dataset_of
 from utils.jobs.options import Kind, QatOptions, QuantizeOptions, SensitiveOptions
 from utils.runners.pytorch import last_layer

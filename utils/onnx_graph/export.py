@@ -17,9 +17,8 @@ import logging
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from unittest.mock import patch
 
 import onnx
@@ -28,26 +27,20 @@ from onnx import ModelProto, ValueInfoProto
 from torch import nn
 
 from utils.core.errors import InputError, QatError
-from utils.core.files import atomic_path, wanted_typing
-from utils.core.input_spec import FLOATS, InputSpec, channels_of
+from utils.core.files import atomic_path
+from utils.core.input_spec import channels_of
 from utils.core.logging import log_level
 from utils.core.output_form import FORM_KEY
 from utils.core.tasks import DETECT, IMAGES, SEGMENT, predicted
+from utils.onnx_graph.export_config import Dynamic, ExportConfig
 from utils.onnx_graph.output_formats import OutputFormat
 from utils.onnx_graph.passes import run_passes
-from utils.onnx_graph.passes.for_openvino import TARGET_KEY, Target
+from utils.onnx_graph.passes.for_openvino import TARGET_KEY
 from utils.onnx_graph.passes.take_bytes import take_bytes
 from utils.onnx_graph.qdq_view import FLOAT_MODULES, Provenance, provenance_of, without_provenance
 from utils.onnx_graph.verify import GraphReport, verify
 from utils.onnx_graph.view import set_metadata
 
-OPSETS = range(13, 21)  # quantization per output channel came with 13; torch's exporter ends at 20
-Typing = Literal["auto", "weak", "strong"]
-TYPINGS: dict[Typing, range] = {  # the operator sets that each may have
-    "weak": range(13, 18),  # FP32: TensorRT 8.6 to 10.11 choose the types; 8.6 reads no newer operators
-    "strong": range(19, 21),  # FP16 and FP32 as written: TensorRT 10.12 and later; FP16 scales came with 19
-}
-Dynamic = Literal["none", "batch", "all"]
 AXES: dict[Dynamic, dict[str, dict[int, str]]] = {
     "none": {},
     "batch": {IMAGES: {0: "batch"}, DETECT.prediction: {0: "batch"}, SEGMENT.prototypes: {0: "batch"}},
@@ -57,85 +50,6 @@ AXES: dict[Dynamic, dict[str, dict[int, str]]] = {
         SEGMENT.prototypes: {0: "batch", 2: "mask_height", 3: "mask_width"},
     },
 }
-
-
-@dataclass(frozen=True)
-class ExportConfig:
-    """Settings of an export.
-
-    The typing is 'weak' (FP32, TensorRT chooses), 'strong' (the float part in FP16 up to DFL, inputs and outputs FP32)
-    or 'auto', which `resolved` settles by the opset or else by the installed TensorRT.
-    """
-
-    imgsz: tuple[int, int] = (640, 640)  # height and width of the input, pixels
-    batch_size: int = 1  # with a dynamic batch only the one that is traced
-    dynamic: Dynamic = "none"  # axes: none, the batch, or batch, height and width
-    simplify: bool = False  # run onnxslim
-    typing: Typing = "weak"
-    opset: int | None = None  # None: the last that suits a weakly typed file, the first for a strong quantized one
-    inplace: bool = False  # upstream's switch of the same name on the head
-    int8_weights: bool = False  # store quantized weights as INT8, see `passes/quantizers.py`
-    for_int8_kernels: bool = True  # the layers that INT8 kernels are fastest with, see `passes/__init__.py`
-    input: InputSpec = FLOATS  # the form in which the file takes images
-    target: Target = "tensorrt"  # what runs a quantized network: others take weakly typed files
-
-    @property
-    def half(self) -> bool:
-        """Whether the float part is FP16."""
-        return self.typing == "strong"
-
-    @property
-    def for_openvino(self) -> bool:
-        """Whether OpenVINO runs the file, and not TensorRT."""
-        return self.target != "tensorrt"
-
-    def resolved(self, quantized: bool) -> ExportConfig:
-        """Settle typing and opset for a network.
-
-        'auto' is 'strong' for a quantized network, unless the TensorRT that is installed, or the opset, needs 'weak';
-        for a float one it is 'weak', which is FP32.
-
-        Raises:
-            InputError: the opset is none of those that suit the typing, or the typing does not suit the target.
-        """
-        typing = self._resolved_typing(quantized)
-        opsets = TYPINGS[typing] if quantized else OPSETS
-        if self.opset is not None:
-            opset = self.opset
-        elif typing == "strong" and quantized:
-            opset = opsets[0]
-        else:
-            opset = 17
-        if opset not in opsets:
-            raise InputError(
-                f"a {typing}ly typed file needs --opset {opsets[0]} to {opsets[-1]}, not {opset}; TensorRT 8.6 and "
-                "later read opset 17, and FP16 scales need opset 19"
-            )
-        return replace(self, typing=typing, opset=opset)
-
-    def _resolved_typing(self, quantized: bool) -> Typing:
-        """'weak' or 'strong', see `resolved`."""
-        if self.for_openvino:
-            if self.typing == "strong":
-                raise InputError(
-                    f"--target {self.target} writes weakly typed files; leave --typing strong and --half out"
-                )
-            return "weak"
-        if self.typing != "auto":
-            return self.typing
-        if not quantized:
-            return "weak"
-        if self.opset is None:
-            return default_typing()
-        return "strong" if self.opset in TYPINGS["strong"] else "weak"
-
-
-def default_typing() -> Typing:
-    """Typing of a quantized file for the TensorRT on this machine: 'strong' without one, and from 10.12 on."""
-    for name in ("tensorrt", "tensorrt-cu13", "tensorrt-cu12", "tensorrt-cu11"):
-        with contextlib.suppress(metadata.PackageNotFoundError, ValueError):
-            return wanted_typing(metadata.version(name))
-    return "strong"
 
 
 @dataclass(frozen=True)

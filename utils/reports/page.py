@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from utils.core.errors import InputError
 from utils.core.files import write_bytes
-from utils.core.score import AGREEMENT, AtThreshold, SplitCounts
+from utils.core.score import AGREEMENT, AtThreshold
+from utils.core.split_counts import SplitCounts
 from utils.reports import figures, tables
 from utils.reports.detections import detection_sheet
 from utils.reports.schema import AP, Advice, Report, Row

@@ -22,16 +22,8 @@ from pydantic import BeforeValidator, Field, model_validator
 from utils.core.cpu import cpu_cores
 from utils.core.errors import InputError
 from utils.core.files import read_json, write_text
-from utils.core.score import (
-    AGREEMENT,
-    AtThreshold,
-    Difference,
-    Fraction,
-    Resampled,
-    SplitCounts,
-    StoredResampled,
-    Text,
-)
+from utils.core.score import AGREEMENT, AtThreshold, Difference, Fraction, Resampled, StoredResampled, Text
+from utils.core.split_counts import SplitCounts
 from utils.core.strict_model import StrictModel, validate
 from utils.core.tasks import DISPLAY_CONF
 from utils.core.text import short_repr

@@ -13,11 +13,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from utils.core.device import select_device
 from utils.core.errors import DependencyError, InputError
-from utils.core.files import wanted_typing
+from utils.core.typing_policy import Typing, wanted_typing
 
 if TYPE_CHECKING:
     import torch
@@ -84,7 +84,7 @@ class Api:
         return "rtx" in self.module.__name__
 
     @property
-    def typing(self) -> Literal["weak", "strong"]:
+    def typing(self) -> Typing:
         """Typing with which files for it are exported, 'weak' or 'strong'; it may read both."""
         if not self.weakly_typed:
             return "strong"

@@ -340,7 +340,7 @@ def test_networks_arrays_and_paths(tmp_path):
     [
         ("pytorch_quantization.nn.modules.quant_conv.QuantConv2d", "was quantized with pytorch-quantization"),
         ("models.common.C3", "it is a checkpoint of YOLOv5, YOLOv7 or a fork"),
-        ("my_package.Head", "holds my_package.Head, which is no data and no module class of YOLOv9"),
+        ("my_package.Head", "holds my_package.Head, which is neither data nor a module class"),
         ("my_package.Head", "If my_package is another project, give the .pt file that upstream's train.py wrote"),
         ("modelopt.torch.quantization.nn.QuantConv2d", "was quantized with NVIDIA's Model Optimizer; give the FP32"),
         ("torch.ao.nn.quantized.modules.conv.Conv2d", "was quantized with PyTorch's own quantization; give the FP32"),

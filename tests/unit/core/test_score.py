@@ -4,7 +4,8 @@ import statistics
 
 import pytest
 
-from utils.core.score import Difference, Resampled, Score, SplitCounts, difference_error, standard_errors
+from utils.core.score import Difference, Resampled, Score, difference_error, standard_errors
+from utils.core.split_counts import SplitCounts
 
 KEY = "0123456789abcdef" * 2
 
@@ -87,7 +88,7 @@ def test_shares_of_a_split():
     numbers = {"objects": 0, "backgrounds": 0, "without_a_label_file": 0, "bad_label_lines": 0, "clipped_labels": 0}
     counts = SplitCounts(name="val", images=18, left_out=2, boxes_among_polygons=0, first={}, **numbers)
     assert counts.left_out_share == pytest.approx(0.1)
-    shared = [counts.model_copy(update={"also_in_train": number}).all_in_train for number in (0, 17, 18)]
+    shared = [counts.model_copy(update={"also_in_train": number}).is_all_in_train for number in (0, 17, 18)]
     assert shared == [False, False, True]
     assert "also in train" not in str(counts)
     assert "also in train 17 (first: a.jpg)" in str(

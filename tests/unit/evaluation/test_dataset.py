@@ -18,7 +18,7 @@ from utils.core.errors import CheckpointError, DataError, InputError
 from utils.evaluation.batch import RaggedBatch
 from utils.evaluation.data_yaml import check_classes, load_data
 from utils.evaluation.dataset import ImageDataset, check_unchanged, dataset_hash, loading_processes, make_loader
-from utils.evaluation.images import find_images
+from utils.evaluation.image_files import find_images
 from utils.evaluation.letterbox import Letterbox, boxes_to_image, letterboxed_planes, rectangular_shapes
 
 

@@ -16,15 +16,9 @@ from utils.core.errors import DataError
 from utils.evaluation.batch import collate
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.dataset import ImageDataset, make_loader
-from utils.evaluation.images import (
-    decode,
-    find_images,
-    images_in_both,
-    label_file,
-    read_header,
-    read_images,
-    read_labels,
-)
+from utils.evaluation.image_files import decode, find_images, read_header
+from utils.evaluation.labels import label_file, read_labels
+from utils.evaluation.split import images_in_both, read_images
 from utils.jobs.inputs import image_batches
 
 
@@ -84,7 +78,7 @@ def test_val_images_that_are_training_images_are_counted_and_named(split, caplog
     part = data.read("val")
     assert {Path(path).name for path in part.in_train} == {"t0.png", "b.png", "c.png"}
     counts = part.counts(split)
-    assert (counts.also_in_train, counts.all_in_train) == (3, False)
+    assert (counts.also_in_train, counts.is_all_in_train) == (3, False)
     assert counts.first["also_in_train"] == "images/train/t0.png"
     (warning,) = [message for message in caplog.messages if "training images" in message]
     assert warning.startswith("3 of 4 images of val are training images, too (first: images/train/t0.png)")
@@ -111,7 +105,7 @@ def test_images_of_one_length_with_other_content_are_not_training_images(split):
 
 
 def test_files_of_other_lengths_are_not_read(split, monkeypatch):
-    monkeypatch.setattr("utils.evaluation.images.file_hash", pytest.fail)
+    monkeypatch.setattr("utils.evaluation.split.file_hash", pytest.fail)
     longer = split / "longer.png"
     longer.write_bytes((split / "images/train/t0.png").read_bytes() + b"\n")
     assert images_in_both([str(longer)], find_images([str(split / "images/train")])) == set()

@@ -15,8 +15,8 @@ import val_trt
 from utils.core.errors import DataError, DependencyError, InputError
 from utils.evaluation.coco import COCO_CATEGORIES, TextWriter
 from utils.evaluation.data_yaml import load_data
-from utils.evaluation.images import target_names
 from utils.evaluation.loop import evaluate
+from utils.jobs.sources import target_names
 from utils.runners.pytorch import TorchRunner
 
 

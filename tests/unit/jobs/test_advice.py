@@ -6,7 +6,8 @@ import shlex
 import pytest
 from report_examples import example_row, resampled
 
-from utils.core.score import AGREEMENT, Difference, SplitCounts
+from utils.core.score import AGREEMENT, Difference
+from utils.core.split_counts import SplitCounts
 from utils.jobs.advice import (
     CORRECT,
     STEPS,

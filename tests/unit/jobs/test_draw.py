@@ -17,9 +17,9 @@ from known_images import SQUARE, export_answers
 from known_masks import KnowingMasks, write_outlined_set
 
 from utils.core.errors import DataError, InputError, QatError
-from utils.evaluation.images import find_sources
 from utils.jobs import draw
 from utils.jobs.draw import DEPTH, Ahead, Behind, show
+from utils.jobs.sources import find_sources
 from utils.jobs.visualize import Artist
 from utils.runners.pytorch import TorchRunner
 

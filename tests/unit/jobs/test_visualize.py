@@ -16,9 +16,9 @@ from known_masks import KnowingMasks, masks_by_torch, write_outlined_set
 
 from utils.core.errors import DataError, InputError
 from utils.evaluation.data_yaml import load_data
-from utils.evaluation.images import find_sources
 from utils.evaluation.masks import Patch
 from utils.jobs.draw import show
+from utils.jobs.sources import find_sources
 from utils.jobs.visualize import Artist, best_class, collect_samples, draw_boxes, draw_masks
 from utils.reports.detections import points_of
 from utils.runners.pytorch import TorchRunner

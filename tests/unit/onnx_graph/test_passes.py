@@ -12,8 +12,8 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from qdq_graph import SIZE, Builder, Editor, good_graph, results
 
 from utils.core.input_spec import InputSpec
-from utils.onnx_graph import export, passes
-from utils.onnx_graph.export import ExportConfig
+from utils.onnx_graph import export_config, passes
+from utils.onnx_graph.export_config import ExportConfig
 from utils.onnx_graph.passes.decode_boxes import decode_boxes
 from utils.onnx_graph.passes.take_bytes import take_bytes
 from utils.onnx_graph.passes.to_half import to_half
@@ -524,8 +524,8 @@ def test_typing_follows_from_network_and_opset(quantized, asked, typing, opset):
 def test_an_installed_tensorrt_decides(installed, typing, monkeypatch):
     def version(name: str) -> str:
         if name not in installed:
-            raise export.metadata.PackageNotFoundError(name)
+            raise export_config.metadata.PackageNotFoundError(name)
         return installed[name]
 
-    monkeypatch.setattr(export.metadata, "version", version)
+    monkeypatch.setattr(export_config.metadata, "version", version)
     assert ExportConfig(typing="auto").resolved(quantized=True).typing == typing

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from utils.evaluation.data_yaml import load_data
-from utils.evaluation.images import read_labels
+from utils.evaluation.labels import read_labels
 
 VOC = """<annotation><folder>x</folder><filename>{}</filename><path>C:\\Users\\me\\{}</path>
 <size><width>{}</width><height>{}</height><depth>3</depth></size>{}</annotation>"""

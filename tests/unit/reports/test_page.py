@@ -17,7 +17,8 @@ from PIL import Image
 from report_examples import NASTY, example_row, resampled
 
 from utils.core.errors import InputError
-from utils.core.score import AGREEMENT, SplitCounts
+from utils.core.score import AGREEMENT
+from utils.core.split_counts import SplitCounts
 from utils.jobs.advice import advise
 from utils.reports.page import cards, csv_of, merged, write_all
 from utils.reports.page import page as page_of

@@ -16,7 +16,7 @@ import yaml
 
 from utils.core.errors import DataError, InputError
 from utils.evaluation.coco_file import check_partners
-from utils.evaluation.images import SUFFIXES, read_header
+from utils.evaluation.image_files import SUFFIXES, read_header
 from utils.jobs.convert.coco import read_coco_annotations
 from utils.jobs.convert.outlines import area_of, clipped_ring, joined_ring
 from utils.jobs.convert.records import NAMED, AnnotatedImage, AnnotatedObject, Tally, in_words

@@ -32,7 +32,7 @@ from utils.onnx_graph.qdq_view import number_quantizers
 from utils.onnx_graph.view import drop_unused, pure
 
 if TYPE_CHECKING:
-    from utils.onnx_graph.export import ExportConfig
+    from utils.onnx_graph.export_config import ExportConfig
 
 remove_unused = pure(drop_unused)
 
@@ -53,13 +53,13 @@ def wanted_passes(config: ExportConfig) -> list[Callable[[ModelProto], ModelProt
     # fast kernels of TensorRT
     if config.for_int8_kernels and not config.for_openvino:
         passes.append(separate_parts)
-        if not config.half:  # measured for TensorRT 8.6
+        if config.floats == "FP32":  # measured for TensorRT 8.6
             passes.append(separate_first)
         passes += [align_channels, convolve_pools]  # in this order: a convolution's parts may need whole blocks
     # types in which values are stored
     if config.for_openvino:
         passes.append(offset_activations)
-    if config.half:
+    if config.floats == "FP16":
         passes.append(to_half)
     if config.int8_weights:
         passes.append(store_int8_weights)

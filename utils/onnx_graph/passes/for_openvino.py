@@ -16,15 +16,14 @@ those of the graph, in two ways, seen with 2026.4.1:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
 
 import numpy as np
 from onnx import ModelProto, NodeProto
 
+from utils.onnx_graph.export_config import Target
 from utils.onnx_graph.qdq_view import POOLS, QdqGraph
 from utils.onnx_graph.view import DEQUANTIZE, QDQ, QUANTIZE, GraphView, drop_unused, pure, store
 
-Target = Literal["tensorrt", "openvino", "openvino-avx2"]
 TARGET_KEY = "target"  # of the metadata of a quantized file, where it is not for TensorRT
 SEVEN_BIT_TARGET: Target = "openvino-avx2"  # the one whose weights are -64..64
 
