@@ -5,7 +5,7 @@ data_yaml.py    data.yaml → DataConfig
 images.py       image files, their sizes and labels, found, read and checked; the images and videos of --source
 letterbox.py    letterboxing, there and back
 batch.py        images with their labels, as the loader gives them; polygons as masks
-dataset.py      all together: batches, read ahead by worker processes, shared by several programs; the dataset's hash
+dataset.py      all together: batches, read ahead by worker processes, shared by several programs
 input_plan.py   what a network wants to be given
 detector.py     runner + NMS: batches of images → detections
 masks.py        masks of detections, their overlap with those of labels, and in the pixels of images

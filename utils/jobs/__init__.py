@@ -2,7 +2,8 @@
 
 options.py   the options of qat.py and val_trt.py, one declaration each
 inputs.py    what a run works on, checked before it writes
-run_state.py the state from which a killed run continues  open.py       a file → runner; needed libraries
+run_state.py the state from which a killed run continues, and the hash of what it was started on
+open.py      a file → runner; needed libraries
 
 quantize.py           float → PTQ → QAT → the best        calibrate.py        AP of each calibration method
 evaluate.py           AP of a network, a row of reports   visualize.py        detections on images, for reports

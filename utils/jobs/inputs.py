@@ -28,7 +28,7 @@ from utils.core.tasks import task_of_head
 from utils.core.text import plural
 from utils.evaluation.bootstrap import group_images
 from utils.evaluation.data_yaml import check_classes, load_data
-from utils.evaluation.dataset import Loader, dataset_hash, make_loader, whole_batch
+from utils.evaluation.dataset import Loader, make_loader, whole_batch
 from utils.evaluation.images import find_images, unlabelled
 from utils.evaluation.input_plan import fitting_size
 from utils.jobs.open import dataset_of
@@ -117,11 +117,6 @@ class Inputs(Generic[Kind]):
         model = self.network()
         placement.apply(model, plan or self.plan)
         return model.to(self.device).eval()
-
-    def dataset_hash(self) -> str:
-        """What a run reads, to be compared when it is resumed; `InputError` if something of it cannot be read."""
-        files = {f"--{name}": getattr(self.options, name, None) for name in ("hyp", "profile")}
-        return dataset_hash(self.data, ("train", "val"), files)
 
     def calibration_images(self) -> Iterator[Tensor]:
         """Batches of training images as validation sees them, as the network takes them (`as_input`), on the device."""
