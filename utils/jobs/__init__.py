@@ -11,6 +11,7 @@ draw.py               detections drawn while others are read
 export.py             checkpoint → checked ONNX files     compare_outputs.py  ONNX Runtime beside PyTorch
 compare_tensors.py    the same between quantizers         check_engine.py     TensorRT beside ONNX Runtime
 benchmark.py          engines and ONNX files, timed       model_repository.py Triton's: written, checked
-advice.py             what a result means, what is next   sensitivity/        which parts hurt in INT8
+advice.py             the verdict, and what comes next    commands.py         commands that users are offered
+judgement.py          the rule for a loss                 sensitivity/        layers that lose AP in INT8
 openvino_layers.py    layers and times in OpenVINO        cpu_speed.py        INT8 on this CPU, without weights
 """

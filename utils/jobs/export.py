@@ -20,7 +20,7 @@ from utils.core.input_spec import channels_of
 from utils.core.options import height_width, size_text
 from utils.evaluation.data_yaml import check_classes, load_data
 from utils.evaluation.input_plan import fitting_size
-from utils.jobs.advice import AfterExport
+from utils.jobs.commands import AfterExport
 from utils.jobs.compare_outputs import check_images, check_onnx
 from utils.jobs.open import Network, load_network
 from utils.onnx_graph.export import ExportConfig, ExportResult, export_forms

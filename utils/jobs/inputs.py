@@ -151,8 +151,8 @@ class Inputs(Generic[Kind]):
     def deciding_images(self) -> str:
         """The images whose loss decides, in words."""
         if self.held_out:
-            return f"{plural(len(self.held_out), 'training image')} that are held out"
-        return "the training images, which are too few to hold some of them out"
+            return plural(len(self.held_out), "held-out training image")
+        return "all training images (too few to hold some out)"
 
     @property
     def doubts(self) -> list[str]:

@@ -27,10 +27,11 @@ from utils.core.logging import warnings_until_now
 from utils.core.options import height_width
 from utils.core.score import AGREEMENT, Difference
 from utils.core.text import plural
-from utils.jobs.advice import advise, allowed_drop
+from utils.jobs.advice import advise
 from utils.jobs.calibrate import find_ranges
 from utils.jobs.evaluate import without_tables
 from utils.jobs.inputs import Inputs
+from utils.jobs.judgement import allowed_drop
 from utils.jobs.options import RECIPE_FILE, Kind, SensitiveOptions
 from utils.jobs.run_state import AnalysisState, open_run
 from utils.jobs.sensitivity.search import FLOAT, INT8, Passes, Search, Selection, ap_of, gain

@@ -25,9 +25,9 @@ from utils.core.tasks import AP_CONFIDENCE, Prediction
 from utils.core.text import plural
 from utils.evaluation.dataset import make_loader
 from utils.evaluation.masks import between
-from utils.jobs.advice import allowed_drop, judge, measured_on
 from utils.jobs.evaluate import Measurer, check_float_ap
 from utils.jobs.inputs import Inputs
+from utils.jobs.judgement import allowed_drop, judge, measured_on
 from utils.jobs.options import SensitiveOptions
 from utils.jobs.run_state import AnalysisState
 from utils.jobs.sensitivity.units import State, Switches, Unit, Units, cost_of
