@@ -247,7 +247,7 @@ def _read_splits(data: DataConfig, options: QatOptions) -> None:
     images = data.read("val", progress=True).images
     if not any(image.labelled for image in images):
         raise unlabelled("val", images[0].path)
-    if groups := getattr(options, "groups", None):
+    if groups := options.image_groups:
         group_images([image.path for image in images], groups)
 
 
@@ -268,7 +268,7 @@ def check_left_out(data: DataConfig, force: bool) -> None:
 
 def _read_augmentation(options: QatOptions) -> dict[str, Any] | None:
     """The parameters that `--hyp` names, if it is given; `InputError` for an input that is not a square."""
-    file = getattr(options, "hyp", None)
+    file = options.augmentation
     if not file:
         return None
     hyp = read_hyp(file)

@@ -101,6 +101,11 @@ class Network:
         """Whether there are quantizers in it."""
         return self.kind != "float"
 
+    @property
+    def extra(self) -> Mapping[str, Any]:
+        """Further values that a quantized checkpoint holds; empty for an FP32 one."""
+        return getattr(self.source, "extra", {})
+
     def metadata(self) -> dict[str, str]:
         """Properties for the exported file; values are texts, structures JSON."""
         source, model = cast(Any, self.source), cast(Any, self.model)

@@ -55,6 +55,16 @@ class QatOptions(RunFolderOptions, DeviceOptions):
         False, "go on where AP would mislead: more than 5 % of the images left out, or an FP32 model with an AP near 0"
     )
 
+    @property
+    def image_groups(self) -> str | None:
+        """The value of `--groups`; None without it, and for a command that does not have it."""
+        return getattr(self, "groups", None)
+
+    @property
+    def augmentation(self) -> str | None:
+        """The file of `--hyp`; None without it, and for a command that does not have it."""
+        return getattr(self, "hyp", None)
+
 
 class CalibratingOptions(QatOptions):
     """What every command takes that calibrates a float network; recipe entries are None where the recipe decides."""
