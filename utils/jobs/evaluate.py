@@ -188,7 +188,7 @@ def evaluate_file(options: ValOptions, runner: Runner | None = None) -> Report:
             than the file was made from.
     """
     with ExitStack() as stack:
-        file = open_file(options, runner, stack)
+        file = open_evaluated(options, runner, stack)
         float_file = open_float(options, file, stack)
         caveat = check_same_weights(float_file, file, options.force) if float_file else ""
         options = options.model_copy(update={"data": choose_data(options, file, float_file)})
@@ -215,7 +215,7 @@ def evaluate_file(options: ValOptions, runner: Runner | None = None) -> Report:
     return report
 
 
-def open_file(options: ValOptions, runner: Runner | None, stack: ExitStack) -> OpenFile:
+def open_evaluated(options: ValOptions, runner: Runner | None, stack: ExitStack) -> OpenFile:
     """Open the file that is evaluated until `stack` is closed; `runner` is its runner, where it is open already."""
     path = Path(options.network)
     if runner is None:
