@@ -91,7 +91,7 @@ def test_runs_are_found_by_folder_file_or_time(tmp_path):
         assert find_run(where, "elsewhere", RunState.FILE) == tmp_path / "exp"
     with pytest.raises(InputError, match="no run in"):
         find_run("", tmp_path / "nothing", RunState.FILE)
-    with pytest.raises(InputError, match="no run there"):
+    with pytest.raises(InputError, match="there is no run"):
         find_run(tmp_path / "exp", tmp_path, AnalysisState.FILE)
 
 
