@@ -323,4 +323,4 @@ def test_images_without_labels_go_through_all_with_the_float_networks_detections
         assert val_trt.main([*map(str, command)]) == 0
         rows = report_of(tmp_path / file.stem / "exp")["rows"]
         assert [row["ap"] for row in rows] == pytest.approx([report["rows"][0]["ap"], known], abs=tolerance)
-    assert f"--data {bare}, as {own} says" in capsys.readouterr().out
+    assert f"using {bare}, which {own} names" in capsys.readouterr().out

@@ -165,7 +165,7 @@ class OpenFile:
 
     @property
     def data(self) -> str | None:
-        """The dataset that the file names; None where it names none."""
+        """The dataset's YAML that the file names; None if it does not name one."""
         return self.runner.metadata.get("data")
 
     def evaluate(self, data: DataConfig, config: EvalConfig, **keywords: Any) -> EvalResult:

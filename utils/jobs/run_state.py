@@ -373,7 +373,7 @@ def stem_of(weights: str | Path, folder: Path) -> str:
 
 
 def checkpoint_name(step: str, stem: str, score: Score | None = None) -> str:
-    """Return the file name of a checkpoint, with its score if AP is known; `step` is `ptq`, `qat_ep_0` or `qat_best`."""
+    """Return the file name of a checkpoint, with its score if AP is known; `step`: `ptq`, `qat_ep_0`, `qat_best`."""
     if score is None:
         return f"{step}_{stem}.pt"
     return f"{step}_{score.in_name}_{stem}.pt"
