@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Quantize a YOLOv9 network, for detection or instance segmentation, to INT8, and evaluate checkpoints.
+"""Quantize a YOLOv9 model, for detection or instance segmentation, to INT8, and evaluate checkpoints.
 
     python qat.py quantize --weights yolov9-c-converted.pt --data data/coco.yaml
     python qat.py sensitive --weights yolov9-c-converted.pt --data data/coco.yaml
@@ -12,12 +12,12 @@ Run it in a patched YOLOv9 checkout (patch_yolov9.sh).
 
 from __future__ import annotations
 
-import importlib
 import logging
 import sys
+from collections.abc import Sequence
 from functools import partial
 
-from utils.cli import run_program
+from utils.cli import Command, run_program
 from utils.core.errors import InputError
 from utils.core.files import check_files, refuse_overwrite_in
 from utils.jobs.open import need
@@ -25,33 +25,72 @@ from utils.jobs.options import CalibrateOptions, EvalOptions, QatOptions, Quanti
 
 logger = logging.getLogger(__name__)
 
-TRAINING = ("hyp", "epochs", "iters", "lr", "train", "eval_epochs")
+TRAINING = ("hyp", "epochs", "iters", "lr", "train", "eval_epochs", "keep_epochs")
 
 
-def run_command(job: str, options: QatOptions) -> None:
-    """Check the options of a command, and run its job, a module of `utils.jobs`."""
-    unused = ["hyp"]  # which yolov9-qat's commands have, too
-    if isinstance(options, QuantizeOptions):
-        unused = ["supervision_stride"]
-        if options.qat == "never":
-            unused += [*TRAINING, "keep_epochs"]
-    if flags := options.given(*unused):
+# Each command imports its job when its options are checked: torch takes seconds.
+
+
+def quantize(options: QuantizeOptions) -> None:
+    """Calibrate and finetune a model."""
+    unused = ["supervision_stride"]
+    if options.qat == "never":
+        unused += TRAINING
+    check_options(options, unused, resume=options.resume)
+    from utils.jobs import quantize as job
+
+    job.run(options)
+
+
+def sensitive(options: SensitiveOptions) -> None:
+    """Find the layers that lose AP in INT8."""
+    check_options(options, ["hyp"], resume=options.resume)
+    from utils.jobs.sensitivity import run as job
+
+    job.run(options)
+
+
+def calibrate(options: CalibrateOptions) -> None:
+    """Compare calibration methods."""
+    check_options(options, ["hyp"])
+    from utils.jobs import calibrate as job
+
+    job.run(options)
+
+
+def evaluate(options: EvalOptions) -> None:
+    """Evaluate a checkpoint."""
+    check_options(options)
+    from utils.jobs import evaluate as job
+
+    job.run(options)
+
+
+def check_options(options: QatOptions, unused: Sequence[str] = (), resume: str | None = None) -> None:
+    """Warn of options that do nothing, and check the files of a new run; those of a resumed run are in its state.
+
+    Raises:
+        InputError: a file is missing, or a result would overwrite it.
+    """
+    flags = options.given(*unused)
+    if flags:
         logger.warning("these options do nothing here: %s", ", ".join(flags))
-    if getattr(options, "resume", None) is None:
-        if not options.weights:
-            raise InputError("--weights is missing; give the checkpoint")
-        read = {name: getattr(options, name, None) for name in ("weights", "data", "recipe", "hyp", "profile")}
-        check_files(**read)
-        refuse_overwrite_in(options.project, options.name, options.exist_ok, options.WRITTEN, read.values())
-        need("torch")
-    importlib.import_module(f"utils.jobs.{job}").run(options)
+    if resume is not None:
+        return
+    if not options.weights:
+        raise InputError("--weights is missing; give the checkpoint")
+    names = ("weights", "data", "recipe", "hyp", "profile")
+    files = {name: getattr(options, name, None) for name in names}
+    check_files(**files)
+    refuse_overwrite_in(options.project, options.name, options.exist_ok, options.WRITTEN, files.values())
+    need("torch")
 
 
-COMMANDS = {
-    "quantize": (QuantizeOptions, partial(run_command, "quantize")),
-    "sensitive": (SensitiveOptions, partial(run_command, "sensitivity.run")),
-    "calibrate": (CalibrateOptions, partial(run_command, "calibrate")),
-    "eval": (EvalOptions, partial(run_command, "evaluate")),
+COMMANDS: dict[str, Command] = {
+    "quantize": (QuantizeOptions, quantize),
+    "sensitive": (SensitiveOptions, sensitive),
+    "calibrate": (CalibrateOptions, calibrate),
+    "eval": (EvalOptions, evaluate),
 }
 TOGETHER = ("quantize", "calibrate", "eval")  # by several processes, as torchrun starts them
 

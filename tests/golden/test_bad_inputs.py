@@ -44,7 +44,7 @@ CASES = [  # program, arguments, what the line names
     (Q, f"{FEW} --data bare.yaml", "give --unlabelled"),
     (Q, f"{FEW} --data bare.yaml --no-eval-origin --no-eval-ptq", "no image of 'val' has a label file"),
     (Q, f"{FEW} --data bare.yaml --ptq-only --no-eval-ptq", "no image of 'val' has a label file"),
-    (E, f"{FEW} --data bare.yaml --unlabelled", "float.pt names none; give both: python val_trt.py"),
+    (E, f"{FEW} --data bare.yaml --unlabelled", "float.pt does not name it; give both: python val_trt.py"),
     (E, f"{FEW} --weights int8.pt --data three.yaml", "detects 10 classes"),
     *((E, f"{FEW} --data {kind}.yaml --save-json", kind) for kind in ("undecodable", "wrong-label", "no-image")),
     (Q, f"{FEW} --groups nowhere.txt", "--groups nowhere.txt gives no group to"),

@@ -159,8 +159,8 @@ class TestWhatIsKept:
         ("aps", "held_out", "best", "said", "noted"),
         [
             ((0.7, 0.6, 0.71, 0.65, 0.72), (3.0, 2.0, 1.0, 1.5), "qat_ep_1_ap_0.6500", "epoch 1, AP 0.6500", False),
-            ((0.7, 0.6, 0.65), (3.0, 1.0), "qat_ep_0", "QAT is kept by the loss on the training images", True),
-            ((0.7, 0.6), (3.0, 3.0, 3.1), "ptq_ap_0.6000", "PTQ is kept by the loss on the training images", True),
+            ((0.7, 0.6, 0.65), (3.0, 1.0), "qat_ep_0", "QAT is chosen by the loss on all training images", True),
+            ((0.7, 0.6), (3.0, 3.0, 3.1), "ptq_ap_0.6000", "PTQ is chosen by the loss on all training images", True),
             ((0.7, 0.6, 0.65), ((3.0, 3.0), (2.7, 2.68)), "qat_ep_0", "difference -0.31 ± 0.007", True),
             ((0.7, 0.6), ((3.0, 3.0, 3.0), (2.9, 2.9, 2.0)), "ptq_ap_0.6000", "difference -0.4 ± 0.", True),
             ((0.7, 0.6), (3.0,), "ptq_ap_0.6000", "QAT trained no epoch", True),
@@ -323,4 +323,4 @@ def test_images_without_labels_go_through_all_with_the_float_networks_detections
         assert val_trt.main([*map(str, command)]) == 0
         rows = report_of(tmp_path / file.stem / "exp")["rows"]
         assert [row["ap"] for row in rows] == pytest.approx([report["rows"][0]["ap"], known], abs=tolerance)
-    assert f"--data {bare}, as {own} says" in capsys.readouterr().out
+    assert f"using {bare}, which {own} names" in capsys.readouterr().out

@@ -169,7 +169,7 @@ def test_a_run_is_not_continued_on_other_images_or_by_two_programs(command, star
     refused(go_on, "has changed: labels of val")
     label.write_text(before)
     last = [command, "--resume", "--project", str(tmp_path), "--name"]
-    refused([*last, "no-run"], f"{tmp_path / 'no-run'}: no run there")
+    refused([*last, "no-run"], f"{tmp_path / 'no-run'}: there is no run")
     with held(tmp_path / "exp"):
         refused(go_on, "wait for it to end")
     killed(lambda: qat.main([*last, "exp"]), calibration, "collect")  # it goes on

@@ -7,7 +7,7 @@ labels.py       label files: found, read and checked
 split.py        the images of a split with their labels, and counts of what was read
 letterbox.py    letterboxing, there and back
 batch.py        images with their labels, as the loader gives them; polygons as masks
-dataset.py      all together: batches, read ahead by worker processes, shared by several programs; the dataset's hash
+dataset.py      all together: batches, read ahead by worker processes, shared by several programs
 input_plan.py   what a network wants to be given
 detector.py     runner + NMS: batches of images → detections
 masks.py        masks of detections, their overlap with those of labels, and in the pixels of images

@@ -1,22 +1,18 @@
-"""Images and labels of a dataset, letterboxed, in batches, read ahead by worker processes; and a hash of a dataset.
+"""Images and labels of a dataset, letterboxed, in batches, read ahead by worker processes.
 
 Training images with augmentation come from upstream's own dataset, everything else from the one here.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import math
 import os
 import random
 import shutil
 import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import cv2
@@ -24,15 +20,14 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Sampler
-from tqdm import tqdm
 
 from utils.core import distributed
 from utils.core.cpu import cpu_cores
-from utils.core.errors import CheckpointError, DataError, InputError
+from utils.core.errors import DataError
 from utils.core.text import plural
 from utils.evaluation.batch import Item, collate, polygon_masks
 from utils.evaluation.data_yaml import DataConfig
-from utils.evaluation.image_files import decode, find_images
+from utils.evaluation.image_files import decode
 from utils.evaluation.labels import label_file
 from utils.evaluation.letterbox import letterboxed_planes, rectangular_shapes
 from utils.evaluation.split import SplitImages
@@ -308,61 +303,3 @@ def whole_batch(images: Tensor) -> tuple[int, Tensor]:
         width = max(part[2] for part in parts)
         images = images.new_zeros((0, 3, height, width))
     return sum(part[0] for part in parts), images
-
-
-def dataset_hash(data: DataConfig, splits: Iterable[str], files: Mapping[str, str | None] | None = None) -> str:
-    """The dataset as it is now: a JSON mapping of what a run reads, in words, to its hash.
-
-    Args:
-        splits: those that are used; one that the dataset does not have is left out.
-        files: option → path of a further file that the run reads, None where the option was not given.
-
-    Raises:
-        DataError: a split holds no images, or a label cannot be read; `InputError` for a further file.
-    """
-
-    def state(file: str) -> tuple[str, tuple[int, int], str] | None:
-        """Name, (size, time) and hash of the labels (empty for no label file) of an image; None if it is not there."""
-        label = label_file(file)
-        if not os.path.exists(file):
-            return None
-        status = os.stat(file)
-        try:
-            labels = _hash(label.read_bytes()) if os.path.lexists(label) else ""
-        except OSError as error:
-            raise DataError(f"cannot read {label}: {error.strerror}; expected the labels of {file}") from error
-        return file.removeprefix(f"{data.root}{os.sep}"), (status.st_size, status.st_mtime_ns), labels
-
-    parts = {"the names of the classes": _hash(repr(sorted(data.names.items())))}
-    for split in splits:
-        if split in data.splits:
-            images = find_images(data.paths(split))
-            with ThreadPoolExecutor(4) as pool:  # disks are waited for
-                states = tqdm(pool.map(state, images), f"looking at {split}", len(images), delay=2, leave=False)
-                rows = [row for row in states if row]
-            for index, what in enumerate(("the images", "sizes or times of images", "labels")):
-                parts[f"{what} of {split}"] = _hash(repr(tuple(row[index] for row in rows)))
-    for flag, path in (files or {}).items():
-        try:
-            parts |= {f"the content of {flag}": _hash(Path(path).read_bytes())} if path else {}
-        except OSError as error:
-            raise InputError(f"cannot read {flag} {path}: {error.strerror}") from error
-    return json.dumps(parts)
-
-
-def _hash(content: str | bytes) -> str:
-    data = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
-
-
-def check_unchanged(saved: str, now: str, run: Path) -> None:
-    """Raise `DataError` if something changed since the run in `run`, whose state has the hash `saved`, was started."""
-    try:
-        before, after = dict(json.loads(saved)), json.loads(now)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"the state of the run in {run} is damaged in 'dataset'; start a new run") from error
-    if changed := [part for part in dict.fromkeys([*before, *after]) if before.get(part) != after.get(part)]:
-        raise DataError(
-            f"what the run in {run} was started on has changed: {', '.join(changed)}. Its results would not compare: "
-            "restore what changed, or start a new run"
-        )

@@ -3,7 +3,8 @@
 options.py   the options of qat.py and val_trt.py, one declaration each
 export_options.py  options that the export programs share
 inputs.py    what a run works on, checked before it writes
-run_state.py the state from which a killed run continues  open.py       a file → runner; needed libraries
+run_state.py the state from which a killed run continues, and the hash of what it was started on
+open.py      a file → runner; needed libraries
 
 quantize.py           float → PTQ → QAT → the best        calibrate.py        AP of each calibration method
 evaluate.py           AP of a network, a row of reports   visualize.py        detections on images, for reports
@@ -11,6 +12,7 @@ draw.py               detections drawn, and read ahead  sources.py         what 
 export.py             checkpoint → checked ONNX files     compare_outputs.py  ONNX Runtime beside PyTorch
 compare_tensors.py    the same between quantizers         check_engine.py     TensorRT beside ONNX Runtime
 benchmark.py          engines and ONNX files, timed       model_repository.py Triton's: written, checked
-advice.py             what a result means, what is next   sensitivity/        which parts hurt in INT8
+advice.py             the verdict, and what comes next    commands.py         commands that users are offered
+judgement.py          the rule for a loss                 sensitivity/        layers that lose AP in INT8
 openvino_layers.py    layers and times in OpenVINO        cpu_speed.py        INT8 on this CPU, without weights
 """

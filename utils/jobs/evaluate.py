@@ -23,6 +23,7 @@ from utils.core.device import device_name, select_device
 from utils.core.errors import DataError, InputError
 from utils.core.files import file_hash, read_onnx
 from utils.core.logging import log_level, warn_once, warnings_until_now
+from utils.core.output_form import OutputForm
 from utils.core.run_folder import new_run
 from utils.core.score import AGREEMENT
 from utils.core.tasks import AP_CONFIDENCE
@@ -56,7 +57,7 @@ class Measurer:
     """Evaluates networks on one dataset's val split, all in the same way.
 
     Attributes:
-        reference: the detections of the float network, which those after it are compared with.
+        reference: the detections of the FP32 model, which those of the networks after it are compared with.
     """
 
     data: DataConfig
@@ -66,34 +67,41 @@ class Measurer:
 
     @classmethod
     def of(cls, inputs: Inputs[Any], limit: int | None = None) -> Measurer:
-        """Of a run's val images, `limit` at most."""
+        """Return one for a run's val images, `limit` at most."""
         options = inputs.options
-        config = EvalConfig(imgsz=inputs.imgsz, batch_size=options.batch_size, workers=options.workers, limit=limit,
-                            groups=getattr(options, "groups", None), unlabelled=options.unlabelled)  # fmt: skip
+        config = EvalConfig(
+            imgsz=inputs.imgsz,
+            batch_size=options.batch_size,
+            workers=options.workers,
+            limit=limit,
+            groups=options.image_groups,
+            unlabelled=options.unlabelled,
+        )
         return cls(inputs.data, inputs.device, config)
 
     def measure(self, model: nn.Module, name: str, *, as_reference: bool = False, curves: bool = False) -> EvalResult:
         """Evaluate `model` as it is; `name` is for the log. See `evaluate` and `EvalConfig.curves`."""
         limit = "" if self.config.limit is None else f" on up to {plural(self.config.limit, 'image')}"
         logger.info("evaluating %s%s", name, limit)
+        config = replace(self.config, curves=curves)
+        reference = None if as_reference else self.reference
         size = weight_bytes(model)
         with TorchRunner(model, self.device) as runner, rounded_weights(model):
-            reference = None if as_reference else self.reference
-            config = replace(self.config, curves=curves)
             result = evaluate(runner, self.data, config, name=name, reference=reference, as_reference=as_reference)
         if as_reference:
             self.reference = result.reference
         return replace(result, weights_bytes=size)
 
     def row(self, stage: str, file: str | Path, result: EvalResult | None, seconds: float) -> Row:
-        """A report row; without a result its scores are unknown."""
+        """Return a report row; without a result its scores are unknown."""
         return make_row(stage, file, result, self.config, self.device, seconds)
 
     def samples(self, models: Mapping[str, nn.Module], images: Sequence[str] = ()) -> list[Sample]:
         """Sample detections of each of `models` (by stage), on these images or a few others: see `collect_samples`."""
         with ExitStack() as stack:
             runners = {stage: stack.enter_context(TorchRunner(model, self.device)) for stage, model in models.items()}
-            imgsz = InputPlan.of(next(iter(runners.values())), self.config.imgsz, 1).imgsz
+            first = next(iter(runners.values()))
+            imgsz = InputPlan.of(first, self.config.imgsz, 1).imgsz
             return collect_samples(runners, self.data, imgsz=imgsz, split=self.config.split, images=images)
 
 
@@ -102,31 +110,76 @@ def without_tables() -> AbstractContextManager[None]:
     return log_level("utils.evaluation.loop", logging.WARNING)
 
 
+# qat.py eval
+
+
 def run(options: EvalOptions) -> Report:
-    """Evaluate a float or quantized checkpoint on the val split as `val_trt.py` does: `qat.py eval`."""
+    """`qat.py eval`: evaluate an FP32 or quantized checkpoint on the val split as `val_trt.py` does."""
     network = load_network(options.weights, auxiliary=False)
     options = from_training(options, network.source)
-    same = {name: getattr(options, name) for name in EvalOptions.model_fields if name in ValOptions.model_fields}
-    reference = float_weights(options.weights, getattr(network.source, "extra", {})) if options.unlabelled else None
+    names = EvalOptions.model_fields.keys() & ValOptions.model_fields.keys()
+    values = {name: getattr(options, name) for name in names}
+    values["file"] = options.weights
+    if options.unlabelled:
+        values["reference"] = float_weights(options.weights, network.extra)
     runner = torch_runner(network, select_device(options.device))
-    return evaluate_file(ValOptions(**{**same, "file": options.weights, "reference": reference}), runner)
+    return evaluate_file(ValOptions(**values), runner)
 
 
 def float_weights(weights: str, extra: Mapping[str, Any]) -> str:
-    """The file of the float network that a checkpoint was quantized from; `InputError` if it is gone or has changed."""
+    """Return the file of the FP32 model that a checkpoint was quantized from.
+
+    Raises:
+        InputError: the file is gone or has changed, or the checkpoint does not name it.
+    """
     file = str(extra.get("float_weights", ""))
-    if not os.path.isfile(file) or extra.get("float_sha256") not in (None, file_hash(file)):
-        why = f"{file} is gone, or has changed" if file else f"{weights} names none"
-        raise InputError(
-            f"--unlabelled compares a network with the float one that it was quantized from, and {why}; "
-            "give both: python val_trt.py INT8 --reference FLOAT.pt --unlabelled"
-        )
-    logger.info("labels: what %s detects, from which %s was quantized", file, weights)
-    return file
+    if os.path.isfile(file) and extra.get("float_sha256") in (None, file_hash(file)):
+        logger.info("labels: the detections of %s, from which %s was quantized", file, weights)
+        return file
+    reason = f"{file} is gone, or has changed" if file else f"{weights} does not name it"
+    raise InputError(
+        f"--unlabelled compares a model with the FP32 model that it was quantized from, and {reason}; "
+        "give both: python val_trt.py INT8 --reference FLOAT.pt --unlabelled"
+    )
+
+
+# val_trt.py
+
+
+@dataclass(frozen=True)
+class OpenFile:
+    """A file that is evaluated, open.
+
+    Attributes:
+        weights_bytes: bytes that the file's weights take as they are computed with; None where that is not known.
+    """
+
+    path: Path
+    runner: Runner
+    weights_bytes: int | None
+
+    @classmethod
+    def of(cls, path: Path, runner: Runner) -> OpenFile:
+        """Return an open file, its weights measured."""
+        return cls(path, runner, weights_of(path, runner))
+
+    @property
+    def data(self) -> str | None:
+        """The dataset's YAML that the file names; None if it does not name one."""
+        return self.runner.metadata.get("data")
+
+    def evaluate(self, data: DataConfig, config: EvalConfig, **keywords: Any) -> EvalResult:
+        """Evaluate the file on a split of a dataset; `keywords` are those of `loop.evaluate`."""
+        result = evaluate(self.runner, data, config, name=self.path.stem, **keywords)
+        return replace(result, weights_bytes=self.weights_bytes)
+
+    def row(self, stage: str, file: str | Path, result: EvalResult, config: EvalConfig) -> Row:
+        """Return the report row of a result of this file, which the report calls `file`."""
+        return make_row(stage, file, result, config, self.runner.device, result.seconds, self.runner)
 
 
 def evaluate_file(options: ValOptions, runner: Runner | None = None) -> Report:
-    """Evaluate a file, before it the FP32 model to compare with, and write a report: `val_trt.py`.
+    """`val_trt.py`: evaluate a file, before it the FP32 model to compare with, and write a report.
 
     `runner` is the file's, where it is open already. The run's folder is made when both are open.
 
@@ -134,80 +187,72 @@ def evaluate_file(options: ValOptions, runner: Runner | None = None) -> Report:
         InputError: the file or the dataset cannot be used, they do not fit each other, or the FP32 model is another one
             than the file was made from.
     """
-    file, float_file = Path(options.network), Path(options.reference) if options.reference else None
     with ExitStack() as stack:
-        runner = stack.enter_context(
-            runner or open_runner(file, options.select_device(), options.openvino, options.float_precision)
-        )
-        sizes = {file: weights_of(file, runner)}
-        if isinstance(runner, TorchRunner):
-            stack.enter_context(rounded_weights(runner.model))
-        known, float_runner, caveat = {file: runner.metadata.get("data")}, None, ""
-        if float_file:
-            float_runner = stack.enter_context(open_reference(float_file, file, runner, options))
-            caveat = check_same_weights(float_file, float_runner, file, runner, options.force)
-            sizes[float_file] = weights_of(float_file, float_runner)
-            known[float_file] = float_runner.metadata.get("data")
-        options = options.model_copy(update={"data": dataset_of(options.data, known)})
+        file = open_evaluated(options, runner, stack)
+        float_file = open_float(options, file, stack)
+        caveat = check_same_weights(float_file, file, options.force) if float_file else ""
+        options = options.model_copy(update={"data": choose_data(options, file, float_file)})
         data = load_data(options.data or "", options.task)
         config = make_config(options, data)
-        same_names = True
-        if runner.names and not options.single_cls:  # before images are read: their labels would be blamed
-            same_names = check_classes(runner.names, data, str(file))
-        data.read(config.split, config.limit, progress=True)
+        has_same_names = read_split(data, config, file)
         check_left_out(data, options.force)
-        report = Report(command=command_line(), title="Evaluation", data=str(options.data))
-        report.target_drop = options.target_drop
-        report.data_splits = [*data.splits]
-        reference, own = None, stage(file, options.openvino)
+        report = new_report(options, data)
         folder = stack.enter_context(new_run(options.project, options.name, options.exist_ok, options.WRITTEN))
-        if float_file and float_runner:
-            if config.save_json:  # the annotations are checked before the FP32 model is evaluated
-                images = data.read(config.split, config.limit).images
-                masks = bool(runner.form.masks) and not config.unlabelled
-                CocoEvaluation(data, config, images, folder / f"{file.stem}_predictions.json", masks)
-            plan = InputPlan.of(runner, config.imgsz, config.batch_size, rect=config.rect)
-            float_config = replace(config, imgsz=plan.imgsz, save_json=False, save_txt=False, curves=False)
-            result = evaluate(float_runner, data, float_config, name=float_file.stem, as_reference=True)
-            result = replace(result, weights_bytes=sizes[float_file])
-            row = make_row("float", float_file, result, float_config, runner.device, result.seconds, float_runner)
-            report.rows.append(row)
+        reference = None
+        if float_file:
+            check_annotations(data, config, file, folder)
+            result = evaluate_float(float_file, file, data, config, report)
             reference = result.reference
-            if own == "float":  # a row that compares with the float row
-                own = f"float ({file.suffix[1:]})"
-        result = evaluate(runner, data, config, out_dir=folder, name=file.stem, reference=reference)
-        result = replace(result, weights_bytes=sizes[file])
-        row = make_row(own, options.network, result, config, runner.device, result.seconds, runner)
+        name = row_name(file, options, is_compared=float_file is not None)
+        result = file.evaluate(data, config, out_dir=folder, reference=reference)
+        row = file.row(name, options.network, result, config)
         report.rows.append(row.model_copy(update={"caveat": caveat}))
-        if result.curves:
-            for name, figure in curve_figures(result.curves, own).items():
-                save_figure(figure, folder / name)
         report.splits = data.counts()
-        report.doubts = doubts_about(data, same_names, options.unlabelled)
-        for what, coco in (("", result.coco), (" on masks", result.mask_coco)):
-            if coco:
-                report.notes.append(f"pycocotools{what}: AP {coco['ap']:.4f}, AP50 {coco['ap50']:.4f}")
-        report.warnings = warnings_until_now()
-        report.save(folder / "report.json")
-        advice = advise(report)
-        lines = [terminal_table(report), *([advice.text] if advice.text else []), f"results: {folder}"]
-        logger.info("\n%s\nnext: %s", "\n".join(lines), advice.next_line)
+        report.doubts = doubts_about(data, has_same_names, options.unlabelled)
+        report.notes += coco_notes(result)
+        save_curves(result, name, folder)
+        finish_report(report, folder)
     return report
 
 
-def open_reference(file: Path, network: Path, runner: Runner, options: ValOptions) -> Runner:
-    """The FP32 model that `network` is compared with; `InputError` if it is quantized, or has other classes."""
-    if (kind := stage(file)) != "float" and not kind.endswith(("FP16", "FP32")):
-        todo = "expected the FP32 model; export_qat.py --check compares a file with its own checkpoint"
-        raise InputError(f"--reference {file} is quantized ({kind}); {todo}")
-    float_runner = open_runner(file, runner.device, options.openvino, options.float_precision)
-    if runner.names and float_runner.names and runner.names != float_runner.names:
-        first, second = (short_repr([*(one.names or {}).values()]) for one in (float_runner, runner))
-        raise InputError(f"--reference {file} detects {first} and {network} {second}; give the FP32 model of it")
-    return float_runner
+def open_evaluated(options: ValOptions, runner: Runner | None, stack: ExitStack) -> OpenFile:
+    """Open the file that is evaluated until `stack` is closed; `runner` is its runner, where it is open already."""
+    path = Path(options.network)
+    if runner is None:
+        runner = open_runner(path, options.select_device(), options.openvino, options.float_precision)
+    runner = stack.enter_context(runner)
+    file = OpenFile.of(path, runner)
+    if isinstance(runner, TorchRunner):
+        stack.enter_context(rounded_weights(runner.model))
+    return file
 
 
-def check_same_weights(float_file: Path, float_runner: Runner, file: Path, runner: Runner, force: bool) -> str:
+def open_float(options: ValOptions, file: OpenFile, stack: ExitStack) -> OpenFile | None:
+    """Open the FP32 model that a file is compared with until `stack` is closed; None without `--reference`.
+
+    Raises:
+        InputError: it is quantized, or has other classes.
+    """
+    if not options.reference:
+        return None
+    path = Path(options.reference)
+    kind = stage(path)
+    if kind != "float" and not kind.endswith(("FP16", "FP32")):
+        raise InputError(
+            f"--reference {path} is quantized ({kind}); expected the FP32 model; export_qat.py --check compares a file "
+            "with its own checkpoint"
+        )
+    runner = open_runner(path, file.runner.device, options.openvino, options.float_precision)
+    names = runner.names
+    file_names = file.runner.names
+    if names and file_names and names != file_names:
+        first = short_repr([*names.values()])
+        second = short_repr([*file_names.values()])
+        raise InputError(f"--reference {path} detects {first} and {file.path} {second}; give the FP32 model of it")
+    return OpenFile.of(path, stack.enter_context(runner))
+
+
+def check_same_weights(float_file: OpenFile, file: OpenFile, force: bool) -> str:
     """Compare the hash of the FP32 weights that a file was made from with that of `--reference`.
 
     Returns:
@@ -216,27 +261,112 @@ def check_same_weights(float_file: Path, float_runner: Runner, file: Path, runne
     Raises:
         InputError: they differ, and `force` is not given.
     """
-    own, other = runner.metadata.get(FLOAT_HASH), float_runner.metadata.get(FLOAT_HASH)
-    if not own or not other:
-        unknown = float_file if own else file
-        logger.warning(
-            "%s does not record its FP32 weights: whether --reference %s is the model that %s was made from is not "
-            "known", unknown, float_file, file,
-        )  # fmt: skip
+    own_hash = file.runner.metadata.get(FLOAT_HASH)
+    float_hash = float_file.runner.metadata.get(FLOAT_HASH)
+    if not own_hash or not float_hash:
+        unknown = float_file.path if own_hash else file.path
+        text = "%s does not record its FP32 weights, so %s may not have been made from the model of --reference %s"
+        logger.warning(text, unknown, file.path, float_file.path)
         return ""
-    if own == other:
+    if own_hash == float_hash:
         return ""
     if not force:
         raise InputError(
-            f"{file} was not made from the weights of --reference {float_file} (another training, or one that "
-            "reparameterization.py has not converted); give its own FP32 weights, or compare all the same with --force"
+            f"{file.path} was not made from the weights of --reference {float_file.path} (another training, or weights "
+            "that reparameterization.py has not converted); give its own FP32 weights, or compare them with --force"
         )
-    logger.warning("%s was not made from the weights of %s: they are compared because of --force", file, float_file)
-    return f"it was not made from the weights of {float_file}"
+    text = "%s was not made from the weights of %s: they are compared because of --force"
+    logger.warning(text, file.path, float_file.path)
+    return f"it was not made from the weights of {float_file.path}"
+
+
+def choose_data(options: ValOptions, file: OpenFile, float_file: OpenFile | None) -> str:
+    """Return the dataset's YAML: that of the options, or the first that a file names; `InputError` without one."""
+    own_data = {file.path: file.data}
+    if float_file:
+        own_data[float_file.path] = float_file.data
+    return dataset_of(options.data, own_data)
+
+
+def read_split(data: DataConfig, config: EvalConfig, file: OpenFile) -> bool:
+    """Read the images and labels of the split; return whether the file's classes have the dataset's names.
+
+    Raises:
+        InputError: the file has another number of classes, which is found before labels are read and blamed for it.
+    """
+    has_same_names = True
+    if file.runner.names and not config.single_cls:
+        has_same_names = check_classes(file.runner.names, data, str(file.path))
+    data.read(config.split, config.limit, progress=True)
+    return has_same_names
+
+
+def new_report(options: ValOptions, data: DataConfig) -> Report:
+    """Return the report of an evaluation, without its results."""
+    report = Report(command=command_line(), title="Evaluation", data=str(options.data))
+    report.target_drop = options.target_drop
+    report.data_splits = [*data.splits]
+    return report
+
+
+def check_annotations(data: DataConfig, config: EvalConfig, file: OpenFile, folder: Path) -> None:
+    """Check the annotations of `--save-json` before the FP32 model is evaluated, which takes long."""
+    if config.save_json:
+        images = data.read(config.split, config.limit).images
+        has_masks = bool(file.runner.form.masks) and not config.unlabelled
+        CocoEvaluation(data, config, images, folder / f"{file.path.stem}_predictions.json", has_masks)
+
+
+def evaluate_float(
+    float_file: OpenFile, file: OpenFile, data: DataConfig, config: EvalConfig, report: Report
+) -> EvalResult:
+    """Evaluate the FP32 model as the file will be evaluated, at its input size, and add the row to the report."""
+    plan = InputPlan.of(file.runner, config.imgsz, config.batch_size, rect=config.rect)
+    float_config = replace(config, imgsz=plan.imgsz, save_json=False, save_txt=False, curves=False)
+    result = float_file.evaluate(data, float_config, as_reference=True)
+    report.rows.append(float_file.row("float", float_file.path, result, float_config))
+    return result
+
+
+def row_name(file: OpenFile, options: ValOptions, *, is_compared: bool) -> str:
+    """Return the stage of the file's row, which is another than that of the FP32 model it is compared with."""
+    name = stage(file.path, options.openvino)
+    if is_compared and name == "float":
+        return f"float ({file.path.suffix[1:]})"
+    return name
+
+
+def coco_notes(result: EvalResult) -> list[str]:
+    """Return a sentence for each result of pycocotools."""
+    notes = []
+    if result.coco:
+        notes.append(f"pycocotools: AP {result.coco['ap']:.4f}, AP50 {result.coco['ap50']:.4f}")
+    if result.mask_coco:
+        notes.append(f"pycocotools on masks: AP {result.mask_coco['ap']:.4f}, AP50 {result.mask_coco['ap50']:.4f}")
+    return notes
+
+
+def save_curves(result: EvalResult, title: str, folder: Path) -> None:
+    """Write the plots of `--plots`."""
+    if result.curves:
+        for name, figure in curve_figures(result.curves, title).items():
+            save_figure(figure, folder / name)
+
+
+def finish_report(report: Report, folder: Path) -> None:
+    """Write the report, and log the last lines of the program."""
+    report.warnings = warnings_until_now()
+    report.save(folder / "report.json")
+    advice = advise(report)
+    lines = [terminal_table(report)]
+    if advice.text:
+        lines.append(advice.text)
+    lines.append(f"results: {folder}")
+    logger.info("\n%s\nnext: %s", "\n".join(lines), advice.next_line)
 
 
 def weights_of(file: Path, runner: Runner) -> int | None:
-    """Bytes that a file's weights take as they are computed with; None for an engine whose note does not say it."""
+    """Bytes of a file's weights as they are computed with; None for an engine whose note does not hold them."""
     if isinstance(runner, TorchRunner):
         return weight_bytes(runner.model)
     if file.suffix.lower() == ".onnx":
@@ -245,17 +375,22 @@ def weights_of(file: Path, runner: Runner) -> int | None:
 
 
 def make_config(options: ValOptions, data: DataConfig) -> EvalConfig:
-    """How to evaluate, as `options` say: a field of `EvalConfig` that has the name of an option is that option."""
-    coco = data.file.name == "coco.yaml" and data.annotations_of(options.task) is not None  # as upstream's val.py
+    """Return how to evaluate: a field of `EvalConfig` that has the name of an option is that option."""
     conf_thres = AP_CONFIDENCE if options.conf_thres is None else options.conf_thres
     if conf_thres > AP_CONFIDENCE:
-        what = "AP is only comparable at --conf-thres %g; this is %g: the curve is cut off"
-        logger.warning(what, AP_CONFIDENCE, conf_thres)
-    same = {field.name for field in fields(EvalConfig)} & set(type(options).model_fields)
-    values = {name: getattr(options, name) for name in same}
-    values |= {"conf_thres": conf_thres, "split": options.task, "save_json": options.save_json or coco}
+        text = "AP is only comparable at --conf-thres %g; this is %g: the curve is cut off"
+        logger.warning(text, AP_CONFIDENCE, conf_thres)
+    names = {field.name for field in fields(EvalConfig)} & type(options).model_fields.keys()
+    values = {name: getattr(options, name) for name in names}
+    has_coco = data.file.name == "coco.yaml" and data.annotations_of(options.task) is not None  # as upstream's val.py
+    values["conf_thres"] = conf_thres
+    values["split"] = options.task
+    values["save_json"] = options.save_json or has_coco
     values["curves"] = options.plots
     return EvalConfig(**values)
+
+
+# Rows
 
 
 def stage(file: Path, openvino: str | None = None) -> str:
@@ -272,68 +407,117 @@ def stage(file: Path, openvino: str | None = None) -> str:
 
 
 def make_row(
-    stage: str, file: str | Path, result: EvalResult | None, config: EvalConfig, device: torch.device, seconds: float,
+    stage: str,
+    file: str | Path,
+    result: EvalResult | None,
+    config: EvalConfig,
+    device: torch.device,
+    seconds: float,
     runner: Runner | None = None,
-) -> Row:  # fmt: skip
-    """A report row of a file that exists and took so many seconds; without a result its scores are unknown.
+) -> Row:
+    """Return a report row of a file that exists and took so many seconds; without a result its scores are unknown.
 
     `runner` is what ran the file; None for a network in PyTorch.
     """
     values: dict[str, Any] = dict.fromkeys(("ap", "ap50", "precision", "recall", "ms_per_image"))
-    values |= {"stage": stage, "file": str(file), "device": device_name(device), "seconds": seconds,
-               "size_bytes": Path(file).stat().st_size, "measured_on": "not evaluated"}  # fmt: skip
+    values["stage"] = stage
+    values["file"] = str(file)
+    values["device"] = device_name(device)
+    values["seconds"] = seconds
+    values["size_bytes"] = Path(file).stat().st_size
+    values["measured_on"] = "not evaluated"
     if result is None:
         return Row(**values)
-    if stage == "float" and (text := low_ap(result.ap)):
-        warn_once(logger, text)
-    marks, statistics = ap_with(config, result, runner), result.statistics
-    values |= {name: getattr(result, name) for name in ("ap", "ap50", "precision", "recall", "input_size")} | {
-        "at_threshold": result.at,
-        "ms_per_image": result.ms["inference"],
-        "measured_on": "; ".join(filter(None, (result.measured_on, marks))),
-        "ap_with": marks,
-        "ap_by_class": {one.name: one.ap for one in result.per_class},
-        "ap_coco": result.ap_coco,
-        "images": result.images,
-        "weights_bytes": result.weights_bytes,
-        "resampled_over": f"{result.groups} groups" if result.groups else "images",
-    }
-    if result.masks:
-        names = ("ap", "ap50", "precision", "recall", "ap_coco")
-        values |= {f"mask_{name}": getattr(result.masks, name) for name in names}
-    if statistics:
-        values |= {"ap_resampled": statistics.resampled(), "mask_ap_resampled": statistics.resampled(masks=True)}
-    if result.agreement is not None:
-        values |= {"agreement": result.agreement, "agreement_resampled": result.agreement_resampled}
-    if result.f1:
-        values |= {"best_threshold": result.threshold, "f1": tuple(result.f1[round(i * 9.99)] for i in range(101))}
-    if result.coco:  # pycocotools says -1 where there are no objects of a size
-        values["ap_by_size"] = {size: ap for size in SIZES if (ap := result.coco[f"ap_{size}"]) >= 0}
+    if stage == "float":
+        _warn_of_low_ap(result.ap)
+    values |= _scores(result)
+    values |= _conditions(config, result, runner)
     return Row(**values)
 
 
-def ap_with(config: EvalConfig, result: EvalResult, runner: Runner | None = None) -> str:
-    """What makes this AP differ from the usual one, such as '30 images, NMS in the file'; empty for nothing."""
-    usual = EvalConfig()
-    form = runner.form if runner is not None else None
-    side = form.mask_side if form is not None and result.masks is not None else None
-    marks = {
-        plural(result.images, "image"): result.limited,
-        AGREEMENT: config.unlabelled,
-        f"split {config.split}": config.split != usual.split,
-        f"confidence {config.conf_thres:g}": config.conf_thres != AP_CONFIDENCE,
-        f"NMS IoU {config.nms_iou(result.task):g}": config.nms_iou(result.task) != result.task.nms_iou,
-        f"at most {plural(config.max_det, 'detection')}": config.max_det != usual.max_det,
-        f"{form.nms_name} in the file" if form is not None and form.has_nms else "": True,
-        f"masks {side}×{side}": bool(side),
-        "one class": config.single_cls,
-        result.mark: True,
+def _warn_of_low_ap(ap: float) -> None:
+    """Warn where the AP of an FP32 model is near 0."""
+    text = low_ap(ap)
+    if text:
+        warn_once(logger, text)
+
+
+def _scores(result: EvalResult) -> dict[str, Any]:
+    """Return the fields of a row that hold scores."""
+    values: dict[str, Any] = {"at_threshold": result.at}
+    for name in ("ap", "ap50", "precision", "recall", "ap_coco"):
+        values[name] = getattr(result, name)
+        if result.masks:
+            values[f"mask_{name}"] = getattr(result.masks, name)
+    values["ap_by_class"] = {scores.name: scores.ap for scores in result.per_class}
+    if result.statistics:
+        values["ap_resampled"] = result.statistics.resampled()
+        values["mask_ap_resampled"] = result.statistics.resampled(masks=True)
+    if result.agreement is not None:
+        values["agreement"] = result.agreement
+        values["agreement_resampled"] = result.agreement_resampled
+    if result.f1:
+        values["best_threshold"] = result.threshold
+        values["f1"] = tuple(result.f1[round(percent * 9.99)] for percent in range(101))
+    if result.coco:
+        sizes = {size: result.coco[f"ap_{size}"] for size in SIZES}
+        values["ap_by_size"] = {size: ap for size, ap in sizes.items() if ap >= 0}  # -1: no objects of this size
+    return values
+
+
+def _conditions(config: EvalConfig, result: EvalResult, runner: Runner | None) -> dict[str, Any]:
+    """Return the fields of a row that hold how it was measured, and how long an image took."""
+    marks = ap_with(config, result, runner)
+    parts = [text for text in (result.measured_on, marks) if text]
+    return {
+        "ap_with": marks,
+        "measured_on": "; ".join(parts),
+        "input_size": result.input_size,
+        "images": result.images,
+        "resampled_over": f"{result.groups} groups" if result.groups else "images",
+        "ms_per_image": result.ms["inference"],
+        "weights_bytes": result.weights_bytes,
     }
-    return ", ".join(text for text, holds in marks.items() if text and holds)
+
+
+def ap_with(config: EvalConfig, result: EvalResult, runner: Runner | None = None) -> str:
+    """Return the settings by which this AP differs from the usual one, such as '30 images, NMS in the file'; or ''."""
+    usual = EvalConfig()
+    marks: list[str] = []
+    if result.limited:
+        marks.append(plural(result.images, "image"))
+    if config.unlabelled:
+        marks.append(AGREEMENT)
+    if config.split != usual.split:
+        marks.append(f"split {config.split}")
+    if config.conf_thres != AP_CONFIDENCE:
+        marks.append(f"confidence {config.conf_thres:g}")
+    nms_iou = config.nms_iou(result.task)
+    if nms_iou != result.task.nms_iou:
+        marks.append(f"NMS IoU {nms_iou:g}")
+    if config.max_det != usual.max_det:
+        marks.append(f"at most {plural(config.max_det, 'detection')}")
+    if runner is not None:
+        marks += _marks_of_form(runner.form, result)
+    if config.single_cls:
+        marks.append("one class")
+    if result.mark:
+        marks.append(result.mark)
+    return ", ".join(marks)
+
+
+def _marks_of_form(form: OutputForm, result: EvalResult) -> list[str]:
+    """Return the parts of a file's outputs by which AP differs from the usual one."""
+    marks = []
+    if form.has_nms:
+        marks.append(f"{form.nms_name} in the file")
+    if form.mask_side and result.masks is not None:
+        marks.append(f"masks {form.mask_side}×{form.mask_side}")
+    return marks
 
 
 def low_ap(ap: float) -> str:
-    """A sentence where the AP of an FP32 model is near 0, with the usual reasons; empty elsewhere."""
+    """Return a sentence where the AP of an FP32 model is near 0, with the usual reasons; empty elsewhere."""
     if ap >= LOW_AP:
         return ""
     return (
@@ -349,5 +533,6 @@ def check_float_ap(ap: float, force: bool) -> None:
     Raises:
         DataError: AP is near 0, and `force` is not given.
     """
-    if (text := low_ap(ap)) and not force:
+    text = low_ap(ap)
+    if text and not force:
         raise DataError(f"{text}; correct it, or go on with --force")

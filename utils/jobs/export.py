@@ -1,13 +1,13 @@
-"""From a checkpoint to checked files: what export_qat.py and export_yoloV9.py share."""
+"""From a checkpoint to checked files: the job of export_qat.py and export_yoloV9.py."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 import onnx
 import torch
@@ -20,7 +20,7 @@ from utils.core.input_spec import channels_of
 from utils.core.options import height_width, size_text
 from utils.evaluation.data_yaml import check_classes, load_data
 from utils.evaluation.input_plan import fitting_size
-from utils.jobs.advice import AfterExport
+from utils.jobs.commands import AfterExport
 from utils.jobs.compare_outputs import check_images, check_onnx
 from utils.jobs.open import Network, load_network
 from utils.onnx_graph.export import ExportResult, export_forms
@@ -33,25 +33,52 @@ from utils.onnx_graph.view import metadata_of
 logger = logging.getLogger(__name__)
 
 
+class ExportRequest(Protocol):
+    """The options of a program that exports; `data`, a dataset's YAML, is an option of some."""
+
+    @property
+    def weights(self) -> str | None:
+        """The checkpoint."""
+
+    @property
+    def output(self) -> str | None:
+        """The file to write; None for a name beside the weights."""
+
+    @property
+    def imgsz(self) -> int | tuple[int, int] | None:
+        """Side, or (height, width), in pixels; None for the size of calibration or training."""
+
+    @property
+    def device(self) -> str:
+        """'cpu', or a CUDA device such as '0'."""
+
+    @property
+    def check(self) -> int:
+        """Number of images on which files are compared with PyTorch."""
+
+
 def engine_commands(network: Network, config: ExportConfig, results: Sequence[ExportResult]) -> Iterator[str]:
-    """Give the lines with the next commands: see `advice.after_export`."""
-    extra, data = getattr(network.source, "extra", {}), network.source.data or ""
-    known = AfterExport(
+    """Yield the lines with the next commands: see `commands.AfterExport`."""
+    data = network.source.data or ""
+    place = AfterExport(
         has_gpu=torch.cuda.is_available(),
         data=data if os.path.isfile(data) else "",  # it may have been trained elsewhere
-        reference=str(extra.get("float_weights", "")),
-        unlabelled="labels_of" in extra,
+        reference=str(network.extra.get("float_weights", "")),
+        unlabelled="labels_of" in network.extra,
     )
     for result in results:
         nms = metadata_of(onnx.load(result.path)).get("nms", "")
-        yield from known.lines(str(result.path), engine_only="efficient" in nms, for_openvino=config.for_openvino)
+        yield from place.lines(str(result.path), engine_only="efficient" in nms, for_openvino=config.for_openvino)
 
 
 def output_files(
-    weights: str, output: str | None, forms: Sequence[OutputFormat], config: ExportConfig | None = None,
+    weights: str,
+    output: str | None,
+    forms: Sequence[OutputFormat],
+    config: ExportConfig | None = None,
     quantized: bool = False,
-) -> dict[Path, OutputFormat]:  # fmt: skip
-    """Where each form goes: `output`, or beside the weights, where the name says what is in the file.
+) -> dict[Path, OutputFormat]:
+    """Return the file of each form: `output`, or one beside the weights, whose name tells what is in it.
 
     These are NAME.onnx (FP32), NAME-fp16.onnx, NAME-int8.onnx (weakly typed), NAME-int8-strong.onnx and
     NAME-int8-openvino-avx2.onnx; of several forms with their suffixes.
@@ -59,14 +86,7 @@ def output_files(
     Raises:
         InputError: `output` is not the name of an ONNX file.
     """
-    stem = Path(weights).stem
-    if quantized:
-        stem = f"{stem.removesuffix('-int8')}-int8"
-    if config is not None and config.floats == "FP16":
-        stem += "-strong" if quantized else "-fp16"
-    if config is not None and config.for_openvino:
-        stem += f"-{config.target}"
-    path = Path(output) if output else Path(weights).with_name(f"{stem}.onnx")
+    path = Path(output) if output else _default_file(Path(weights), config, quantized)
     if path.suffix != ".onnx" or path.is_dir():
         raise InputError(f"--output {path} is not the name of an .onnx file")
     if output and len(forms) == 1:
@@ -74,17 +94,31 @@ def output_files(
     return {path.with_name(f"{path.stem}{form.suffix}.onnx"): form for form in forms}
 
 
+def _default_file(weights: Path, config: ExportConfig | None, quantized: bool) -> Path:
+    """Return the file beside the weights that is written without `--output`."""
+    stem = weights.stem
+    if quantized:
+        stem = f"{stem.removesuffix('-int8')}-int8"
+    if config is not None and config.floats == "FP16":
+        stem += "-strong" if quantized else "-fp16"
+    if config is not None and config.for_openvino:
+        stem += f"-{config.target}"
+    return weights.with_name(f"{stem}.onnx")
+
+
 def export_checkpoint(
-    options: Any, forms: Sequence[OutputFormat], config: ExportConfig,
+    options: ExportRequest,
+    forms: Sequence[OutputFormat],
+    config: ExportConfig,
     check_network: Callable[[Network, list[Path]], None],
     then: Callable[[Network, ExportConfig, Sequence[ExportResult]], Iterator[str]] = engine_commands,
-) -> None:  # fmt: skip
+) -> None:
     """Load, export, verify, compare with PyTorch; and log a few lines for each file, what comes next, and a verdict.
 
     Args:
-        options: of a program: `weights`, `output`, `imgsz`, `device`, `check` and perhaps `data`, a dataset's YAML,
-            whose classes must fit, and whose images are used to check the files.
-        config: without `imgsz` a network is exported for the size of its calibration or training, not for that here.
+        options: `data`, if there is one, is a dataset whose classes must fit, and whose images check the files.
+        config: without `options.imgsz` a network is exported for the size of its calibration or training, not for that
+            here.
         check_network: gets the network and the files before the long part, and may refuse them.
         then: gives the lines in front of the verdict.
 
@@ -92,60 +126,112 @@ def export_checkpoint(
         InputError: or one of its kinds, for what cannot be used.
         QatError: a file does not compute what the network computes, or a property of its Q/DQ graph does not hold.
     """
-    weights, data = options.weights, getattr(options, "data", None)
+    weights = options.weights or ""
+    data = getattr(options, "data", None)
     refuse_overwrite(output_files(weights, options.output, forms), [weights, data])
     dataset = load_data(data) if data else None
     network = load_network(weights, select_device(options.device))
-    source = network.source
     if dataset is not None:
-        check_classes(source.names, dataset, weights)
-    size = source.imgsz if options.imgsz is None and source.imgsz else config.imgsz
-    if source.imgsz and height_width(size) != height_width(source.imgsz):
-        texts = size_text(size), size_text(source.imgsz)
-        logger.warning("--imgsz %s was given, and %s is for %s", texts[0], weights, texts[1])
-    config = replace(config, imgsz=fitting_size(size, source.stride)).resolved(network.quantized)
+        check_classes(network.source.names, dataset, weights)
+    config = _for_network(config, network, options)
     files = output_files(weights, options.output, forms, config, network.quantized)
     refuse_overwrite(files, [weights, data])
     check_network(network, list(files))
-    seven_bits = config.target == SEVEN_BIT_TARGET
-    if seven_bits:
+    if config.target == SEVEN_BIT_TARGET:
         limit_weights_to_7_bits(network.model)  # the files are compared with this network
-    channels, count = channels_of(network.model), options.check
-    images = check_images(count, config.imgsz, dataset, channels) if count else None
-    for path in filter(Path.exists, files):
-        logger.info("replaces %s", path)
+    images = None
+    if options.check:
+        images = check_images(options.check, config.imgsz, dataset, channels_of(network.model))
+    for path in files:
+        if path.exists():
+            logger.info("replaces %s", path)
     results = export_forms(network.model, config, files, network.metadata())
-    model, problems = network.model.cpu(), []
-    for result in results:
-        logger.info("%s", "\n".join(export_lines(network, config, result)))
-        if images is not None:
-            parity = check_onnx(result.path, model, images, result.quantizers, half=config.floats == "FP16")
-            logger.debug("%s", parity)
-            problems += [f"{result.path}: {problem}" for problem in parity.problems]
-    if problems:
-        raise QatError(f"differs from PyTorch, see --debug: {'; '.join(problems)}")
-    matches = f"matches PyTorch{' with weights of 7 bits' if seven_bits else ''} (rounding only)"
-    verdict = matches if count else "not compared with PyTorch (--check 0)"
-    if breaches := [str(result.path) for result in results if result.report and not result.report.ok]:
-        raise QatError(f"{', '.join(breaches)}: {verdict}, but breaches the properties of the table above")
+    _compare(network, config, results, images)
+    verdict = _verdict(config, is_compared=images is not None)
+    _check_properties(results, verdict)
     for line in then(network, config, results):
         logger.info("%s", line)
     logger.info("%s", verdict)
 
 
+def _for_network(config: ExportConfig, network: Network, options: ExportRequest) -> ExportConfig:
+    """Return the settings for a network, with the input size that fits it; warn of another size than its own."""
+    own_size = network.source.imgsz
+    size: int | tuple[int, int] = config.imgsz
+    if options.imgsz is None and own_size:
+        size = own_size
+    if own_size and height_width(size) != height_width(own_size):
+        text = "--imgsz %s was given, and %s is for %s"
+        logger.warning(text, size_text(size), options.weights, size_text(own_size))
+    imgsz = fitting_size(size, network.source.stride)
+    return replace(config, imgsz=imgsz).resolved(network.quantized)
+
+
+def _compare(
+    network: Network, config: ExportConfig, results: Sequence[ExportResult], images: torch.Tensor | None
+) -> None:
+    """Log what is in each file, and compare the files with PyTorch on `images`, if there are any.
+
+    Raises:
+        QatError: a file does not compute what the network computes.
+    """
+    model = network.model.cpu()
+    problems: list[str] = []
+    for result in results:
+        logger.info("%s", "\n".join(export_lines(network, config, result)))
+        if images is None:
+            continue
+        parity = check_onnx(result.path, model, images, result.quantizers, half=config.floats == "FP16")
+        logger.debug("%s", parity)
+        problems += [f"{result.path}: {problem}" for problem in parity.problems]
+    if problems:
+        raise QatError(f"differs from PyTorch, see --debug: {'; '.join(problems)}")
+
+
+def _verdict(config: ExportConfig, *, is_compared: bool) -> str:
+    """Return the last line of a program, about files that do not differ from PyTorch."""
+    if not is_compared:
+        return "not compared with PyTorch (--check 0)"
+    if config.target == SEVEN_BIT_TARGET:
+        return "matches PyTorch with weights of 7 bits (rounding only)"
+    return "matches PyTorch (rounding only)"
+
+
+def _check_properties(results: Sequence[ExportResult], verdict: str) -> None:
+    """Raise `QatError` if a property of a Q/DQ graph does not hold."""
+    breaches = [str(result.path) for result in results if result.report and not result.report.ok]
+    if breaches:
+        raise QatError(f"{', '.join(breaches)}: {verdict}, but breaches the properties of the table above")
+
+
 def export_lines(network: Network, config: ExportConfig, result: ExportResult) -> list[str]:
-    """What was written, and whether a Q/DQ graph has its properties."""
+    """Return what was written, and whether a Q/DQ graph has its properties."""
     kind = {"qat": "QAT", "ptq": "PTQ", "float": "not quantized"}[network.kind]
-    floats, taken = config.floats, "" if config.input.kind == "float" else f"{config.input.kind} "
-    typing = f"INT8 and {floats} ({config.typing}ly typed)" if network.quantized else floats
+    word = "" if config.input.kind == "float" else f"{config.input.kind} "
+    inputs = _shapes(result.inputs, word)
+    outputs = _shapes(result.outputs)
+    size = f"{result.size_bytes / 1e6:.1f} MB"
+    precision = _precision(network, config)
+    line = f"{result.path}: {kind}, {network.head}, {precision}, opset {result.opset}, {inputs} -> {outputs}, {size}"
+    if result.report is None:
+        return [line]
+    return [line, result.report.summary() if result.report.ok else table(result.report)]
+
+
+def _precision(network: Network, config: ExportConfig) -> str:
+    """Return the types that a file computes in, in words: 'FP16', 'INT8 and FP32 (weakly typed)'."""
+    floats = config.floats
     if config.for_openvino:
-        typing = f"INT8 and {floats} for {config.target}"
-    inputs, outputs = (
-        ", ".join(f"{name} {word}[{', '.join(map(str, shape))}]" for name, shape in side.items())
-        for side, word in ((result.inputs, taken), (result.outputs, ""))
-    )
-    size = f"opset {result.opset}, {inputs} -> {outputs}, {result.size_bytes / 1e6:.1f} MB"
-    lines = [f"{result.path}: {kind}, {network.head}, {typing}, {size}"]
-    if result.report is not None:
-        lines.append(result.report.summary() if result.report.ok else table(result.report))
-    return lines
+        return f"INT8 and {floats} for {config.target}"
+    if network.quantized:
+        return f"INT8 and {floats} ({config.typing}ly typed)"
+    return floats
+
+
+def _shapes(tensors: Mapping[str, Sequence[object]], word: str = "") -> str:
+    """Return names and shapes in words: 'images [1, 3, 640, 640]'; `word` stands before the shape."""
+    texts = []
+    for name, shape in tensors.items():
+        sides = ", ".join(str(side) for side in shape)
+        texts.append(f"{name} {word}[{sides}]")
+    return ", ".join(texts)

@@ -1,4 +1,4 @@
-"""What qat.py's commands work on, loaded and checked before anything is written."""
+"""Inputs of qat.py's commands, loaded and checked before anything is written."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from utils.core.tasks import task_of_head
 from utils.core.text import plural
 from utils.evaluation.bootstrap import group_images
 from utils.evaluation.data_yaml import check_classes, load_data
-from utils.evaluation.dataset import Loader, dataset_hash, make_loader, whole_batch
+from utils.evaluation.dataset import Loader, make_loader, whole_batch
 from utils.evaluation.image_files import find_images
 from utils.evaluation.input_plan import fitting_size
 from utils.evaluation.labels import unlabelled
@@ -51,30 +51,40 @@ FEW_IMAGES = 100  # of calibration; docs/calibration.md says what fewer cost
 AnyOptions = TypeVar("AnyOptions", bound=QatOptions)
 Profile = Sequence[tuple[str, float]]  # layers of an engine and their milliseconds
 FEWEST_HELD_OUT = 100  # images: on 24, the loss jumped by half from epoch to epoch
-SHARES = (
-    *("mosaic", "mixup", "copy_paste", "flipud", "fliplr", "hsv_h", "hsv_s", "hsv_v"),
-    *("translate", "scale", "perspective"),
-)
-AUGMENTATION = {**dict.fromkeys(SHARES, 1), "degrees": 180, "shear": 45}  # what upstream reads of a hyp.yaml → largest
+AUGMENTATION = {  # parameters of a hyp.yaml that upstream reads → largest value
+    "mosaic": 1,
+    "mixup": 1,
+    "copy_paste": 1,
+    "flipud": 1,
+    "fliplr": 1,
+    "hsv_h": 1,
+    "hsv_s": 1,
+    "hsv_v": 1,
+    "translate": 1,
+    "scale": 1,
+    "perspective": 1,
+    "degrees": 180,
+    "shear": 45,
+}
 
 
 @dataclass(frozen=True)
 class Inputs(Generic[Kind]):
-    """What a run works on.
+    """Everything that a run works on.
 
     Attributes:
-        options: of the command.
-        recipe: that `plan` was made by.
-        source: the float checkpoint; its network is fused, and is copied rather than run.
-        plan: where quantizers go.
+        options: the command's options.
+        recipe: the recipe that `plan` was made by.
+        source: the FP32 checkpoint; its model is fused, and is copied rather than run.
+        plan: the places of quantizers.
         data: the dataset, with the same number of classes.
-        device: where networks run.
+        device: the device that networks run on.
         imgsz: side of the input, or (height, width), in pixels, multiples of the network's stride.
         held_out: real paths of the training images that neither calibrate nor train, and that choose the calibration
             method and the best state of QAT.
         hyp: the augmentation's parameters; None for images as validation sees them.
-        profile: the engine's layers that say what a part of the network costs, if there are any.
-        same_names: whether the network's classes have the names that the dataset gives them.
+        profile: an engine's layers, by whose times the cost of a part of the network is known; None without one.
+        same_names: the network's classes have the names that the dataset gives them.
     """
 
     options: Kind
@@ -91,9 +101,15 @@ class Inputs(Generic[Kind]):
 
     @classmethod
     def load(cls, options: Kind, recipe: Recipe) -> Inputs[Kind]:
-        """Load what the options name, check that it fits together (or `InputError`), and plan where quantizers go."""
+        """Load the inputs that the options name, check that they fit together, and plan where quantizers go.
+
+        Raises:
+            InputError: or one of its kinds, for what cannot be used.
+        """
         device = select_device(options.device)
-        profile = read_profile(options.profile) if isinstance(options, SensitiveOptions) and options.profile else None
+        profile = None
+        if isinstance(options, SensitiveOptions) and options.profile:
+            profile = read_profile(options.profile)
         source = upstream.load_float(options.weights)
         options = from_training(options, source)
         data = load_data(options.data or "")
@@ -106,42 +122,61 @@ class Inputs(Generic[Kind]):
         placement.check(plan, recipe)
         imgsz = one_size(fitting_size(options.imgsz, source.stride))
         held_out = choose_held_out(data, recipe.finetune.held_out)
-        _say_how_many_calibrate(len(data.read("train").images) - len(held_out), recipe.calibration.images)
+        available = len(data.read("train").images) - len(held_out)
+        _warn_of_few_images(available, recipe.calibration.images)
         return cls(options, recipe, source, plan, data, device, imgsz, held_out, hyp, profile, same_names)
 
     def network(self) -> nn.Module:
-        """A copy of the fused float network, on the device."""
+        """Return a copy of the fused FP32 model, on the device."""
         return copy.deepcopy(self.source.model).to(self.device)
 
     def placed(self, plan: placement.Plan | None = None) -> nn.Module:
-        """A copy with quantizers, not calibrated, in evaluation mode; `plan` is another than the run's."""
+        """Return a copy with quantizers, not calibrated, in evaluation mode; `plan` is another than the run's."""
         model = self.network()
         placement.apply(model, plan or self.plan)
         return model.to(self.device).eval()
 
-    def dataset_hash(self) -> str:
-        """What a run reads, to be compared when it is resumed; `InputError` if something of it cannot be read."""
-        files = {f"--{name}": getattr(self.options, name, None) for name in ("hyp", "profile")}
-        return dataset_hash(self.data, ("train", "val"), files)
-
     def calibration_images(self) -> Iterator[Tensor]:
-        """Batches of training images as validation sees them, as the network takes them (`as_input`), on the device."""
+        """Return batches of training images as validation sees them, as the network takes them, on the device."""
         from tqdm import tqdm
 
         seed_everything(self.options.seed)
         loader = self.training_loader(augment=False, first=self.recipe.calibration.images)
-        quiet, channels = not logger.isEnabledFor(logging.INFO), channels_of(self.source.model)
-        batches = tqdm(image_batches(loader), "calibration", len(loader), unit="batch", disable=quiet)
+        is_quiet = not logger.isEnabledFor(logging.INFO)
+        channels = channels_of(self.source.model)
+        batches = tqdm(image_batches(loader), "calibration", len(loader), unit="batch", disable=is_quiet)
         return (as_input(batch, self.device, channels) for batch in batches)
 
     def training_loader(self, *, batches: int = 1, **different: Any) -> Loader:
-        """The training images that are not held out, in an order that the seed decides, augmented with `--hyp`."""
-        keep = (lambda file: os.path.realpath(file) not in self.held_out) if self.held_out else None
-        how = {"augment": self.hyp is not None, "hyp": self.hyp, "shuffle": True, "keep": keep, **different}
+        """Return the training images that are not held out, in an order that the seed decides, augmented with `--hyp`.
+
+        Args:
+            batches: number of the options' batches that one batch of the loader holds.
+            different: arguments of `make_loader` that differ from those.
+        """
+        arguments: dict[str, Any] = {"augment": self.hyp is not None, "hyp": self.hyp, "shuffle": True}
+        arguments["keep"] = self._is_not_held_out if self.held_out else None
+        arguments |= different
         return make_loader(
-            self.data, "train", imgsz=self.imgsz, batch_size=batches * self.options.batch_size, progress=True,
-            stride=self.source.stride, workers=self.options.workers, seed=self.options.seed, share=True, **how,
-        )  # fmt: skip
+            self.data,
+            "train",
+            imgsz=self.imgsz,
+            batch_size=batches * self.options.batch_size,
+            stride=self.source.stride,
+            workers=self.options.workers,
+            seed=self.options.seed,
+            share=True,
+            progress=True,
+            **arguments,
+        )
+
+    def _is_held_out(self, file: str) -> bool:
+        """Whether an image is held out."""
+        return os.path.realpath(file) in self.held_out
+
+    def _is_not_held_out(self, file: str) -> bool:
+        """Whether an image calibrates and trains."""
+        return not self._is_held_out(file)
 
     @cached_property
     def held_out_images(self) -> list[Tensor]:
@@ -149,20 +184,21 @@ class Inputs(Generic[Kind]):
 
         They are the held-out ones; where none are held out, all training images.
         """
-        keep = None if not self.held_out else lambda file: os.path.realpath(file) in self.held_out
+        keep = self._is_held_out if self.held_out else None
         batches = 4 if self.device.type == "cuda" else 1  # a GPU waits for Python in small ones; training keeps more
-        return list(image_batches(self.training_loader(augment=False, shuffle=False, keep=keep, batches=batches)))
+        loader = self.training_loader(augment=False, shuffle=False, keep=keep, batches=batches)
+        return list(image_batches(loader))
 
     @property
     def deciding_images(self) -> str:
         """The images whose loss decides, in words."""
         if self.held_out:
-            return f"{plural(len(self.held_out), 'training image')} that are held out"
-        return "the training images, which are too few to hold some of them out"
+            return plural(len(self.held_out), "held-out training image")
+        return "all training images (too few to hold some out)"
 
     @property
     def doubts(self) -> list[str]:
-        """What a user has to look at before the next step."""
+        """Sentences about what a user has to check before the next step."""
         return doubts_about(self.data, self.same_names, self.options.unlabelled)
 
     @property
@@ -172,40 +208,55 @@ class Inputs(Generic[Kind]):
 
 
 def doubts_about(data: DataConfig, same_names: bool, unlabelled: bool) -> list[str]:
-    """A sentence for other class names, and, where labels count, for each evaluated split that lacks many label files.
+    """Return a sentence for other class names, and, if labels count, for each evaluated split that lacks label files.
 
     Args:
-        same_names: whether the network's classes have the names that the dataset gives them.
+        same_names: the network's classes have the names that the dataset gives them.
         unlabelled: labels are not read.
     """
-    found = [] if same_names else [OTHER_NAMES]
+    doubts = []
+    if not same_names:
+        doubts.append(OTHER_NAMES)
     if unlabelled:
-        return found
-    return found + [
-        f"{counts.without_a_label_file} of {plural(counts.images, 'image')} of {counts.name} have no label file"
-        for counts in data.counts()
-        if counts.lacks_labels and not counts.name.startswith("train")
-    ]
+        return doubts
+    for counts in data.counts():
+        if counts.lacks_labels and not counts.name.startswith("train"):
+            images = plural(counts.images, "image")
+            doubts.append(f"{counts.without_a_label_file} of {images} of {counts.name} have no label file")
+    return doubts
 
 
 def from_training(options: AnyOptions, source: upstream.FloatCheckpoint | QuantizedCheckpoint) -> AnyOptions:
-    """The options with the image size and the dataset that the weights were trained (or calibrated) with as defaults.
+    """Return the options with the image size and the dataset that the weights were trained with as defaults.
 
-    What is taken, and a size other than the weights', is said in a line. `InputError` if there is no dataset.
+    Of a quantized checkpoint it is those of its calibration. Each default, and a size other than the weights', is
+    logged in a line. `InputError` if there is no dataset.
     """
-    weights, known = options.weights, source.imgsz
-    size = options.imgsz or known or 640
-    if options.imgsz is None or known not in (None, size):
-        given = "was given" if options.imgsz else "is taken, since none was given"
-        trained = "trained" if isinstance(source, upstream.FloatCheckpoint) else "calibrated"
-        own = size_text(known) if known else "a size that it does not name"
-        logger.info("--imgsz %s %s; %s was %s at %s", size_text(size), given, weights, trained, own)
-    data = dataset_of(options.data, {Path(weights): source.data})
+    size = options.imgsz or source.imgsz or 640
+    _log_size(options, source, size)
+    data = dataset_of(options.data, {Path(options.weights): source.data})
     return options.model_copy(update={"imgsz": size, "data": data})
 
 
+def _log_size(
+    options: QatOptions, source: upstream.FloatCheckpoint | QuantizedCheckpoint, size: int | tuple[int, int]
+) -> None:
+    """Log the image size if it is a default, or another than that of the weights."""
+    weights = options.weights
+    own_size = source.imgsz
+    trained = "trained" if isinstance(source, upstream.FloatCheckpoint) else "calibrated"
+    if options.imgsz is None and own_size is None:
+        text = "--imgsz was not given, and %s does not store the size that it was %s at: using %s"
+        logger.info(text, weights, trained, size_text(size))
+    elif options.imgsz is None:
+        logger.info("--imgsz was not given: using %s, at which %s was %s", size_text(size), weights, trained)
+    elif own_size is not None and own_size != size:
+        text = "--imgsz is %s, and %s was %s at %s"
+        logger.info(text, size_text(size), weights, trained, size_text(own_size))
+
+
 def choose_held_out(data: DataConfig, number: int) -> frozenset[str]:
-    """Real paths of training images, evenly spread: a tenth of the split, at least 100, and at most `number`.
+    """Return real paths of training images, evenly spread: a tenth of the split, at least 100, and at most `number`.
 
     They are none where QAT would be left with fewer images than these: then all training images decide.
     """
@@ -213,52 +264,65 @@ def choose_held_out(data: DataConfig, number: int) -> frozenset[str]:
     number = min(number, max(len(files) // 10, FEWEST_HELD_OUT))
     if 2 * number > len(files):
         return frozenset()
-    return frozenset(os.path.realpath(files[(2 * i + 1) * len(files) // (2 * number)]) for i in range(number))
+    places = [(2 * i + 1) * len(files) // (2 * number) for i in range(number)]
+    return frozenset(os.path.realpath(files[place]) for place in places)
 
 
 def image_batches(loader: Any) -> Iterator[Tensor]:
-    """The images of each batch, uint8 `[B, 3, H, W]`; where several processes share them, this one's, maybe none.
+    """Yield the images of each batch, uint8 `[B, 3, H, W]`; if several processes share them, this one's, maybe none.
 
-    Those that cannot be decoded are left out; how many is said after a loader's first pass. `DataError` if all are.
+    Images that cannot be decoded are left out; how many is logged after a loader's first pass.
+
+    Raises:
+        DataError: no image can be decoded.
     """
-    decoded, batches, sampler = 0, 0, loader.batch_sampler
+    decoded = 0
+    batches = 0
+    is_shared = loader.batch_sampler.shared
     try:
         for batch in loader:
             batches += 1
-            count, images = whole_batch(batch.images) if sampler.shared else (len(batch), batch.images)
+            count, images = whole_batch(batch.images) if is_shared else (len(batch), batch.images)
             decoded += count
             if count:
                 yield images
     finally:  # the caller may end the pass
-        asked = min(batches * sampler.batch_size, sampler.images)
-        if 0 < decoded < asked and not getattr(loader, "undecodable_said", False):
-            loader.undecodable_said = True
-            why = "which cannot be decoded, or are mosaics of one that cannot"
-            logger.warning("%d of %d images are left out, %s", asked - decoded, asked, why)
+        expected = min(batches * loader.batch_sampler.batch_size, loader.batch_sampler.images)
+        if 0 < decoded < expected:
+            _warn_of_undecodable(loader, expected - decoded, expected)
     if not decoded:
         first = "".join(f"; the first: {image.path}" for image in getattr(loader.dataset, "images", ())[:1])
-        what = plural(len(loader.dataset), "image")
-        raise DataError(f"none of the {what} can be decoded, although their headers can be read{first}")
+        images_in_words = plural(len(loader.dataset), "image")
+        raise DataError(f"cannot decode any of the {images_in_words}, although their headers can be read{first}")
+
+
+def _warn_of_undecodable(loader: Any, undecodable: int, images: int) -> None:
+    """Warn, once for a loader, of images that are left out."""
+    if getattr(loader, "undecodable_said", False):
+        return
+    loader.undecodable_said = True
+    text = "%d of %d images are left out, since they cannot be decoded, or are mosaics of one that cannot"
+    logger.warning(text, undecodable, images)
 
 
 def _read_splits(data: DataConfig, options: QatOptions) -> None:
-    """Read the training split, and the validation split where the command uses it; `DataError` where it cannot."""
+    """Read the training split, and the validation split if the command uses it; `DataError` if one cannot be read."""
     data.read("train", progress=True)
     if options.unlabelled:
         if not isinstance(options, QuantizeOptions) or options.qat == "auto":
-            data.paths("val")
+            data.paths("val")  # raises without one
         return
     if isinstance(options, QuantizeOptions) and options.evaluates_nothing:
         return
     images = data.read("val", progress=True).images
     if not any(image.labelled for image in images):
         raise unlabelled("val", images[0].path)
-    if groups := getattr(options, "groups", None):
-        group_images([image.path for image in images], groups)
+    if options.image_groups:
+        group_images([image.path for image in images], options.image_groups)
 
 
 def check_left_out(data: DataConfig, force: bool) -> None:
-    """Stop where a split of which much is left out would be measured, or calibrated on.
+    """Stop before a split is evaluated, or calibrated on, that lacks too many of its images.
 
     Raises:
         DataError: more than `MOST_LEFT_OUT` of a split's images are left out, and `force` is not given.
@@ -273,8 +337,8 @@ def check_left_out(data: DataConfig, force: bool) -> None:
 
 
 def _read_augmentation(options: QatOptions) -> dict[str, Any] | None:
-    """The parameters that `--hyp` names, if it is given; `InputError` for an input that is not a square."""
-    file = getattr(options, "hyp", None)
+    """Return the parameters in the file of `--hyp`, if given; `InputError` for an input that is not a square."""
+    file = options.augmentation
     if not file:
         return None
     hyp = read_hyp(file)
@@ -286,42 +350,49 @@ def _read_augmentation(options: QatOptions) -> dict[str, Any] | None:
     return hyp
 
 
-def _say_how_many_calibrate(available: int, wanted: int) -> None:
-    """Warn where so few images calibrate that AP varies more from draw to draw."""
-    used = min(available, wanted)
-    if used < min(wanted, FEW_IMAGES):
-        logger.warning(
-            "calibration has %s; with fewer than %d AP varies more (docs/calibration.md of the overlay)",
-            plural(used, "image"), FEW_IMAGES,
-        )  # fmt: skip
-    elif used < wanted:
-        logger.info("calibration has %s of the %d wanted", plural(used, "image"), wanted)
+def _warn_of_few_images(available: int, number: int) -> None:
+    """Warn if so few of the recipe's `number` of images calibrate that AP varies more from draw to draw."""
+    used = min(available, number)
+    if used < min(number, FEW_IMAGES):
+        text = "calibration has %s; with fewer than %d AP varies more (docs/calibration.md of the overlay)"
+        logger.warning(text, plural(used, "image"), FEW_IMAGES)
+    elif used < number:
+        logger.info("calibration has %s; the recipe asks for %d", plural(used, "image"), number)
 
 
 def read_hyp(path: str | Path) -> dict[str, Any]:
-    """Upstream's augmentation parameters, from a YAML such as data/hyps/hyp.scratch-high.yaml, which holds others, too.
+    """Read upstream's augmentation parameters from a YAML such as data/hyps/hyp.scratch-high.yaml.
+
+    The file may hold other parameters, too.
 
     Raises:
-        InputError: the file cannot be read, or a parameter is missing, or no number that the augmentation can use.
+        InputError: the file cannot be read, or a parameter is missing, or not a number that the augmentation can use.
     """
     content = read_yaml(path, f"--hyp takes {EXPECTED['hyp']}")
     if isinstance(content, dict):
         content = {name: value for name, value in content.items() if name in AUGMENTATION}
-    bounds: dict[str, Any] = {
-        name: (Annotated[Number, Field(ge=0, le=most)], ...) for name, most in AUGMENTATION.items()
-    }
-    return validate(create_model("Augmentation", __base__=StrictModel, **bounds), content, f"--hyp {path}").model_dump()
+    bounds: dict[str, Any] = {}
+    for name, largest in AUGMENTATION.items():
+        bounds[name] = (Annotated[Number, Field(ge=0, le=largest)], ...)
+    model = create_model("Augmentation", __base__=StrictModel, **bounds)
+    return validate(model, content, f"--hyp {path}").model_dump()
 
 
 def read_profile(path: str | Path) -> Profile:
-    """Layer names and milliseconds of an engine: a JSON list of `{"name", "ms"}`, or an object with it as `layers`."""
+    """Read layer names and milliseconds of an engine.
+
+    The file is a JSON list of `{"name", "ms"}`, or an object with such a list as `layers`.
+
+    Raises:
+        InputError: the file is not one of these, or holds no layer times.
+    """
     try:
         content: Any = json.loads(Path(path).read_text(encoding="utf-8"), strict=False)
         rows = content["layers"] if isinstance(content, dict) else content
-        found = [(str(row["name"]), float(row["ms"])) for row in rows if row["ms"] is not None]
+        profile = [(str(row["name"]), float(row["ms"])) for row in rows if row["ms"] is not None]
     except (OSError, ValueError, TypeError, KeyError) as error:
-        what = "expected ENGINE.layers.json, as scripts/inspect_engine.py writes it"
-        raise InputError(f"--profile {path}: {error}; {what}") from error
-    if not found or sum(ms for _, ms in found) <= 0:
-        raise InputError(f"--profile {path} holds no layer time")
-    return found
+        expected = "expected ENGINE.layers.json, as scripts/inspect_engine.py writes it"
+        raise InputError(f"--profile {path}: {error}; {expected}") from error
+    if sum(ms for _, ms in profile) <= 0:
+        raise InputError(f"--profile {path} contains no layer times")
+    return profile

@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-A_NETWORK = "expected an ONNX file, an engine or a .pt"
-SEVEN_BITS = (
-    "this processor has no VNNI, and sums of 8-bit products would overflow: OpenVINO runs INT8 with weights of 7 bits "
-    "here, so that AP and agreement can be lower than on other processors and in TensorRT"
+EXPECTED_FILE = "expected an ONNX file, an engine or a .pt"
+SEVEN_BITS_WARNING = (
+    "this processor has no VNNI: it adds pairs of 8-bit products as 16-bit numbers, which are too small for them. INT8 "
+    "therefore runs with weights of 7 bits here, and AP and agreement can be lower than with VNNI and in TensorRT"
 )
 INSTALL = {
     "torch": ENVIRONMENT,
@@ -67,11 +67,16 @@ def need_tensorrt() -> None:
 
 
 def need_for(path: str | Path, openvino: str | None = None) -> None:
-    """Raise `InputError` if a network file is not there, and `DependencyError` if what runs it is not installed.
+    """Check that a network file exists, and that the library that runs it is installed.
 
-    `openvino` is the device of OpenVINO, where that runs ONNX files.
+    Args:
+        openvino: OpenVINO's device, where that runs ONNX files.
+
+    Raises:
+        InputError: the file does not exist.
+        DependencyError: the library is not installed.
     """
-    check_file(path, A_NETWORK)
+    check_file(path, EXPECTED_FILE)
     need("torch")
     suffix = Path(path).suffix.lower()
     if suffix == ".onnx":
@@ -85,7 +90,7 @@ class Network:
     """A network ready to run or to be exported: fused, float32, evaluation mode.
 
     Attributes:
-        source: the checkpoint, which also knows the names of classes, stride, image size and dataset.
+        source: the checkpoint, which also holds the names of classes, stride, image size and dataset.
         kind: 'float'; 'ptq': calibrated; 'qat': finetuned, too.
         head: upstream's class of the last layer, such as DDetect.
     """
@@ -101,11 +106,19 @@ class Network:
         """Whether there are quantizers in it."""
         return self.kind != "float"
 
+    @property
+    def extra(self) -> Mapping[str, Any]:
+        """Further values that a quantized checkpoint holds; empty for an FP32 one."""
+        return getattr(self.source, "extra", {})
+
     def metadata(self) -> dict[str, str]:
-        """Properties for the exported file; values are texts, structures JSON."""
-        source, model = cast(Any, self.source), cast(Any, self.model)
-        entries = {"stride": str(source.stride), "names": json.dumps(source.names), "task": self.task.name,
-                   "kind": self.kind, "version": __version__}  # fmt: skip
+        """Return properties for the exported file; values are texts, structures JSON."""
+        source: Any = self.source
+        model: Any = self.model
+        entries = {"stride": str(source.stride), "names": json.dumps(source.names)}
+        entries["task"] = self.task.name
+        entries["kind"] = self.kind
+        entries["version"] = __version__
         if source.weights_hash:
             entries[FLOAT_HASH] = source.weights_hash
         if source.origin:
@@ -118,38 +131,59 @@ class Network:
 
 
 def load_network(weights: str | Path, device: torch.device | str = "cpu", *, auxiliary: bool = True) -> Network:
-    """Load a float checkpoint of upstream's, or a quantized one of `qat.py`; `CheckpointError` if it cannot be used.
+    """Load an FP32 checkpoint of upstream's, or a quantized one of `qat.py`; `CheckpointError` if it cannot be used.
 
     With `auxiliary` the main branch is taken of a network that has an auxiliary one, as upstream trains it.
     """
-    from models import reparam
     from models.quantize import checkpoint
     from utils import upstream
-    from utils.upstream.description import HEADS, TRAINING_HEAD
 
-    source: Any
+    source: FloatCheckpoint | QuantizedCheckpoint
     if checkpoint.kind(weights) == "quantized":
         source = checkpoint.load_quantized(weights)
-        model, kind = source.model, "ptq" if source.extra.get("stage") == "PTQ" else "qat"
+        model: Any = source.model
+        kind = "ptq" if source.extra.get("stage") == "PTQ" else "qat"
     else:
-        source, kind = upstream.load_float(weights, (*HEADS, TRAINING_HEAD) if auxiliary else HEADS), "float"
-        if type(source.model.model[-1]).__name__ == TRAINING_HEAD:
-            source = reparam.convert(source)
+        source = _load_float(weights, auxiliary)
         model = upstream.call_fused(upstream.fuse(source.model))
+        kind = "float"
     head = model.model[-1]
     return Network(model.to(device), source, kind, type(head).__name__, task_of_head(head))
 
 
-def dataset_of(data: str | None, known: Mapping[Path, str | None]) -> str:
-    """The dataset's YAML: `--data`'s, or the first there is of `known` (network → its own), else `InputError`."""
+def _load_float(weights: str | Path, auxiliary: bool) -> FloatCheckpoint:
+    """Load an FP32 checkpoint of upstream's; with `auxiliary` also one with an auxiliary branch, without that."""
+    from models import reparam
+    from utils import upstream
+    from utils.upstream.description import HEADS, TRAINING_HEAD
+
+    if not auxiliary:
+        return upstream.load_float(weights, HEADS)
+    source = upstream.load_float(weights, (*HEADS, TRAINING_HEAD))
+    model: Any = source.model
+    has_auxiliary_branch = type(model.model[-1]).__name__ == TRAINING_HEAD
+    return reparam.convert(source) if has_auxiliary_branch else source
+
+
+def dataset_of(data: str | None, own_data: Mapping[Path, str | None]) -> str:
+    """Return the dataset's YAML: that of `--data`, or the first that a network names and that exists.
+
+    Args:
+        data: the value of `--data`.
+        own_data: file of a network → the dataset's YAML that it names; None if it does not name one.
+
+    Raises:
+        InputError: there is no such YAML.
+    """
     if data is not None:
         return data
-    for network, own in known.items():
+    reasons = []
+    for network, own in own_data.items():
         if own and os.path.isfile(own):
-            logger.info("--data %s, as %s says", own, network)
+            logger.info("--data was not given: using %s, which %s names", own, network)
             return own
-    why = (f"{own}, which {net} names, does not exist" if own else f"{net} names none" for net, own in known.items())
-    raise InputError(f"--data was not given: {', '.join(why)}; give the dataset's YAML")
+        reasons.append(f"{own}, which {network} names, does not exist" if own else f"{network} does not name one")
+    raise InputError(f"--data was not given: {', '.join(reasons)}; give the dataset's YAML")
 
 
 def open_runner(
@@ -161,10 +195,12 @@ def open_runner(
         openvino: OpenVINO's device, where that runs ONNX files.
         precision: OpenVINO's, of layers that are not INT8: fp32, bf16, fp16.
 
-    `InputError` if the file is missing, damaged, of none of these kinds, or an engine and the device no CUDA device;
-    `DependencyError` if what runs it is not installed.
+    Raises:
+        InputError: the file is missing, damaged or of another kind, or it is an engine and the device is not a CUDA
+            device.
+        DependencyError: the library that runs it is not installed.
     """
-    path = check_file(path, A_NETWORK)
+    path = check_file(path, EXPECTED_FILE)
     suffix = path.suffix.lower()
     if suffix == ".onnx" and openvino:
         return open_openvino(path, openvino, precision)
@@ -175,12 +211,12 @@ def open_runner(
     if suffix in ENGINE_SUFFIXES:
         return open_engine(path, device)
     if suffix != ".pt":
-        raise InputError(f"{path}: cannot tell what it is by its name; expected .onnx, .engine, .plan or .pt")
+        raise InputError(f"{path} is not a network file; expected .onnx, .engine, .plan or .pt")
     return torch_runner(load_network(path, auxiliary=False), device)
 
 
 def open_openvino(path: Path, device: str, precision: str | None = None, **more: Any) -> OpenVinoRunner:
-    """A runner for an ONNX file in OpenVINO; `more` are options of `OpenVinoRunner`.
+    """Return a runner for an ONNX file in OpenVINO; `more` are options of `OpenVinoRunner`.
 
     An INT8 file is run in the form that `openvino_form` gives it.
     """
@@ -191,9 +227,9 @@ def open_openvino(path: Path, device: str, precision: str | None = None, **more:
 
 
 def openvino_form(model: ModelProto, device: str) -> tuple[ModelProto, str]:
-    """The graph as OpenVINO computes it correctly and fastest on a device, and a note where it differs in its numbers.
+    """Return the graph as OpenVINO computes it correctly and fastest on a device, and a note if its numbers differ.
 
-    A float graph stays as it is, and so does one that was exported with weights of 7 bits.
+    An FP32 graph stays as it is, and so does one that was exported with weights of 7 bits.
     """
     from utils.onnx_graph.passes.for_openvino import (
         SEVEN_BIT_TARGET,
@@ -208,12 +244,12 @@ def openvino_form(model: ModelProto, device: str) -> tuple[ModelProto, str]:
         return model, "weights of 7 bits"
     if not is_quantized(model) or multiplies_exactly(device):
         return model, ""
-    warn_once(logger, SEVEN_BITS)
+    warn_once(logger, SEVEN_BITS_WARNING)
     return seven_bit_weights(offset_activations(model)), "weights of 7 bits"
 
 
 def torch_runner(network: Network, device: torch.device | str) -> Runner:
-    """A runner for a checkpoint that is loaded."""
+    """Return a runner for a checkpoint that is loaded."""
     from utils.runners.pytorch import TorchRunner
 
     source = network.source
@@ -221,7 +257,7 @@ def torch_runner(network: Network, device: torch.device | str) -> Runner:
 
 
 def open_engine(path: Path, device: torch.device | str) -> Runner:
-    """A runner for a TensorRT engine."""
+    """Return a runner for a TensorRT engine; `InputError` for another device than a CUDA device."""
     if not str(device).startswith("cuda"):
         raise InputError(
             f"{path} is a TensorRT engine and runs on an NVIDIA GPU only, and the device is {device}; "

@@ -19,23 +19,26 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from models.quantize.recipe import Recipe
 from utils.cli import command_line
 from utils.core import checkpoints
-from utils.core.errors import CheckpointError, InputError
+from utils.core.errors import CheckpointError, DataError, InputError
 from utils.core.files import file_hash, save_torch
 from utils.core.run_folder import held, new_run
 from utils.core.score import Score
 from utils.core.text import plural
-from utils.evaluation.dataset import check_unchanged
+from utils.evaluation.data_yaml import DataConfig
+from utils.evaluation.images import find_images, label_file
 from utils.jobs.inputs import Inputs
 from utils.jobs.options import QuantizeOptions, SensitiveOptions
 from utils.reports.schema import UNFINISHED, Report
@@ -52,12 +55,12 @@ STOPPED = "QAT stopped."  # how the note about it begins
 
 @dataclass
 class SavedState:
-    """Where a run stands; plain values and tensors only.
+    """State of a run; plain values and tensors only.
 
     Attributes:
-        options, recipe: what was asked for, as `Options.model_dump` and `Recipe.to_dict` give it.
-        weights_hash: SHA-256 of the float checkpoint.
-        dataset: what the run reads, as `dataset.dataset_hash` says it.
+        options, recipe: the options and the recipe, as `Options.model_dump` and `Recipe.to_dict` give them.
+        weights_hash: SHA-256 of the FP32 checkpoint.
+        dataset: hashes of everything else that the run reads, as `dataset_hash` gives them.
         command: the command line that started the run.
         rows: results, as `utils.reports.schema.Row` in plain form, by stage.
     """
@@ -80,35 +83,40 @@ class SavedState:
     def load(cls: type[State], folder: Path) -> State:
         """Read a run folder's state.
 
-        `CheckpointError` if it is gone, damaged or of another version, or a checkpoint that it needs is gone.
+        Raises:
+            CheckpointError: it is gone, damaged or of another version, or a checkpoint that it needs is gone.
         """
         path = folder / cls.FILE
         content = checkpoints.read_torch_file(path, remedy=START_AGAIN)
         if not isinstance(content, dict) or content.pop("state_version", None) != STATE_VERSION:
-            what = "of a run that another version began, such as 1.0: go on with that version"
-            raise CheckpointError(f"{path} is no state, or {what}, or {START_AGAIN} (its checkpoints load)")
-        options_hash, state = content.pop("options_hash", None), cls(**content)
+            raise CheckpointError(
+                f"{path} is not the state of a run, or another version wrote it, such as 1.0: continue the run with "
+                f"that version, or {START_AGAIN} (its checkpoints load)"
+            )
+        options_hash = content.pop("options_hash", None)
+        state = cls(**content)
         if options_hash != state.options_hash():
             raise CheckpointError(f"{path} is damaged: its options are not those of the run; {START_AGAIN}")
         return state
 
     def options_hash(self) -> str:
-        """SHA-256 of options and recipe."""
-        return hashlib.sha256(json.dumps([self.options, self.recipe], default=str).encode()).hexdigest()
+        """Return the SHA-256 of options and recipe."""
+        text = json.dumps([self.options, self.recipe], default=str)
+        return hashlib.sha256(text.encode()).hexdigest()
 
 
 @dataclass
 class RunState(SavedState):
-    """Where a quantize run stands.
+    """State of a quantize run.
 
     Attributes:
         history: one entry per finished epoch.
         files: names of the checkpoints in the weights folder: PTQ's, then one for each epoch.
         best_epoch: the epoch whose state is the best so far; None for PTQ.
         trainer: the optimizer's state after the last epoch; None before the first.
-        stopped: why training ended before its last epoch, if it did.
-        finished: nothing is left to do; the last thing that a run writes.
-        created, notes, warnings: the report's, of which a killed process may not have written any.
+        stopped: why training ended before its last epoch; None if it did not.
+        finished: all steps are done; a run writes this last.
+        created, notes, warnings: the report's; a killed process may not have written a report.
         disagreements: stage → image's path → detections of FP32 and INT8 without a partner in the other.
         curves: stage → the last `core.curves.Curves` that were measured, in plain form.
     """
@@ -137,24 +145,29 @@ class RunState(SavedState):
 
     @property
     def needed_files(self) -> list[str]:
-        """Names of checkpoints that have to be there: those that a run continues from; PTQ's of a finished one."""
+        """Names of the checkpoints that have to exist: those that a run continues from; PTQ's of a finished run."""
         if not self.files:
             return []
-        return self.files[:1] if self.finished else sorted({self.best_file, self.files[-1]})
+        if self.finished:
+            return self.files[:1]
+        return sorted({self.best_file, self.files[-1]})
 
     @property
     def best_file(self) -> str:
         """Name of the best state's checkpoint, once the network is calibrated."""
-        return self.files[0 if self.best_epoch is None else self.best_epoch + 1]
+        if self.best_epoch is None:
+            return self.files[0]
+        return self.files[self.best_epoch + 1]
 
     def keep_as(self, stage: str, measured: str) -> None:
         """Take for a stage what was measured under another name."""
-        for kept in (self.disagreements, self.curves):
-            if measured in kept:
-                kept[stage] = kept[measured]
+        if measured in self.disagreements:
+            self.disagreements[stage] = self.disagreements[measured]
+        if measured in self.curves:
+            self.curves[stage] = self.curves[measured]
 
     def summary(self) -> str:
-        """What is done, in words."""
+        """Return what is done, in words."""
         ended = f". {STOPPED} {self.stopped}" if self.stopped else ""
         if self.finished:
             return f"the run is finished{ended}"
@@ -164,11 +177,11 @@ class RunState(SavedState):
 
 @dataclass
 class AnalysisState(SavedState):
-    """Where a sensitive run stands; `rows` has every network whose AP was measured.
+    """State of a sensitive run; `rows` has every network whose AP was measured.
 
     Attributes:
         amax: activation scale → amax, once calibrated.
-        screened: unit → what screening found, see `search.Passes.screen`.
+        screened: unit → its results in screening, see `search.Passes.screen`.
     """
 
     FILE: ClassVar[str] = "state.pt"
@@ -181,29 +194,16 @@ class AnalysisState(SavedState):
 def open_run(options: Options, kind: type[State]) -> Iterator[tuple[Path, State, Inputs[Options]]]:
     """Begin a run in a new folder, or continue the one that `--resume` names, and keep other programs out of it.
 
-    Gives the run's folder, where the run stands, and what it works on: the options of a resumed run are in `inputs`.
+    Gives the run's folder, its state and its inputs, which hold the options of a resumed run.
 
     Raises:
         InputError: something cannot be used, and nothing was written; or the run cannot be continued so, or is in use.
     """
     with ExitStack() as stack:
         if options.resume is None:
-            recipe = options.merged_recipe()
-            inputs = Inputs.load(options, recipe)
-            values, weights = inputs.options.model_dump(), file_hash(options.weights)
-            state = kind(values, recipe.to_dict(), weights, inputs.dataset_hash(), command_line())
-            folder = stack.enter_context(new_run(options.project, options.name, options.exist_ok, options.WRITTEN))
-            state.save(folder)
+            folder, state, inputs = _begin(options, kind, stack)
         else:
-            named = Path(options.project, options.name) if options.given("name") else ""
-            folder = find_run(options.resume or named, options.project, kind.FILE)
-            state = stack.enter_context(held(folder, kind.load, log=True))
-            resumed = options.resumed(state.options)
-            state.options = resumed.model_dump()
-            inputs = Inputs.load(resumed, Recipe.from_stored(state.recipe))
-            if file_hash(resumed.weights) != state.weights_hash:
-                raise InputError(f"{resumed.weights} has changed since the run in {folder} began; start a new run")
-            check_unchanged(state.dataset, inputs.dataset_hash(), folder)
+            folder, state, inputs = _resume(options, kind, stack)
         try:
             yield folder, state, inputs
         except KeyboardInterrupt:
@@ -212,8 +212,157 @@ def open_run(options: Options, kind: type[State]) -> Iterator[tuple[Path, State,
             raise
 
 
+def _begin(options: Options, kind: type[State], stack: ExitStack) -> tuple[Path, State, Inputs[Options]]:
+    """Load the inputs, then create a run folder, which other programs cannot use until `stack` is closed."""
+    recipe = options.merged_recipe()
+    inputs = Inputs.load(options, recipe)
+    state = kind(
+        options=inputs.options.model_dump(),
+        recipe=recipe.to_dict(),
+        weights_hash=file_hash(options.weights),
+        dataset=hash_of_inputs(inputs),
+        command=command_line(),
+    )
+    folder = stack.enter_context(new_run(options.project, options.name, options.exist_ok, options.WRITTEN))
+    state.save(folder)
+    return folder, state, inputs
+
+
+def _resume(options: Options, kind: type[State], stack: ExitStack) -> tuple[Path, State, Inputs[Options]]:
+    """Find a run folder, take it until `stack` is closed, and load its state and its inputs.
+
+    Raises:
+        InputError: there is no such run, or an option, the weights or the dataset have changed.
+    """
+    named_folder = Path(options.project, options.name) if options.given("name") else ""
+    folder = find_run(options.resume or named_folder, options.project, kind.FILE)
+    state = stack.enter_context(held(folder, kind.load, log=True))
+    resumed = options.resumed(state.options)
+    state.options = resumed.model_dump()
+    inputs = Inputs.load(resumed, Recipe.from_stored(state.recipe))
+    if file_hash(resumed.weights) != state.weights_hash:
+        raise InputError(f"{resumed.weights} has changed since the run in {folder} began; {START_AGAIN}")
+    check_unchanged(state.dataset, hash_of_inputs(inputs), folder)
+    return folder, state, inputs
+
+
+class ImageState(NamedTuple):
+    """An image file of a dataset as it is now.
+
+    Attributes:
+        name: its path below the dataset's folder.
+        status: size in bytes, and time of the last change in nanoseconds.
+        labels: hash of its label file; empty without one.
+    """
+
+    name: str
+    status: tuple[int, int]
+    labels: str
+
+
+# What is compared of the images of a split, in words that users see and that saved states hold → field of `ImageState`
+COMPARED = {"the images": "name", "sizes or times of images": "status", "labels": "labels"}
+
+
+def hash_of_inputs(inputs: Inputs[Any]) -> str:
+    """Return the hash of all that a run reads beside its weights; `InputError` if something cannot be read."""
+    options = inputs.options
+    files = {"--hyp": options.augmentation, "--profile": None}
+    if isinstance(options, SensitiveOptions):
+        files["--profile"] = options.profile
+    return dataset_hash(inputs.data, ("train", "val"), files)
+
+
+def dataset_hash(data: DataConfig, splits: Iterable[str], files: Mapping[str, str | None]) -> str:
+    """Return the state of a dataset: a JSON mapping of each part that a run reads, in words, to its hash.
+
+    Args:
+        splits: names of the splits that the run reads; a split that the dataset does not have is left out.
+        files: option → path of another file that the run reads; None for an option that was not given.
+
+    Raises:
+        DataError: a split holds no images, or a label file cannot be read.
+        InputError: one of `files` cannot be read.
+    """
+    parts = {"the names of the classes": _hash(repr(sorted(data.names.items())))}
+    for split in splits:
+        if split not in data.splits:
+            continue
+        states = _image_states(data, split)
+        for what, attribute in COMPARED.items():
+            column = tuple(getattr(state, attribute) for state in states)
+            parts[f"{what} of {split}"] = _hash(repr(column))
+    for flag, path in files.items():
+        if path:
+            parts[f"the content of {flag}"] = _hash_of_file(flag, path)
+    return json.dumps(parts)
+
+
+def _image_states(data: DataConfig, split: str) -> list[ImageState]:
+    """Return the state of each image of a split that exists; files are read by four threads, since disks take time."""
+    from tqdm import tqdm
+
+    images = find_images(data.paths(split))
+    with ThreadPoolExecutor(4) as pool:
+        states = pool.map(lambda image: _image_state(data, image), images)
+        progress = tqdm(states, f"looking at {split}", len(images), delay=2, leave=False)
+        return [state for state in progress if state is not None]
+
+
+def _image_state(data: DataConfig, image: str) -> ImageState | None:
+    """Return the state of an image; None if the file does not exist. `DataError` if its labels cannot be read."""
+    if not os.path.exists(image):
+        return None
+    status = os.stat(image)
+    name = image.removeprefix(f"{data.root}{os.sep}")
+    label = label_file(image)
+    labels = ""
+    if os.path.lexists(label):
+        try:
+            labels = _hash(label.read_bytes())
+        except OSError as error:
+            raise DataError(f"cannot read {label}: {error.strerror}; expected the labels of {image}") from error
+    return ImageState(name, (status.st_size, status.st_mtime_ns), labels)
+
+
+def _hash_of_file(flag: str, path: str) -> str:
+    """Return the hash of a file's content; `InputError` names the option `flag` if it cannot be read."""
+    try:
+        return _hash(Path(path).read_bytes())
+    except OSError as error:
+        raise InputError(f"cannot read {flag} {path}: {error.strerror}") from error
+
+
+def _hash(content: str | bytes) -> str:
+    """Return the BLAKE2b hash of a content, 32 hexadecimal digits."""
+    if isinstance(content, str):
+        content = content.encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def check_unchanged(saved: str, now: str, run: Path) -> None:
+    """Compare what the run in `run` was started on with what it would read now, both as `dataset_hash` gives them.
+
+    Raises:
+        CheckpointError: `saved` is damaged.
+        DataError: something has changed.
+    """
+    try:
+        before: dict[str, str] = dict(json.loads(saved))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise CheckpointError(f"the state of the run in {run} is damaged in 'dataset'; start a new run") from error
+    after: dict[str, str] = json.loads(now)
+    parts = dict.fromkeys([*before, *after])
+    changed = [part for part in parts if before.get(part) != after.get(part)]
+    if changed:
+        raise DataError(
+            f"the input of the run in {run} has changed since it was started: {', '.join(changed)}. Its results would "
+            "not compare: restore what changed, or start a new run"
+        )
+
+
 def stem_of(weights: str | Path, folder: Path) -> str:
-    """The part of file names that says which model it is: that of the weights.
+    """Return the part of file names that identifies the model: that of the weights.
 
     Upstream calls every model best.pt or last.pt (and `reparameterization.py` best-converted.pt): these take the name
     of the run.
@@ -224,27 +373,36 @@ def stem_of(weights: str | Path, folder: Path) -> str:
 
 
 def checkpoint_name(step: str, stem: str, score: Score | None = None) -> str:
-    """File name of a checkpoint; `step` is `ptq`, `qat_ep_0`, ... or `qat_best`; the score is there if AP is known."""
-    return f"{step}_{stem}.pt" if score is None else f"{step}_{score.in_name}_{stem}.pt"
+    """Return the file name of a checkpoint, with its score if AP is known; `step`: `ptq`, `qat_ep_0`, `qat_best`."""
+    if score is None:
+        return f"{step}_{stem}.pt"
+    return f"{step}_{score.in_name}_{stem}.pt"
 
 
 def find_run(where: str | Path, project: str | Path, state: str) -> Path:
-    """The run folder that `--resume` means, whose file `state` holds the run's state; `InputError` if there is none.
+    """Return the run folder that `--resume` means.
 
-    `where` is a run folder, a folder in it or a file; empty for the run last written to below `project`, of those that
-    are not finished if there are any.
+    Args:
+        where: a run folder, a folder in it or a file; empty for the run last written to below `project`, of those that
+            are not finished if there are any.
+        state: the file of a run folder that holds the state.
+
+    Raises:
+        InputError: there is no such run.
     """
     if where:
         for candidate in (Path(where), *Path(where).parents[:2]):
             if (candidate / state).is_file():
                 return candidate
-        raise InputError(f"--resume {where}: no run there; expected a folder with {state}")
+        raise InputError(f"--resume {where}: there is no run; expected a folder with {state}")
     runs = [path for path in Path(project).glob("*") if (path / state).is_file()]
     if not runs:
-        raise InputError(f"--resume: no run in {project}; give the run's folder, as in --resume {project}/exp")
-    reports = {path: path / "report.json" for path in runs}
-    unfinished = [
-        path for path, report in reports.items()
-        if not report.is_file() or UNFINISHED in report.read_text(encoding="utf-8", errors="replace")
-    ]  # fmt: skip
+        raise InputError(f"--resume: there is no run in {project}; give the run's folder, as in --resume {project}/exp")
+    unfinished = [path for path in runs if _is_unfinished(path)]
     return max(unfinished or runs, key=lambda path: (path / state).stat().st_mtime_ns)
+
+
+def _is_unfinished(run: Path) -> bool:
+    """Whether a run has no report, or its report says that the run is not finished."""
+    report = run / "report.json"
+    return not report.is_file() or UNFINISHED in report.read_text(encoding="utf-8", errors="replace")

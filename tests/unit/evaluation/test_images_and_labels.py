@@ -290,7 +290,7 @@ def test_images_that_cannot_be_decoded_are_counted_once_or_are_an_error_if_all_a
     assert [message.startswith("1 of 4 images") for message in caplog.messages] == [True]
     for path in images_of(folder):
         Path(path).write_bytes(damaged_png())
-    with pytest.raises(DataError, match=r"none of the 4 images can be decoded, although .*; the first: .*000\d\.png"):
+    with pytest.raises(DataError, match=r"cannot decode any of the 4 images, although .*; the first: .*000\d\.png"):
         list(image_batches(loader))
 
 

@@ -8,20 +8,9 @@ from report_examples import example_row, resampled
 
 from utils.core.score import AGREEMENT, Difference
 from utils.core.split_counts import SplitCounts
-from utils.jobs.advice import (
-    CORRECT,
-    STEPS,
-    TARGET_DISAGREEMENT,
-    TARGET_DROP,
-    AfterExport,
-    Facts,
-    advise,
-    allowed_drop,
-    judge,
-    more_units,
-    next_step,
-    worse_after_qat,
-)
+from utils.jobs.advice import CORRECT, STEPS, Facts, advise, next_step, worse_after_qat
+from utils.jobs.commands import AfterExport
+from utils.jobs.judgement import TARGET_DISAGREEMENT, TARGET_DROP, allowed_drop, judge, more_units
 from utils.reports.schema import BEST_PTQ, UNFINISHED, Advice, Epoch, Level, Report
 
 OK, CHECK, LOSS, NONE = Level.OK, Level.CHECK, Level.LOSS, Level.NONE
@@ -106,7 +95,7 @@ CASES = [  # name of the step, rows, changes of the report, level, words, comman
     ("verify", [("QAT", "q.pt", 0.7420, NOISE), ("ONNX", "q.onnx", 0.7112, LOST)], {}, LOSS, "verify the file",
      "python export_qat.py --verify q.onnx"),
     ("export anew", [("QAT", "q.pt", 0.7420, NOISE), ("TensorRT INT8", "q.engine", 0.7112, LOST)], {}, LOSS,
-     "Q.pt does not lose as much", f"{EXPORT} q.pt"),
+     "Q.pt loses less", f"{EXPORT} q.pt"),
     ("step before", [("PTQ", "p.pt", 0.7420, NOISE), ("QAT", "q.pt", 0.7112, LOST)], {}, LOSS,
      "loses .* Export p.pt, which", f"{EXPORT} p.pt"),
     ("QAT", [("PTQ", "p.pt", 0.6912, (0.69, 0.7011, 0.6789)), ("QAT", "q.pt", 0.7112, LOST)], {}, LOSS, "regain it",
@@ -316,7 +305,7 @@ def test_masks_that_lose_more_than_boxes_decide():
     ("rows", "text", "command"),
     [
         ([], "", ""),
-        ([example_row("QAT", file="q.onnx")], "What INT8 costs is unknown: there is no FP32 row.",
+        ([example_row("QAT", file="q.onnx")], "The loss of INT8 is unknown: there is no FP32 row.",
          "python val_trt.py q.onnx --reference FLOAT.pt --data d.yaml"),
         ([example_row(file="f.pt"), example_row("QAT", file="q.pt", ap=None)], "no row compares with the FP32 row",
          "python val_trt.py q.pt --reference f.pt --data d.yaml"),

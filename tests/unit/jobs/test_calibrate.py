@@ -37,7 +37,7 @@ def test_auto_takes_the_usual_method_unless_another_loss_is_lower_by_two_standar
     assert auto_method(losses) == chosen
     why = why_auto(losses)
     assert chosen in why.partition(", by")[0]
-    assert f"{IMAGES} training images that are held out" in why
+    assert f"{IMAGES} held-out training images" in why
     assert all(f"{name} {values[place]:.4g}" in why for place, name in enumerate(CANDIDATES))
 
 

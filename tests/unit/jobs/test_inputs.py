@@ -186,7 +186,7 @@ def test_an_epoch_tells_its_loss_its_mean_rate_and_the_loss_on_held_out_images(s
     done = trains.epoch(0)
     assert done["lr"] == pytest.approx(sum(learning_rate(step, 15, 1e-4) for step in range(5)) / 5)
     assert done["loss"] > 0
-    after = held_out_loss(*trains._networks, inputs.held_out_images, inputs.device)
+    after = held_out_loss(trains._student, trains._teacher, inputs.held_out_images, inputs.device)
     assert (done["held_out"], done["held_out_error"]) == (after.value, after.difference(trains.ptq).error)
     assert done["held_out"] != trains.ptq.value
 

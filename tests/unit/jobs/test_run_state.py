@@ -1,15 +1,26 @@
-"""The state of a run: written whole, read back equal, found again."""
+"""The state of a run: written whole, read back equal, found again; and the hash of the dataset in it."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
-from utils.core.errors import CheckpointError, InputError
+from utils.core.errors import CheckpointError, DataError, InputError
 from utils.core.score import Score
+from utils.evaluation.data_yaml import load_data
 from utils.jobs.options import QuantizeOptions
-from utils.jobs.run_state import AnalysisState, RunState, checkpoint_name, find_run, stem_of
+from utils.jobs.run_state import (
+    AnalysisState,
+    RunState,
+    check_unchanged,
+    checkpoint_name,
+    dataset_hash,
+    find_run,
+    stem_of,
+)
 from utils.reports.schema import UNFINISHED, Report
 
 
@@ -80,5 +91,95 @@ def test_runs_are_found_by_folder_file_or_time(tmp_path):
         assert find_run(where, "elsewhere", RunState.FILE) == tmp_path / "exp"
     with pytest.raises(InputError, match="no run in"):
         find_run("", tmp_path / "nothing", RunState.FILE)
-    with pytest.raises(InputError, match="no run there"):
+    with pytest.raises(InputError, match="there is no run"):
         find_run(tmp_path / "exp", tmp_path, AnalysisState.FILE)
+
+
+# the hash of a dataset
+
+
+IMAGES = {"train": 3, "val": 4}
+
+
+@pytest.fixture
+def dataset(tmp_path) -> Path:
+    """A dataset of files that nobody decodes; some have labels."""
+    for split, count in IMAGES.items():
+        for number in range(count):
+            for kind, suffix, content in (("images", ".png", b"pixels"), ("labels", ".txt", b"0 0.5 0.5 0.1 0.1\n")):
+                path = tmp_path / kind / split / f"{number}{suffix}"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if kind == "images" or number:
+                    path.write_bytes(content)
+    (tmp_path / "val.txt").write_text("".join(f"images/val/{number}.png\n" for number in range(IMAGES["val"])))
+    content = {"path": str(tmp_path), "train": "images/train", "val": "val.txt", "names": ["cat", "dog"]}
+    (tmp_path / "data.yaml").write_text(yaml.safe_dump(content))
+    (tmp_path / "hyp.yaml").write_text("degrees: 0.0\n")
+    return tmp_path
+
+
+def look(dataset: Path) -> str:
+    files = {"--hyp": str(dataset / "hyp.yaml"), "--profile": None}
+    return dataset_hash(load_data(dataset / "data.yaml"), ("train", "val"), files)
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    path.write_text(path.read_text().replace(old, new))
+
+
+def as_old(path: Path, content: bytes) -> None:
+    """Change a file's content, but neither its size nor its time."""
+    status = path.stat()
+    assert len(content) == status.st_size
+    path.write_bytes(content)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+CHANGES = {
+    "removed, though a list names it": (lambda root: (root / "images/val/2.png").unlink(), "the images of val"),
+    "renamed": (lambda root: (root / "images/train/2.png").rename(root / "images/train/7.png"), "the images of train"),
+    "size": (lambda root: (root / "images/train/1.png").write_bytes(b"other"), "sizes or times of images of train"),
+    "time": (lambda root: os.utime(root / "images/train/1.png", (1, 1)), "sizes or times of images of train"),
+    "labels of the same size and time": (
+        lambda root: as_old(root / "labels/val/1.txt", b"1 0.5 0.5 0.1 0.1\n"), "labels of val",
+    ),
+    "labels for one that had none": (lambda root: (root / "labels/train/0.txt").touch(), "labels of train"),
+    "classes": (lambda root: edit(root / "data.yaml", "cat", "cow"), "the names of the classes"),
+    "augmentation": (lambda root: edit(root / "hyp.yaml", "0.0", "0.1"), "the content of --hyp"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_is_named(change, dataset):
+    before = look(dataset)
+    apply, expected = CHANGES[change]
+    apply(dataset)
+    with pytest.raises(DataError, match=f"run in runs/qat/exp .*{expected}"):
+        check_unchanged(before, look(dataset), Path("runs/qat/exp"))
+
+
+def test_nothing_changed(dataset, tmp_path_factory):
+    (dataset / os.fsdecode(b"images/train/\xff.png")).touch()
+    before = look(dataset)
+    os.utime(dataset / "labels/val/1.txt", (1, 1))  # the content counts
+    (dataset / "labels/val/nobody's.txt").write_text("no labels of any image")
+    check_unchanged(before, look(dataset), Path("run"))
+    place = tmp_path_factory.mktemp("moved") / "set"
+    shutil.copytree(dataset, place)  # keeps times
+    edit(place / "data.yaml", str(dataset), str(place))
+    assert look(place) == before
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "3"])
+def test_a_damaged_hash_is_named(text, dataset):
+    with pytest.raises(CheckpointError, match="the run in run is damaged in 'dataset'"):
+        check_unchanged(text, look(dataset), Path("run"))
+
+
+def test_what_cannot_be_read_is_named(dataset):
+    (dataset / "labels/val/1.txt").unlink()
+    (dataset / "labels/val/1.txt").mkdir()
+    with pytest.raises(DataError, match=r"labels/val/1\.txt"):
+        look(dataset)
+    with pytest.raises(InputError, match=r"--hyp nowhere\.yaml"):
+        dataset_hash(load_data(dataset / "data.yaml"), (), {"--hyp": "nowhere.yaml"})

@@ -95,7 +95,7 @@ class TestUnits:
         plan = placement.plan(network, Recipe())
         units = Units(network, plan, Recipe(), "layer")
         sets = {unit.name: unit for unit in units.shared()}
-        found = sets["what reads model.0"]
+        found = sets["readers of model.0"]
         assert set(found.convolutions) == {"model.1.cv1.conv", "model.2.conv"}
         assert found.patterns == ("model.1.cv1", "model.2")
         assert "model.0" not in found.in_float.tensors
@@ -166,7 +166,7 @@ class TestChoice:
         ("units", "settings", "names", "why"),
         [
             ({"small": (0.01, 0.002), "large": (0.1, 0.1)}, {}, ("large",), "within"),  # the target needs no other
-            ({"a": (0.05, 0.3), "b": (0.05, 0.4)}, {}, ("a",), "exceed the budget of float time"),
+            ({"a": (0.05, 0.3), "b": (0.05, 0.4)}, {}, ("a",), "exceed --float-budget"),
             ({"a": (0.05, 0.3), "b": (0.0499, 0.4)}, {"cost_of": lambda names: 0.45}, ("a", "b"), ""),  # in common
             ({"a": (0.05, 0.1), "b": (0.04, 0.1)}, {"evaluate": lambda names: 0.64}, ("a",), "no further unit"),
             ({"a": (0.05, 0.1)}, {"start": 0.699}, (), ""),  # nothing is lost
@@ -204,7 +204,7 @@ def test_a_list_of_layers_is_read(tmp_path):
 
 def test_a_unit_has_its_class_and_its_stride():
     network = branches()
-    kinds = unit_kinds(network, ["model.0", "model.4", "model.4.cv1", "what reads x"], torch.zeros(1, 3, 32, 32))
+    kinds = unit_kinds(network, ["model.0", "model.4", "model.4.cv1", "readers of x"], torch.zeros(1, 3, 32, 32))
     assert kinds == {"model.0": "Conv /2", "model.4": "ADown /4", "model.4.cv1": "Conv /4"}
     assert not network.model[0]._forward_hooks
 

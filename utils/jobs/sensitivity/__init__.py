@@ -1,6 +1,6 @@
-"""`qat.py sensitive`: which parts of a network hurt in INT8, and a recipe that keeps them in float.
+"""`qat.py sensitive`: the parts of a network that lose AP in INT8, and a recipe that keeps them in FP16.
 
-run.py     the job: calibrate, search, place the recipe anew, report
-units.py   the parts that it asks about, and what they cost
-search.py  from units to a choice of them: distances to the float network's predictions, AP, greedy addition
+run.py     the job: calibrate, search, place the recipe again, report
+units.py   the parts that are tried, and their costs
+search.py  from units to a choice of them: distances to the FP32 model's predictions, AP, greedy addition
 """

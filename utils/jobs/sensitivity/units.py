@@ -1,7 +1,7 @@
-"""What sensitivity analysis asks about: parts of a network that can be in float while the rest is quantized.
+"""Units of sensitivity analysis: parts of a network that can be in float while the rest is quantized.
 
 layer       a top-level layer (`model.4`), as in the layer list of a model's YAML
-module      a convolution with its activation (`model.4.cv1`): what runs as one kernel
+module      a convolution with its activation (`model.4.cv1`), which run as one kernel
 
 "In float" is what a recipe's `float: [model.4]` does, read off the same placement: the unit's convolutions are not
 quantized, and neither is a tensor that nothing else reads as INT8. A tensor that others read as INT8 stays quantized,
@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +31,7 @@ from utils.jobs.inputs import Profile
 
 @dataclass(frozen=True)
 class State:
-    """Which quantizers are on.
+    """The quantizers that are on.
 
     Attributes:
         tensors: names of quantized tensors, as in `Plan.tensors`, and `{convolution}.input` of `Plan.fallback`.
@@ -42,9 +43,11 @@ class State:
 
     @classmethod
     def of(cls, plan: Plan) -> State:
-        """The state in which a network is whose placement is `plan`."""
-        tensors = [tensor.name for tensor in plan.tensors] + [f"{path}.input" for path in plan.fallback]
-        return cls(frozenset(tensors), frozenset(path for path, why in plan.convolutions.items() if why == "int8"))
+        """Return the state of a network whose placement is `plan`."""
+        tensors = [tensor.name for tensor in plan.tensors]
+        tensors += [f"{path}.input" for path in plan.fallback]
+        weights = [path for path, reason in plan.convolutions.items() if reason == "int8"]
+        return cls(frozenset(tensors), frozenset(weights))
 
 
 class Switches:
@@ -53,10 +56,12 @@ class Switches:
     def __init__(self, model: Any) -> None:
         self.model = model
         self._points = placement.points(model)
-        self._weights = {path: quantizer for path, (_, quantizer) in quantized_weights(model).items()}
+        self._weights = {}
+        for path, (_, quantizer) in quantized_weights(model).items():
+            self._weights[path] = quantizer
 
     def network_in(self, state: State) -> nn.Module:
-        """The network, in `state` until it is turned to another one."""
+        """Return the network, in `state` until it is turned to another one."""
         for name, point in self._points.items():
             point.on = name in state.tensors
         for path, quantizer in self._weights.items():
@@ -64,7 +69,7 @@ class Switches:
         return self.model
 
     def predict(self, images: Tensor, state: State) -> Prediction:
-        """What the network predicts in `state` for float images `[B, 3, H, W]` in 0..1."""
+        """Return the predictions of the network in `state` for float images `[B, 3, H, W]` in 0..1."""
         return Prediction(*predicted(self.network_in(state)(images)))
 
 
@@ -73,9 +78,9 @@ class Unit:
     """A part of a network.
 
     Attributes:
-        name: for the user.
+        name: the unit's name for the user.
         convolutions: the convolutions that run in float when a recipe keeps the unit in float, by path.
-        patterns: what such a recipe's `float` says.
+        patterns: the entries of such a recipe's `float`.
         in_float: the quantizers that are on while this unit alone is in float.
     """
 
@@ -86,66 +91,102 @@ class Unit:
 
 
 class Units:
-    """The units of a network, and what a recipe has to say to keep some of them in float.
+    """The units of a network, and the states and recipes that keep some of them in float.
 
-    `all` are the units, in the order of the network; in the state `everything` all quantizers are on.
+    Attributes:
+        all: the units, in the order of the network.
+        everything: the state in which all quantizers are on.
     """
 
     def __init__(self, model: Any, plan: Plan, recipe: Recipe, granularity: str) -> None:
-        """Find the layers or modules of `model`, the fused float network that `plan` was made for, with `recipe`."""
-        self._model, self._plan = model, plan
+        """Find the layers or modules of `model`, the fused FP32 model that `plan` was made for, with `recipe`."""
+        self._model = model
+        self._plan = plan
         self._needs = placement.needs(model, recipe)
         self.everything = State.of(plan)
-        groups: dict[str, list[str]] = {}
-        for path in self._plan.convolutions:
+        groups: dict[str, list[str]] = defaultdict(list)
+        for path in plan.convolutions:
             if path in self._needs:
-                name = ".".join(path.split(".")[:2]) if granularity == "layer" else self._operation(path)
-                groups.setdefault(name, []).append(path)
+                name = _layer(path) if granularity == "layer" else self._operation(path)
+                groups[name].append(path)
         self.all = tuple(self._unit(name, tuple(paths), (name,)) for name, paths in groups.items())
 
     def in_float(self, convolutions: Iterable[str]) -> State:
-        """The quantizers that are on while these convolutions are in float, as a recipe that names them has it."""
-        paths = frozenset(self._needs.keys() - set(convolutions))
-        return State(frozenset().union(*(self._needs[path] for path in paths)), paths)
+        """Return the state in which these convolutions are in float, as a recipe that names them has it."""
+        weights = frozenset(self._needs.keys() - set(convolutions))
+        tensors: set[str] = set()
+        for path in weights:
+            tensors |= self._needs[path]
+        return State(frozenset(tensors), weights)
 
     def shared(self) -> list[Unit]:
-        """For each scale that several units read, find all convolutions that read it.
+        """Return a set for each scale that several units read: all convolutions that read it.
 
         The scale's quantizer goes only when all of them are in float.
         """
-        found: dict[tuple[str, ...], Unit] = {}
+        sets: dict[tuple[str, ...], Unit] = {}
         for name in self._plan.scale_names:
-            tensors = frozenset(self._plan.scales.get(name, (name,)))
-            consumers = tuple(path for path, needed in self._needs.items() if needed & tensors)
-            if sum(not set(consumers).isdisjoint(unit.convolutions) for unit in self.all) > 1:
-                patterns = tuple(map(self._operation, consumers))
-                found.setdefault(consumers, self._unit(f"what reads {name}", consumers, patterns))
-        return list(found.values())
+            readers = self._readers(name)
+            units = [unit for unit in self.all if not set(readers).isdisjoint(unit.convolutions)]
+            if len(units) > 1 and readers not in sets:
+                patterns = tuple(self._operation(path) for path in readers)
+                sets[readers] = self._unit(f"readers of {name}", readers, patterns)
+        return list(sets.values())
+
+    def _readers(self, scale: str) -> tuple[str, ...]:
+        """Return the paths of the convolutions that read a tensor with this scale."""
+        tensors = frozenset(self._plan.scales.get(scale, (scale,)))
+        return tuple(path for path, needed in self._needs.items() if needed & tensors)
 
     def _unit(self, name: str, paths: tuple[str, ...], patterns: tuple[str, ...]) -> Unit:
+        """Return the unit of these convolutions."""
         return Unit(name, paths, patterns, self.in_float(paths))
 
     def _operation(self, path: str) -> str:
-        """The path by which a recipe names a convolution: of upstream's Conv around it, where there is one."""
+        """Return the path by which a recipe names a convolution: that of upstream's Conv around it, if there is one."""
         parent, _, last = path.rpartition(".")
-        rule = rules.find(self._model.get_submodule(parent)) if parent and last == "conv" else None
+        if not parent or last != "conv":
+            return path
+        rule = rules.find(self._model.get_submodule(parent))
         return parent if rule is not None and rule.kind == "conv" else path
 
 
-def cost_shares(model: nn.Module, images: Tensor, profile: Profile | None) -> dict[str, float]:
-    """Path of a module → its share of the network's cost, 0..1: of multiply-adds, or of an engine's time.
+def _layer(path: str) -> str:
+    """Return the layer that a module lies in: 'model.4.cv1.conv' → 'model.4'."""
+    return ".".join(path.split(".")[:2])
 
-    A kernel counts for the modules that its name mentions, such as `model.4.cv1` in `/model.4/cv1/conv/Conv`: in equal
-    parts if TensorRT fused several, however often it names each. What mentions none, such as a conversion of formats,
-    counts only in the total. Without a `profile`, multiply-adds of `images` `[1, 3, H, W]` are counted.
+
+def cost_shares(model: nn.Module, images: Tensor, profile: Profile | None) -> dict[str, float]:
+    """Return the share of the network's cost of modules by their paths, 0..1: of multiply-adds, or of engine time.
+
+    Args:
+        images: `[1, 3, H, W]`; their multiply-adds are counted.
+        profile: the layers of an engine; None to count multiply-adds.
     """
-    if profile is None:
-        with FlopCounterMode(display=False) as counter, torch.no_grad():
-            model(images)
-        flops = {name.partition(".")[2]: sum(count.values()) for name, count in counter.get_flop_counts().items()}
-        counts = {path: flops.get(path, 0) for path, module in model.named_modules() if isinstance(module, nn.Conv2d)}
-        return {path: count / sum(counts.values()) for path, count in counts.items()}
-    total, shares = sum(ms for _, ms in profile), defaultdict[str, float](float)
+    return _shares_of_flops(model, images) if profile is None else _shares_of_time(profile)
+
+
+def _shares_of_flops(model: nn.Module, images: Tensor) -> dict[str, float]:
+    """Return the share of the multiply-adds of each convolution, 0..1, by its path."""
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(images)
+    flops = {}
+    for name, count in counter.get_flop_counts().items():
+        flops[name.partition(".")[2]] = sum(count.values())
+    counts = {path: flops.get(path, 0) for path, module in model.named_modules() if isinstance(module, nn.Conv2d)}
+    total = sum(counts.values())
+    return {path: count / total for path, count in counts.items()}
+
+
+def _shares_of_time(profile: Profile) -> dict[str, float]:
+    """Return the share of an engine's time of each module that the name of a kernel mentions, 0..1, by its path.
+
+    Such a name is `/model.4/cv1/conv/Conv`, of the module `model.4.cv1`. If TensorRT fused several modules, they count
+    in equal parts, however often the name mentions each. A kernel that mentions none, such as a conversion of formats,
+    counts only in the total.
+    """
+    total = sum(ms for _, ms in profile)
+    shares = defaultdict[str, float](float)
     for name, ms in profile:
         mentioned = {_module_path(match) for match in re.findall(r"model\.\d+[\w./]*", name)}
         for path in mentioned:
@@ -159,8 +200,8 @@ def unit_kinds(model: nn.Module, names: Iterable[str], images: Tensor) -> dict[s
     Of a head, which has maps of several strides, the first and the last; of a module without maps, the class alone.
 
     Args:
-        model: the float network.
-        names: paths of modules; others, such as groups of modules, are left out.
+        model: the FP32 model.
+        names: paths of modules; others, such as sets of units, are left out.
         images: `[1, 3, H, W]`.
     """
     modules = dict(model.named_modules())
@@ -173,36 +214,43 @@ def unit_kinds(model: nn.Module, names: Iterable[str], images: Tensor) -> dict[s
             for part in output:
                 record(name, part)
 
-    hooks = []
-    for name in strides:
-        hooks.append(modules[name].register_forward_hook(lambda _, __, output, name=name: record(name, output)))
-    try:
+    with ExitStack() as stack:
+        for name in strides:
+            hook = modules[name].register_forward_hook(lambda _, __, output, name=name: record(name, output))
+            stack.callback(hook.remove)
         with torch.no_grad():
             model(images)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    kinds = {}
-    for name, found in strides.items():
-        ends = sorted({min(found), max(found)}) if found else []
-        text = f" /{'-'.join(map(str, ends))}" if ends else ""
-        kinds[name] = type(modules[name]).__name__ + text
-    return kinds
+    return {name: _kind(modules[name], strides[name]) for name in strides}
+
+
+def _kind(module: nn.Module, strides: Collection[int]) -> str:
+    """Return the class of a module and its strides, such as 'Conv /2' or 'DDetect /8-32'."""
+    name = type(module).__name__
+    if not strides:
+        return name
+    first, last = min(strides), max(strides)
+    return f"{name} /{first}" if first == last else f"{name} /{first}-{last}"
 
 
 def cost_of(patterns: Sequence[str], shares: Mapping[str, float]) -> float:
-    """The share of what lies below these modules, 0..1."""
+    """Return the share of the cost of everything below these modules, 0..1."""
     inside = tuple(f"{pattern}." for pattern in patterns)
     return sum(share for path, share in shares.items() if f"{path}.".startswith(inside))
 
 
 def _module_path(scope: str) -> str:
-    """A node or weight → the module that a recipe names: `model.3/cv2/cv2.0/m/m.0/conv/Conv` → `model.3.cv2.0.m.0`."""
+    """Return the module that a recipe names for the name of a node or a weight.
+
+    `model.3/cv2/cv2.0/m/m.0/conv/Conv` → `model.3.cv2.0.m.0`
+    """
     parts: list[str] = []
     for part in scope.strip("/").split("/"):
         if parts and part.startswith(f"{parts[-1]}."):  # an element of a list is called after the list
             parts.pop()
         parts.append(part)
-    names = ".".join(parts).split(".")
-    inside = [name in ("conv", "act", "weight", "bias") or name[:1].isupper() for name in names]
-    return ".".join(names[: inside.index(True)] if True in inside else names)
+    module: list[str] = []
+    for name in ".".join(parts).split("."):
+        if name in ("conv", "act", "weight", "bias") or name[:1].isupper():
+            break
+        module.append(name)
+    return ".".join(module)
