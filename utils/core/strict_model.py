@@ -18,7 +18,7 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from utils.core.errors import InputError, removed
+from utils.core.errors import InputError
 from utils.core.text import short_repr
 
 Model = TypeVar("Model", bound="StrictModel")
@@ -57,8 +57,6 @@ def first_problem(model: type[BaseModel], problem: ValidationError) -> str:
             key += f".{part}" if key else part
         holder = (field and _model_in(field.annotation)) or holder
     if kind == "extra_forbidden":
-        if hint := removed(key):
-            return f"{key} {hint}"
         close = difflib.get_close_matches(str(first["loc"][-1]), holder.model_fields, 1)
         advice = f"did you mean {close[0]}?" if close else f"the keys are {', '.join(holder.model_fields)}"
         return f"there is no key {short_repr(key)[1:-1]}; {advice}"
