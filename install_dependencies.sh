@@ -51,7 +51,6 @@ parse_arguments() {
     case $1 in
       --venv=?*) set -- "${1%%=*}" "${1#*=}" "${@:2}"; continue ;;
       --venv) [ -n "${2:-}" ] || die 2 "--venv needs a folder"; venv=$2; shift ;;
-      --quantizer*) die 2 "--quantizer was removed in 2.0: leave it out; the project's own gives the same results" ;;
       --system) system=yes ;;
       --runtime) runtime=yes set_name=runtime ;;
       --dev) dev=yes set_name=dev ;;
@@ -60,7 +59,6 @@ parse_arguments() {
       --trex) trex=yes ;;
       --no-trex) trex=no ;;
       --defaults) ;;
-      --dry-run) die 2 "--dry-run was removed in 2.0: leave it out; pip says what it installs" ;;
       -h | --help) usage; exit 0 ;;
       *) die 2 "unknown argument $1 (-h lists what there is)" ;;
     esac

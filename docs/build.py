@@ -26,7 +26,7 @@ from docs import claims, messages, programs
 from models.quantize import rules
 from models.quantize.recipe import Recipe
 from utils import cli
-from utils.core.errors import HABITS, REMOVED, InputError
+from utils.core.errors import HABITS, InputError
 from utils.core.options import Options, fields_by_group, option
 from utils.core.strict_model import StrictModel
 from utils.core.text import aligned, markdown_table
@@ -302,10 +302,8 @@ def errors_page() -> Iterator[str]:
         names = ", ".join(message.programs) if len(message.programs) <= MANY else "most programs"
         rows.append([message.text, message.subject, str(message.exit_code), names])
     yield from table(["message", "about", "exit code", "programs"], rows)
-    yield from ("## Options of other versions and projects", "")
-    yield from ("Options and keys that went with 1.0, or that other projects have:", "")
-    gone = {**REMOVED, **HABITS}
-    yield from table(["option or key", "what the message says"], [[in_quotes(name), gone[name]] for name in gone])
+    yield from ("## Options of other projects", "")
+    yield from table(["option", "message"], [[in_quotes(name), HABITS[name]] for name in HABITS])
 
 
 def support_page() -> Iterator[str]:

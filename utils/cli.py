@@ -30,7 +30,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
-from utils.core.errors import ENVIRONMENT, HABITS, KEY_VALUE, UNHIDE, QatError, removed
+from utils.core.errors import ENVIRONMENT, HABITS, KEY_VALUE, UNHIDE, QatError
 
 if missing := [name for name in ("pydantic", "numpy", "yaml") if importlib.util.find_spec(name) is None]:
     if {"-h", "--help"} & set(sys.argv[1:]):  # what can be said without: the options are pydantic's
@@ -65,7 +65,7 @@ class Terminated(KeyboardInterrupt):
 
 
 class Parser(argparse.ArgumentParser):
-    """Says in one line what is wrong with the command line, and what to use instead of an option that was removed."""
+    """Says in one line what is wrong with the command line, and what to use instead of an option of another project."""
 
     def __init__(self, *words: Any, **settings: Any) -> None:
         super().__init__(*words, **{**settings, "allow_abbrev": False})
@@ -75,15 +75,15 @@ class Parser(argparse.ArgumentParser):
         choice = re.match(r"argument (?:.*/)?(--[\w-]+): invalid choice: '([^']*)'", message)
         if choice:
             words = " ".join(choice.groups())
-            hint = removed(words, self.prog) or HABITS.get(words)
+            hint = HABITS.get(words)
             message = f"{words} {hint}" if hint else message
         self.exit(2, f"error: {message} ({self.prog} -h lists the options)\n")
 
     def refuse(self, unknown: Sequence[str]) -> NoReturn:
         """End the program, saying which option may have been meant."""
         flag = unknown[0].split("=")[0]
-        if hint := removed(flag, self.prog) or HABITS.get(flag):
-            self.error(f"{flag} {hint}")
+        if flag in HABITS:
+            self.error(f"{flag} {HABITS[flag]}")
         if re.match(r"\w+=", unknown[0]):
             self.error(f"unrecognized arguments: {' '.join(unknown)}; {KEY_VALUE}")
         meant = difflib.get_close_matches(flag, self._option_string_actions, 1)

@@ -27,7 +27,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from utils.core.errors import RecipeError, removed
+from utils.core.errors import RecipeError
 from utils.core.files import read_yaml, write_text
 from utils.core.strict_model import StrictModel, validate
 
@@ -93,13 +93,6 @@ class Calibration(StrictModel):
             return {"method": "percentile", **content}
         return content
 
-    @field_validator("method", mode="before")
-    @classmethod
-    def _method_of_2_0(cls, value: Any) -> Any:
-        if value == "entropy":
-            raise ValueError(f"another method; entropy {removed('calibration.method entropy')}")
-        return value
-
 
 class Finetune(StrictModel):
     """Quantization-aware training under supervision by the float network."""
@@ -127,9 +120,8 @@ class Finetune(StrictModel):
     @field_validator("lr", mode="before")
     @classmethod
     def _one_rate(cls, value: Any) -> Any:
-        if isinstance(value, Mapping):
-            raise ValueError(f"one rate, or auto; lr by epoch {removed('finetune.lr by epoch')}")
-        if isinstance(value, str) and value != AUTO and _number(value) is value:
+        is_text = isinstance(value, str) and value != AUTO and _number(value) is value
+        if is_text or isinstance(value, Mapping):
             raise ValueError("a learning rate, or auto")
         return value
 

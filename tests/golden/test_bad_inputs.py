@@ -51,7 +51,7 @@ CASES = [  # program, arguments, what the line names
     (Q, f"{FEW} --calib-method max --percentile 99", "with --calib-method max"),
     (Q, "--resume missing-run", "missing-run"),
     (Q, f"{FEW} --project text.pt", "text.pt"),
-    (S, f"{FEW} --granularity quantizer", "was removed in 2.0: use --granularity module"),
+    (S, f"{FEW} --granularity quantizer", "--granularity"),
     (S, f"{FEW} --weights int8.pt", "int8.pt"),
     (C, f"{FEW} --weights int8.pt", "int8.pt"),
     (X, "", "--weights"),

@@ -43,68 +43,12 @@ class DependencyError(InputError):
     """A library that this command needs is not installed; the message says how to install it."""
 
 
-# What users of other projects type -> how it is done here. Keys are as those of REMOVED.
+# An option ('--flag', or one value of it, '--flag value') that users of other projects type -> how it is done here.
 HABITS: dict[str, str] = {
     "--include engine": "is not written here: scripts/generate_trt_engine.sh builds an engine of the ONNX file",
     "--format": "does not exist: export_qat.py writes ONNX, and scripts/generate_trt_engine.sh builds the engine",
     "--int8": "does not exist: qat.py quantize makes the INT8 checkpoint, which export_qat.py exports",
+    "--task speed": "does not exist: scripts/benchmark_trt.py measures speed",
+    "--task study": "does not exist: run val_trt.py with each --imgsz, and compare by scripts/make_report.py",
 }
 KEY_VALUE = "options are written as --name VALUE here, and engines are built by scripts/generate_trt_engine.sh"
-
-
-# What went -> what to use instead. What went is an option ('--flag', or 'val_trt.py --flag' where other programs still
-# have it), one value of an option ('--flag value'), or a key of a file ('section.key').
-REMOVED: dict[str, str] = {
-    "--patience": "use --epochs alone; the best epoch is kept, whatever follows it",
-    "--quantizer": "leave it out; the project's own quantizer gives the same results",
-    "--calib-batches": "use --calib-images, which does not depend on --batch-size",
-    "--calib-method entropy": "use --calib-method mse, or auto, which chooses by the loss on training images",
-    "calibration.method entropy": "use mse, or auto, which chooses by the loss on training images",
-    "calibration.scales": "use calibration.method, which all scales have",
-    "finetune.lr by epoch": "use one rate, or auto",
-    "finetune.weight_ranges": "leave it out; the range of a weight's channel is its largest magnitude",
-    "finetune.features": "leave it out; the task loss alone was as good",
-    "finetune.collapse": "leave it out; PTQ is kept where QAT is not better",
-    "finetune.patience": "use finetune.epochs alone; the best epoch is kept, whatever follows it",
-    "--teacher": "leave it out; the network's own float weights were the better teacher",
-    "finetune.ranges": "leave it out; ranges that train too regained more AP",
-    **dict.fromkeys(("finetune.supervision", "finetune.supervision_stride", "--supervision"),
-                    "leave it out; detections are compared, which regained more AP than layers did"),
-    **dict.fromkeys(("--measure", "--concurrency", "triton_client.py --batch-size"),
-                    "use perf_analyzer (docs/triton.md of the overlay)"),
-    "qat.py sensitive --granularity quantizer": "use --granularity module",
-    "qat.py sensitive --budget": "leave it out; a run that was ended goes on with --resume",
-    **dict.fromkeys(
-        (f"qat.py sensitive --{gone}" for gone in
-         ("engine", "engine-minutes", "engine-batch", "optimization-level", "max-aux-streams", "timing-cache")),
-        "use --profile with the layer times of an engine (scripts/inspect_engine.py)"),
-    "--nvjpeg": "leave it out; OpenCV decodes images, in as many processes as --workers says",
-    "val_trt.py --infStreams": "evaluate an engine for more images at a time",
-    "benchmark_trt.py --infStreams": "use larger batches, or trtexec --loadEngine=FILE --infStreams=N",
-    "val_trt.py --overlap": "leave it out; scripts/benchmark_trt.py says how fast an engine is",
-    "--upsample-masks": "leave it out; masks are compared on the prototypes' grid, as upstream does",
-    "val_trt.py --task speed": "use scripts/benchmark_trt.py, or --conf-thres 0.25 --iou-thres 0.45",
-    "val_trt.py --task study": "call val_trt.py for each --imgsz; scripts/make_report.py puts the runs into one table",
-    "--input int8": "use --input uint8",
-    "triton_client.py --protocol": "leave it out; the client speaks gRPC (port 8001)",
-    "make_triton.py --onnx": "give the ONNX file and --platform tensorrt_plan, and copy the engine into the repository",
-    "--include triton": "use scripts/make_triton.py FILE, for an ONNX file or an engine",
-    "export_yoloV9.py --input": "leave it out; nvinfer makes floats (export_qat.py --input uint8 takes bytes)",
-    "--build-limit": "use timeout, such as: timeout -k 10 20m python scripts/build_engine.py ...",
-    **dict.fromkeys(("--compile", "--no-compile"), "leave it out; ONNX files and engines are timed, not PyTorch"),
-    "--own-timing": "leave it out; it is always our own loop that takes the times",
-    "--cuda-graphs": "edit optimization in config.pbtxt",
-    "--no-warmup": "remove model_warmup from config.pbtxt",
-    "--nms-instances": "edit instance_group in the config.pbtxt of NAME_nms",
-    "install_dependencies.sh --dry-run": "leave it out; pip says what it installs",
-    "--input-format": "leave it out; take bytes by export_qat.py --input uint8",
-    "--trtexec": "leave it out; TensorRT's Python module builds, and engines that you build by trtexec are taken",
-    "--exposeDMA": "leave it out; H2D, compute and D2H are the parts of a batch, and latency their sum",
-    "--timing-iterations": "leave it out; the timing cache beside an engine keeps what was measured",
-}  # fmt: skip
-
-
-def removed(name: str, program: str = "") -> str:
-    """What to say of an option or a key that was removed, such as 'was removed in 2.0: use --new'; '' for others."""
-    instead = REMOVED.get(f"{program} {name}") or REMOVED.get(name)
-    return f"was removed in 2.0: {instead}" if instead else ""

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
-from utils.core.errors import InputError, removed
+from utils.core.errors import InputError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,10 +42,10 @@ class InputSpec:
     def of_file(cls, entries: Mapping[str, str], dtype: str, shape: Sequence[int | None] = ()) -> InputSpec:
         """The form of a file, by its metadata, or else its input's dtype (torch's name) and shape (None: dynamic).
 
-        `InputError` for a file that takes INT8 images, as 1.0 exported them.
+        `InputError` for a file that takes INT8 images.
         """
         if "int8" in (entries.get(KIND_KEY), dtype):
-            raise InputError(f"the file takes INT8 images, which {removed('--input int8')}, and export it again")
+            raise InputError("the file takes INT8 images; expected FP32 or uint8: export it with --input uint8")
         kind: Kind = "uint8" if dtype == "uint8" else "float"
         layout = entries.get(LAYOUT_KEY)
         if not layout:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from utils.core.errors import InputError, removed
+from utils.core.errors import InputError
 from utils.core.text import short_repr
 
 Model = TypeVar("Model", bound="StrictModel")
@@ -79,10 +79,7 @@ def _place(model: type[BaseModel], parts: Iterable[int | str]) -> tuple[str, typ
 
 
 def _unknown_key(key: str, name: str, holder: type[BaseModel]) -> str:
-    """The line for a key that a model does not have: how it was replaced, or which one may have been meant."""
-    hint = removed(key)
-    if hint:
-        return f"{key} {hint}"
+    """The line for a key that a model does not have: which one may have been meant."""
     close = difflib.get_close_matches(name, holder.model_fields, 1)
     advice = f"did you mean {close[0]}?" if close else f"the keys are {', '.join(holder.model_fields)}"
     return f"there is no key {short_repr(key)[1:-1]}; {advice}"

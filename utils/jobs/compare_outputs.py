@@ -1,18 +1,19 @@
-"""Does an exported file compute what the network computes? ONNX Runtime beside PyTorch, on a few images.
+"""Comparison of an exported file with the network that it was exported from: ONNX Runtime beside PyTorch, a few images.
 
-Three things are compared: the predictions, with the masks that they make; for a quantized network every stretch between
-two quantizers by itself, see `compare_tensors.py`; and what the file's form makes of its own predictions. References:
-the NMS and the masks of the evaluation loop, and torchvision's ROIAlign for masks in boxes. TensorRT's plugin runs in
-TensorRT only: ONNX's operators stand in for it.
+Three things are compared: the predictions, with their masks; for a quantized network every stretch between two
+quantizers by itself, see `compare_tensors.py`; and the detections of a file with NMS with those of the evaluation
+loop's NMS on the file's own predictions. The reference for masks in boxes is torchvision's ROIAlign. TensorRT's plugin
+runs in TensorRT only: ONNX's operators stand in for it.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -53,7 +54,11 @@ OTHER_MASKS = "masks are not what the file's own coefficients and prototypes mak
 
 @dataclass(frozen=True)
 class Parity:
-    """Differences of the predictions and, of a quantized network, of each stretch; and what is too large, in words."""
+    """Differences of the predictions and, for a quantized network, of each stretch.
+
+    Attributes:
+        problems: differences that are too large, a sentence each.
+    """
 
     outputs: Differences
     stretches: Differences
@@ -64,87 +69,138 @@ def check_onnx(
     path: str | Path, model: nn.Module, images: Tensor, order: Mapping[str, Provenance] | None = None, *,
     half: bool = False,
 ) -> Parity:  # fmt: skip
-    """Run an exported file on images; of a quantized network, only results behind equal INT8 values have limits.
+    """Compare an exported file with its network; for a quantized one only results behind equal INT8 values have limits.
 
     Args:
-        model: what it was exported from, on the CPU: a GPU may compute with less than float32.
-        images: `[N, 3, H, W]` in 0..1; rounded to whole pixels where the file takes bytes.
+        model: what it was exported from, on the CPU, since a GPU may compute with less than float32.
+        images: `[N, 3, H, W]` in 0..1; rounded to whole pixels if the file takes bytes.
         order: of a quantized network, see `compare_tensors`.
-        half: the file computes in FP16.
+        half: whether the file computes in FP16.
     """
-    graph, head = read_onnx(path), model.model[-1]
-    task, metadata = task_of_head(head), metadata_of(graph)
-    nms = NmsSettings(**json.loads(metadata["nms"])) if "nms" in metadata else None
+    graph = read_onnx(path)
+    comparison = _Comparison(graph, model, order)
     if input_spec(graph).kind != "float":
         images = pixels(images) / 255
-    run = observed(graph, task, head.nc)
-    size = graph.graph.input[0].type.tensor_type.shape.dim[0].dim_value or min(len(images), FREE_BATCH)
-    outputs, stretches, counts = list[Differences](), list[Differences](), Counter[str]()
-    for part in images.split(size):
-        batch = torch.cat([part, part[-1:].expand(size - len(part), -1, -1, -1)])  # a static batch is filled up
-        results = run(feed_of(graph, batch))
-        prediction = Prediction.of(results, task)
+    batch_size = graph.graph.input[0].type.tensor_type.shape.dim[0].dim_value or min(len(images), FREE_BATCH)
+    for part in images.split(batch_size):
+        padding = part[-1:].expand(batch_size - len(part), -1, -1, -1)  # fills up a static batch
+        comparison.add(torch.cat([part, padding]))
+    return comparison.parity(half)
+
+
+class _Comparison:
+    """Differences of the batches that were added, see `check_onnx`."""
+
+    def __init__(self, graph: ModelProto, model: nn.Module, order: Mapping[str, Provenance] | None) -> None:
+        layers: Any = model.model
+        head = layers[-1]
+        self._graph = graph
+        self._model = model
+        self._order = order
+        self._task = task_of_head(head)
+        self._run = observed(graph, self._task, head.nc)
+        metadata = metadata_of(graph)
+        self._nms = NmsSettings(**json.loads(metadata["nms"])) if "nms" in metadata else None
+        self._framed = metadata.get("mask_resolution") != "0"
+        self._outputs: list[Differences] = []
+        self._stretches: list[Differences] = []
+        self._counts = Counter[str]()
+
+    def add(self, images: Tensor) -> None:
+        """Compare the results for a batch, float32 `[B, 3, H, W]` in 0..1."""
+        results = self._run(feed_of(self._graph, images))
+        prediction = Prediction.of(results, self._task)
         with torch.no_grad():
-            expected = Prediction(*predicted(model(batch)))
-        outputs.append(compare_predictions(prediction, expected, (batch.shape[2], batch.shape[3])))
-        if order:
-            stretches.append(compare_tensors(model, graph, batch, order))
-        if nms is None and ROWS in results:
-            counts[DIFFERENT_ROWS] += not same_rows(results[ROWS], prediction)
-        elif nms:
-            framed = metadata.get("mask_resolution") != "0"
-            counts += compare_detections(results, prediction, nms, batch.shape[3], framed=framed)
-    parity = Parity(together(outputs), together(stretches), ())
-    problems = []
-    for what, value in (parity.stretches or parity.outputs).items():
-        unit, *limits = LIMITS[what]
-        if not value <= limits[half]:  # or NaN
-            problems.append(f"{what}: {value:.3g} {unit}".rstrip() + f" apart, {limits[half]:g} at most was expected")
-    tolerated = max(1, DIFFERENT_DETECTIONS * counts.pop("detections", 0))
-    problems += [what for what, count in counts.items() if count > (0 if what == DIFFERENT_ROWS else tolerated)]
-    return replace(parity, problems=tuple(problems))
+            expected = Prediction(*predicted(self._model(images)))
+        height, width = images.shape[2:]
+        self._outputs.append(compare_predictions(prediction, expected, (height, width)))
+        if self._order:
+            self._stretches.append(compare_tensors(self._model, self._graph, images, self._order))
+        if self._nms:
+            self._counts += compare_detections(results, prediction, self._nms, width, framed=self._framed)
+        elif ROWS in results and not same_rows(results[ROWS], prediction):
+            self._counts[DIFFERENT_ROWS] += 1
+
+    def parity(self, half: bool) -> Parity:
+        """Combine the differences and hold them against the limits of FP32 or, with `half`, of FP16."""
+        outputs = together(self._outputs)
+        stretches = together(self._stretches)
+        problems = [*_too_large(stretches or outputs, half), *self._too_many()]
+        return Parity(outputs, stretches, tuple(problems))
+
+    def _too_many(self) -> Iterator[str]:
+        """Yield the kinds of different detections that are more than pairs of boxes at the threshold explain."""
+        tolerated = max(1, DIFFERENT_DETECTIONS * self._counts["detections"])
+        if self._counts[DIFFERENT_ROWS]:
+            yield DIFFERENT_ROWS
+        for kind in (OTHER_DETECTIONS, OTHER_MASKS):
+            if self._counts[kind] > tolerated:
+                yield kind
+
+
+def _too_large(differences: Differences, half: bool) -> Iterator[str]:
+    """Yield a sentence for each difference above its limit."""
+    for name, value in differences.items():
+        unit, limit, limit_of_half = LIMITS[name]
+        if half:
+            limit = limit_of_half
+        if not value <= limit:  # or NaN
+            amount = f"{value:.3g} {unit}".rstrip()
+            yield f"{name}: {amount} apart, {limit:g} at most was expected"
 
 
 def observed(graph: ModelProto, task: Task, classes: int) -> Callable[[np.ndarray], dict[str, Tensor]]:
-    """A function that runs a graph in ONNX Runtime on what `feed_of` gives; its results by name, its predictions too.
+    """Return a function that runs a graph in ONNX Runtime on an array of `feed_of`.
 
-    ONNX's own operators stand in for TensorRT's plugin.
+    It gives the results by name, the predictions too. ONNX's own operators stand in for TensorRT's plugin.
     """
     graph = replace_plugin(graph, classes)
     names = [value.name for value in graph.graph.output]
-    predictions = [name for name in task.outputs if name not in names]
-    graph.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in predictions)
+    for name in task.outputs:
+        if name not in names:
+            graph.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
+            names.append(name)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3
     session = open_session(graph.SerializeToString(), options, ["CPUExecutionProvider"])
 
     def run(feed: np.ndarray) -> dict[str, Tensor]:
-        values = session.run([*names, *predictions], {graph.graph.input[0].name: feed})
-        return dict(zip([*names, *predictions], map(torch.from_numpy, values), strict=True))
+        values = session.run(names, {graph.graph.input[0].name: feed})
+        return {name: torch.from_numpy(value) for name, value in zip(names, values, strict=True)}
 
     return run
 
 
 def same_rows(rows: Tensor, predicted: Prediction) -> bool:
     """Whether DeepStream's rows `[B, anchors, 6]` are the predictions."""
-    boxes, scores = torchvision.ops.box_convert(predicted.boxes.mT, "cxcywh", "xyxy"), predicted.scores.mT
-    label, best = rows[..., 5:].long().clamp(0, scores.shape[2] - 1), scores.amax(2)
-    pairs = (rows[..., :4], boxes), (rows[..., 4], best), (scores.gather(2, label)[..., 0], best)
-    return all(torch.allclose(*pair, atol=SAME_BOX, rtol=0) for pair in pairs)
+    boxes = torchvision.ops.box_convert(predicted.boxes.mT, "cxcywh", "xyxy")
+    scores = predicted.scores.mT
+    best = scores.amax(2)
+    label = rows[..., 5:].long().clamp(0, scores.shape[2] - 1)
+    score_of_label = scores.gather(2, label)[..., 0]
+    pairs = ((rows[..., :4], boxes), (rows[..., 4], best), (score_of_label, best))
+    return all(torch.allclose(values, expected, atol=SAME_BOX, rtol=0) for values, expected in pairs)
 
 
 def compare_detections(
     results: Mapping[str, Tensor], predicted: Prediction, nms: NmsSettings, width: int, *, framed: bool
 ) -> Counter[str]:
-    """Hold NMS in a file against the evaluation loop's on the file's own predictions; counts of what differs."""
+    """Compare the detections of a file with NMS with those of the evaluation loop's NMS on the file's own predictions.
+
+    Returns:
+        Counts of what differs, and of all `detections`. A detection that only one side has counts once.
+    """
     counts = Counter[str]()
-    table, all_masks = table_and_masks(results, () if predicted.prototypes is None else predicted.prototypes.shape[2:])
+    grid = () if predicted.prototypes is None else predicted.prototypes.shape[2:]
+    table, all_masks = table_and_masks(results, grid)
     for image, loop_rows in enumerate(loop_detections(predicted, nms)):
         rows = table[image][table[image, :, 4] > 0]
         same = same_detections(rows, loop_rows)
+        without_partner = int((~same.any(1)).sum())
+        loops_without_partner = int((~same.any(0)).sum())
         counts["detections"] += len(loop_rows)
-        counts[OTHER_DETECTIONS] += max(int((~same.any(1)).sum()), int((~same.any(0)).sum()))
+        counts[OTHER_DETECTIONS] += max(without_partner, loops_without_partner)
         if all_masks is not None:
             masks = all_masks[image, : len(rows)]
             counts[OTHER_MASKS] += different_masks(masks, rows, loop_rows, predicted, image, width, framed=framed)
@@ -152,13 +208,17 @@ def compare_detections(
 
 
 def loop_detections(predicted: Prediction, nms: NmsSettings) -> Sequence[Tensor]:
-    """What the evaluation loop's NMS keeps of a file's predictions at its settings: of each image `[n, 7]`."""
-    iou_thres, agnostic = (1.0, False) if nms.kind == "none" else (nms.iou_thres, nms.agnostic)
-    if nms.kind == "none" and nms.agnostic:  # the best class of each anchor only
+    """Detections of each image, `[n, 7]`, by the evaluation loop's NMS on a file's predictions, at its settings."""
+    if nms.kind != "none":
+        return non_max_suppression(
+            predicted, nms.conf_thres, nms.iou_thres, max_det=nms.topk, agnostic=nms.agnostic
+        )  # fmt: skip
+    if nms.agnostic:  # the best class of each anchor only
         best, label = predicted.scores.max(1, keepdim=True)
         scores = torch.zeros_like(predicted.scores).scatter(1, label, best)
-        predicted = replace(predicted, raw=torch.cat([predicted.boxes, scores, predicted.coefficients], 1))
-    return non_max_suppression(predicted, nms.conf_thres, iou_thres, max_det=nms.topk, agnostic=agnostic)
+        raw = torch.cat([predicted.boxes, scores, predicted.coefficients], 1)
+        predicted = replace(predicted, raw=raw)
+    return non_max_suppression(predicted, nms.conf_thres, 1.0, max_det=nms.topk, agnostic=False)
 
 
 def table_and_masks(results: Mapping[str, Tensor], grid: Sequence[int]) -> tuple[Tensor, Tensor | None]:
@@ -177,47 +237,65 @@ def table_and_masks(results: Mapping[str, Tensor], grid: Sequence[int]) -> tuple
 
 
 def same_detections(rows: Tensor, expected: Tensor) -> Tensor:
-    """Which of `rows` `[n, 6]` is which of `expected` `[m, 6]`: bool `[n, m]`."""
+    """Pairs of equal detections, bool `[n, m]`, of `rows` `[n, 6]` and `expected` `[m, 6]`."""
     differences = (rows[:, None, :6] - expected[None, :, :6]).abs()
-    boxes, scores, classes = differences[..., :4].amax(2), differences[..., 4], differences[..., 5]
+    boxes = differences[..., :4].amax(2)
+    scores = differences[..., 4]
+    classes = differences[..., 5]
     return (boxes < SAME_BOX) & (scores < SAME_SCORE) & (classes == 0)
 
 
 def different_masks(
     masks: Tensor, rows: Tensor, expected: Tensor, predicted: Prediction, image: int, width: int, *, framed: bool
 ) -> int:
-    """How many masks `[n, rows, columns]` of an image's detections are others than those of the loop's equal ones.
+    """Count the masks `[n, h, w]` of an image's detections that differ from those of the loop's equal detections.
 
-    The file's detections are `rows`, `[n, 6]`, the loop's `expected`, `[m, 7]` with the anchor behind. `width` is that
-    of the input in pixels. `framed` masks lie in their boxes' frames, others on the prototypes' grid.
+    Args:
+        rows: the file's detections, `[n, 6]`.
+        expected: the loop's detections, `[m, 7]`, whose last column is the anchor.
+        width: of the input in pixels.
+        framed: masks lie in the frames of their boxes; others lie on the prototypes' grid.
     """
     row, loop_row = same_detections(rows, expected).nonzero().unbind(1)
     if predicted.prototypes is None or not len(row):
         return 0
     coefficients = predicted.coefficients[image][:, expected[loop_row, 6].long()].T
     sums = torch.einsum("nk,khw->nhw", coefficients, predicted.prototypes[image])
-    boxes, scale = rows[row, :4], sums.shape[2] / width
+    boxes = rows[row, :4]
+    scale = sums.shape[2] / width
     if framed:
-        numbered = torch.cat([torch.arange(len(boxes))[:, None].to(boxes), boxes], 1)
-        size = (masks.shape[1], masks.shape[2])
-        expected_masks = torchvision.ops.roi_align(sums[:, None], numbered, size, scale, 1, aligned=True)
-        expected_masks = expected_masks[:, 0].sigmoid()
+        expected_masks = _masks_in_frames(sums, boxes, scale, (masks.shape[1], masks.shape[2]))
     else:
-        x1, y1, x2, y2 = (boxes * scale).unbind(1)
-        inside_y, inside_x = between(y1, y2, sums.shape[1]), between(x1, x2, sums.shape[2])
-        expected_masks = sums.sigmoid() * (inside_y[:, :, None] & inside_x[:, None])
+        expected_masks = _masks_on_grid(sums, boxes * scale)
     differences = (masks[row] - expected_masks).abs().flatten(1).amax(1)
-    least = differences.new_full((len(rows),), float("inf")).scatter_reduce(0, row, differences, "amin")
+    infinite = differences.new_full((len(rows),), float("inf"))
+    least = infinite.scatter_reduce(0, row, differences, "amin")  # a detection may have several equal ones
     return int((~(least[row.unique()] <= SAME_MASK)).sum())
 
 
+def _masks_in_frames(sums: Tensor, boxes: Tensor, scale: float, size: tuple[int, int]) -> Tensor:
+    """Masks `[n, *size]` in the frames of boxes `[n, 4]`, of sums `[n, h, w]` on a grid of `scale` of the input."""
+    places = torch.arange(len(boxes))[:, None].to(boxes)
+    frames = torch.cat([places, boxes], 1)
+    return torchvision.ops.roi_align(sums[:, None], frames, size, scale, 1, aligned=True)[:, 0].sigmoid()
+
+
+def _masks_on_grid(sums: Tensor, boxes: Tensor) -> Tensor:
+    """Masks `[n, h, w]` of sums on the prototypes' grid, 0 outside of boxes `[n, 4]` in cells of that grid."""
+    x1, y1, x2, y2 = boxes.unbind(1)
+    inside_y = between(y1, y2, sums.shape[1])
+    inside_x = between(x1, x2, sums.shape[2])
+    return sums.sigmoid() * (inside_y[:, :, None] & inside_x[:, None])
+
+
 def check_images(count: int, size: tuple[int, int], data: DataConfig | None, channels: int = 3) -> Tensor:
-    """`[count, channels, height, width]` in 0..1: a dataset's images, or without one soft patches and noise."""
+    """Return `[count, channels, height, width]` in 0..1: a dataset's images, or without one soft patches with noise."""
     if data is not None:
         from utils.evaluation.dataset import make_loader
 
         split = "val" if "val" in data.splits else "train"
-        images = next(iter(make_loader(data, split, imgsz=size, batch_size=count, workers=0, limit=count))).images
+        loader = make_loader(data, split, imgsz=size, batch_size=count, workers=0, limit=count)
+        images = next(iter(loader)).images
         if len(images):
             return with_channels(images, channels).float() / 255
     random = torch.Generator().manual_seed(0)

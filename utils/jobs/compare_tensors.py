@@ -1,4 +1,4 @@
-"""How far are two networks' results apart? Predictions and masks; and a Q/DQ graph's integers from the torch network's.
+"""Differences between the results of two networks: predictions, masks, and a Q/DQ graph's integers.
 
 For the integers the graph is cut behind every activation quantizer: those that the torch network had there are fed in.
 So every stretch between two quantizers is compared by itself, and differences do not add up: what remains is float
@@ -34,8 +34,8 @@ from utils.runners.base import as_feed
 Differences = dict[str, float]
 Grid = tuple[float, np.ndarray]  # scale and zero point (INT8 0, or UINT8 of a file for OpenVINO) of a tensor
 
-BEST = 100  # anchors of an image whose boxes and masks are compared: those without an object have boxes of no meaning
-SMALLEST = 1e-12  # of a largest value that others are divided by
+BEST = 100  # anchors of an image whose boxes and masks are compared: boxes of anchors without an object mean nothing
+SMALLEST = 1e-12  # of a divisor
 STEPS, STEPPED, RESULT = "INT8 value", "share of INT8 values", "result behind equal INT8 values"
 RANGES = "activation in the file's range from one in its symmetric range"
 COEFFICIENTS, PROTOTYPES, PIXELS = "mask coefficient", "prototype", "share of the masks' pixels"
@@ -53,58 +53,74 @@ LIMITS = {  # what differs → its unit, and how much float arithmetic in anothe
 
 
 def together(parts: Sequence[Differences]) -> Differences:
-    """The differences of several parts of the images, of one size: means of shares, else the largest; NaN if one is."""
-    return {
-        name: float((np.mean if name in (STEPPED, PIXELS) else np.max)([part[name] for part in parts]))
-        for name in (parts[0] if parts else ())
-    }
+    """Combine the differences of several parts of the images, of one size: means of shares, else the largest value.
+
+    NaN in a part gives NaN.
+    """
+    combined: Differences = {}
+    for name in parts[0] if parts else ():
+        values = [part[name] for part in parts]
+        combined[name] = float(np.mean(values) if name in (STEPPED, PIXELS) else np.max(values))
+    return combined
 
 
 def compare_predictions(predicted: Prediction, expected: Prediction, size: tuple[int, int]) -> Differences:
-    """Compare all scores; of the anchors with the highest ones boxes, too, and masks cropped to the expected boxes."""
+    """Compare all scores, and boxes and masks of the anchors with the highest expected scores.
+
+    Masks are cropped to the expected boxes. `size` is (height, width) of the input in pixels.
+    """
     anchors = expected.scores.amax(1).topk(min(BEST, expected.raw.shape[2])).indices
-    images, count = anchors.shape
-
-    def of_best(values: Tensor) -> Tensor:
-        """Columns of `[B, n, anchors]` as `[B, K, n]`."""
-        return values.gather(2, anchors[:, None].expand(-1, values.shape[1], -1)).mT
-
-    boxes = of_best(expected.boxes)
-    found = {
-        "box": float((of_best(predicted.boxes) - boxes).abs().max()),
+    boxes = _at(anchors, expected.boxes)
+    differences = {
+        "box": float((_at(anchors, predicted.boxes) - boxes).abs().max()),
         "score": float((predicted.scores - expected.scores).abs().max()),
     }
     if expected.prototypes is None or predicted.prototypes is None:
-        return found
-    corners = torchvision.ops.box_convert(boxes, "cxcywh", "xyxy")
-    coefficients, others = of_best(expected.coefficients), of_best(predicted.coefficients)
-
-    def pixels(prototypes: Tensor, coefficients: Tensor) -> Tensor:
-        """Masks bool `[B, K, h, w]`."""
-        masks = Masks(prototypes, tuple(coefficients.float()), tuple(corners.float()), size)
-        return torch.stack([masks.pixels(image, torch.arange(count)) for image in range(images)])
-
-    def of_largest(values: Tensor, reference: Tensor) -> float:
-        return float((values - reference).abs().max() / reference.abs().max().clamp(min=SMALLEST))
-
-    different = pixels(expected.prototypes, coefficients) != pixels(predicted.prototypes, others)
-    inside = pixels(torch.ones_like(expected.prototypes[:, :1]), torch.ones_like(coefficients[..., :1]))
-    return found | {
-        COEFFICIENTS: of_largest(others, coefficients),
-        PROTOTYPES: of_largest(predicted.prototypes, expected.prototypes),
-        PIXELS: float(different.sum() / inside.sum().clamp(min=1)),
+        return differences
+    corners = torchvision.ops.box_convert(boxes, "cxcywh", "xyxy").float()
+    coefficients = _at(anchors, expected.coefficients)
+    predicted_coefficients = _at(anchors, predicted.coefficients)
+    masks = _mask_pixels(expected.prototypes, coefficients, corners, size)
+    predicted_masks = _mask_pixels(predicted.prototypes, predicted_coefficients, corners, size)
+    ones = torch.ones_like(expected.prototypes[:, :1])
+    inside = _mask_pixels(ones, torch.ones_like(coefficients[..., :1]), corners, size)
+    return differences | {
+        COEFFICIENTS: _relative_to_largest(predicted_coefficients, coefficients),
+        PROTOTYPES: _relative_to_largest(predicted.prototypes, expected.prototypes),
+        PIXELS: float((masks != predicted_masks).sum() / inside.sum().clamp(min=1)),
     }
 
 
+def _at(anchors: Tensor, values: Tensor) -> Tensor:
+    """The columns of `values` `[B, n, all anchors]` at `anchors` `[B, K]`, as `[B, K, n]`."""
+    return values.gather(2, anchors[:, None].expand(-1, values.shape[1], -1)).mT
+
+
+def _mask_pixels(prototypes: Tensor, coefficients: Tensor, corners: Tensor, size: tuple[int, int]) -> Tensor:
+    """Masks, bool `[B, K, h, w]`, of boxes `corners` `[B, K, 4]`, xyxy, in images of (height, width) `size`."""
+    masks = Masks(prototypes, tuple(coefficients.float()), tuple(corners), size)
+    images, count = corners.shape[:2]
+    return torch.stack([masks.pixels(image, torch.arange(count)) for image in range(images)])
+
+
+def _relative_to_largest(values: Tensor, reference: Tensor) -> float:
+    """The largest difference as a fraction of the largest magnitude of the reference."""
+    difference = (values - reference).abs().max()
+    return float(difference / reference.abs().max().clamp(min=SMALLEST))
+
+
 def pixels(images: Tensor) -> Tensor:
-    """Images in 0..1 → bytes."""
+    """Convert images in 0..1 to bytes."""
     return (images * 255).round().to(torch.uint8)
 
 
 def feed_of(graph: ModelProto, images: Tensor) -> np.ndarray:
-    """What a file takes for images `[B, 3, H, W]` in 0..1."""
+    """Convert images `[B, 3, H, W]` in 0..1 to the form that a file takes."""
     form = input_spec(graph)
-    return np.ascontiguousarray((images if form.kind == "float" else as_feed(pixels(images), form, "uint8")).numpy())
+    if form.kind != "float":
+        images = as_feed(pixels(images), form, "uint8")
+    array: np.ndarray = np.ascontiguousarray(images.numpy())
+    return array
 
 
 def compare_tensors(
@@ -119,33 +135,62 @@ def compare_tensors(
     """
     task = task_of_head(model.model[-1])
     cut, parameters = _cut(graph, order, task)
-    quantizers = list(order.values())
-    grids = {one.call: grid for one, grid in zip(quantizers, parameters.values(), strict=True)}
+    grids = {quantizer.call: grid for quantizer, grid in zip(order.values(), parameters.values(), strict=True)}
     calls, expected, moved = _torch_integers(model, task, images, grids)
+    feeds = {graph.graph.input[0].name: feed_of(graph, images)}
+    integers: dict[str, np.ndarray] = {}
+    for name, quantizer in zip(parameters, order.values(), strict=True):
+        integers[name] = _own_channels(calls[quantizer.call], quantizer)
+        feeds[f"{name}/fed"] = _as_fed(integers[name], quantizer, parameters[name][1])
+    results = _run(cut, feeds)
+    steps = differing = total = 0
+    for name, quantizer in zip(parameters, order.values(), strict=True):
+        result = results[name]
+        if quantizer.layout is not None:
+            result = result[:, quantizer.layout.places]
+        differences = np.abs(integers[name].astype(np.int16) + parameters[name][1] - result)
+        steps = max(steps, int(differences.max()))
+        differing += int((differences > 0).sum())
+        total += differences.size
+    predicted = Prediction.of({name: torch.from_numpy(results[name]) for name in task.outputs}, task)
+    boxes = (predicted.boxes - expected.boxes).abs().max()
+    scores = (predicted.scores - expected.scores).abs().max()
+    differences_of_masks = compare_predictions(predicted, expected, (images.shape[2], images.shape[3]))
+    del differences_of_masks["box"], differences_of_masks["score"]
+    return {
+        STEPS: steps,
+        STEPPED: differing / total,
+        RESULT: float(torch.maximum(boxes, scores)),
+        RANGES: moved,
+        **differences_of_masks,
+    }
+
+
+def _own_channels(values: np.ndarray, quantizer: Provenance) -> np.ndarray:
+    """The channels of a call's integers that a quantizer of the graph computes."""
+    if quantizer.channels is None:
+        return values
+    channels: np.ndarray = values[:, quantizer.channels]
+    return channels
+
+
+def _as_fed(values: np.ndarray, quantizer: Provenance, zero_point: np.ndarray) -> np.ndarray:
+    """Integers in the graph's layout and type."""
+    if quantizer.layout is not None:
+        values = quantizer.layout.spread(values, 1)
+    integers: np.ndarray = (values.astype(np.int16) + zero_point).astype(zero_point.dtype)
+    return integers
+
+
+def _run(graph: ModelProto, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Run a graph in ONNX Runtime without rewrites; returns its results by name."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = torch.get_num_threads()
-    session = onnxruntime.InferenceSession(cut.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    feeds = {graph.graph.input[0].name: feed_of(graph, images)}
-    integers = {}
-    for (name, (_, zero_point)), quantizer in zip(parameters.items(), quantizers, strict=True):
-        value = calls[quantizer.call] if quantizer.channels is None else calls[quantizer.call][:, quantizer.channels]
-        integers[name] = value
-        fed = value if quantizer.layout is None else quantizer.layout.spread(value, 1)
-        feeds[f"{name}/fed"] = (fed.astype(np.int16) + zero_point).astype(zero_point.dtype)
-    inputs, outputs = ([entry.name for entry in side] for side in (session.get_inputs(), session.get_outputs()))
-    results = dict(zip(outputs, session.run(outputs, {name: feeds[name] for name in inputs}), strict=True))
-    steps, differing, total = 0, 0, 0
-    for (name, value), quantizer in zip(integers.items(), quantizers, strict=True):
-        found = results[name] if quantizer.layout is None else results[name][:, quantizer.layout.places]
-        differences = np.abs(value.astype(np.int16) + parameters[name][1] - found)
-        steps, total = max(steps, int(differences.max())), total + differences.size
-        differing += int((differences > 0).sum())
-    predicted = Prediction.of({name: torch.from_numpy(results[name]) for name in task.outputs}, task)
-    apart = torch.cat([predicted.boxes - expected.boxes, predicted.scores - expected.scores], 1).abs().max()
-    masks = compare_predictions(predicted, expected, (images.shape[2], images.shape[3]))
-    masks = {name: value for name, value in masks.items() if name not in ("box", "score")}
-    return {STEPS: steps, STEPPED: differing / total, RESULT: float(apart), RANGES: moved, **masks}
+    session = onnxruntime.InferenceSession(graph.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    inputs = {entry.name: feeds[entry.name] for entry in session.get_inputs()}
+    outputs = [entry.name for entry in session.get_outputs()]
+    return dict(zip(outputs, session.run(outputs, inputs), strict=True))
 
 
 def _torch_integers(
@@ -196,27 +241,38 @@ def _torch_integers(
 
 
 def _cut(graph: ModelProto, order: Collection[str], task: Task) -> tuple[ModelProto, dict[str, Grid]]:
-    """The graph with each DequantizeLinear of an activation reading an input, `NAME/fed`, and integers as outputs.
+    """Cut a graph behind its activation quantizers.
 
-    The second result is the grid of each integer tensor by NAME.
+    In the result each DequantizeLinear of an activation reads an input `NAME/fed`, and the integers are outputs.
+
+    Returns:
+        The graph, and the grid of each integer tensor by NAME.
     """
+    parameters = _quantizer_parameters(graph, order)
+    cut = deepcopy(graph)
+    for node in cut.graph.node:
+        node.input[:] = [f"{name}/fed" if name in parameters else name for name in node.input]
+    del cut.graph.output[:], cut.graph.value_info[:]
+    for name in task.outputs:
+        cut.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
+    for name, (_, zero_point) in parameters.items():
+        kind = helper.np_dtype_to_tensor_dtype(zero_point.dtype)
+        cut.graph.input.append(helper.make_tensor_value_info(f"{name}/fed", kind, None))
+        cut.graph.output.append(helper.make_tensor_value_info(name, kind, None))
+    drop_unused(cut)
+    return ModelProto.FromString(cut.SerializeToString()), parameters
+
+
+def _quantizer_parameters(graph: ModelProto, order: Collection[str]) -> dict[str, Grid]:
+    """Grid of each integer tensor, by its name, of the activation quantizers named in `order`."""
     qdq_graph = QdqGraph(graph)
     quantizers = {node.name: node for node in qdq_graph.activations}
     parameters: dict[str, Grid] = {}
     for name in order:
         integers = quantizers[name].output[0]
         readers = [node for node in qdq_graph.consumers(integers) if node.op_type == DEQUANTIZE]
-        # not the QuantizeLinear's, which is 255 times as much where it reads bytes
+        # The scale of the reader, since that of the QuantizeLinear is 255 times as large where it reads bytes.
         scale = qdq_graph.array(readers[0].input[1]) if readers else None
         zero_point = qdq_graph.constant(quantizers[name].input[2])
-        parameters[integers] = float(scale) if scale is not None else 1.0, zero_point
-    cut = deepcopy(graph)
-    for node in cut.graph.node:
-        node.input[:] = [f"{name}/fed" if name in parameters else name for name in node.input]
-    del cut.graph.output[:], cut.graph.value_info[:]
-    kinds = {name: helper.np_dtype_to_tensor_dtype(zero.dtype) for name, (_, zero) in parameters.items()}
-    outputs = [*((name, TensorProto.FLOAT) for name in task.outputs), *kinds.items()]
-    cut.graph.input.extend(helper.make_tensor_value_info(f"{name}/fed", kind, None) for name, kind in kinds.items())
-    cut.graph.output.extend(helper.make_tensor_value_info(name, kind, None) for name, kind in outputs)
-    drop_unused(cut)
-    return ModelProto.FromString(cut.SerializeToString()), parameters
+        parameters[integers] = (1.0 if scale is None else float(scale), zero_point)
+    return parameters

@@ -47,11 +47,13 @@ def run(name: str, imgsz: int, threads: int | None = None) -> list[BenchmarkRow]
     """
     if imgsz % STRIDE:
         raise InputError(f"--imgsz {imgsz} is not a multiple of {STRIDE}, the stride of {name}")
+    network = random_network(CHECKOUT / "models/detect" / f"{name}.yaml")
+    on_cpu = benchmark.OnCpu(threads, "CPU")
     with TemporaryDirectory() as folder:
-        files = {kind: Path(folder, f"{name}-{kind}.onnx") for kind in ("fp32", "int8")}
-        write_pair(random_network(CHECKOUT / "models/detect" / f"{name}.yaml"), imgsz, files["fp32"], files["int8"])
-        entries = [Entry(files["fp32"], baseline=True), Entry(files["int8"])]
-        on_cpu = benchmark.OnCpu(threads, "CPU")
+        float_file = Path(folder, f"{name}-fp32.onnx")
+        int8_file = Path(folder, f"{name}-int8.onnx")
+        write_pair(network, imgsz, float_file, int8_file)
+        entries = [Entry(float_file, baseline=True), Entry(int8_file)]
         job = benchmark.Benchmark(entries, None, TIMING, BuildConfig(), torch.device("cpu"), on_cpu=on_cpu)
         rows = job.measure(1)
     for sentence in verdicts(rows):
@@ -75,12 +77,16 @@ def random_network(config: Path | Mapping[str, Any], nc: int | None = None, seed
 
 
 def write_pair(network: nn.Module, imgsz: int, float_file: Path, int8_file: Path) -> None:
-    """Write a network as FP32 and, calibrated on one image of noise, as weakly typed INT8 file."""
+    """Write a network as an FP32 file and, calibrated on one image of noise, as a weakly typed INT8 file."""
     model = upstream.call_fused(upstream.fuse(network))
     quantized = copy.deepcopy(model)
     placement.apply(quantized, placement.plan(quantized, Recipe()))
     statistics = calibration.collect(quantized, [torch.rand(1, 3, CALIBRATION_SIZE, CALIBRATION_SIZE)])
     calibration.set_ranges(quantized, statistics.amax("max"))
-    for file, one, is_int8 in ((float_file, model, False), (int8_file, quantized, True)):
-        config = ExportConfig(imgsz=(imgsz, imgsz), typing="weak").resolved(is_int8)
-        onnx.save(run_passes(trace(one, config), config), file)
+    _write(model, imgsz, float_file, is_int8=False)
+    _write(quantized, imgsz, int8_file, is_int8=True)
+
+
+def _write(model: nn.Module, imgsz: int, file: Path, *, is_int8: bool) -> None:
+    config = ExportConfig(imgsz=(imgsz, imgsz), typing="weak").resolved(is_int8)
+    onnx.save(run_passes(trace(model, config), config), file)

@@ -4,8 +4,8 @@ REPOSITORY/NAME/config.pbtxt
 REPOSITORY/NAME/labels.txt       names of the classes
 REPOSITORY/NAME/1/model.onnx     or model.plan, or `nms_model.py` as model.py; of an ensemble the folder is empty
 
-Each model is written whole or not at all. The check is what a server says when it starts, later and in more lines:
-names, types and shapes of a configuration are those of the file; steps of an ensemble are left to the server.
+Each model is written whole or not at all. The check finds what a server would find when it starts: names, types and
+shapes of a configuration that are not those of the file. It leaves the steps of an ensemble to the server.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 import shlex
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -53,14 +53,16 @@ def make(options: ServingOptions) -> list[Path]:
     They are renamed into the repository, so that a server that polls it never sees half of a model.
 
     Raises:
-        InputError: the file cannot be served so, or something is in the way.
+        InputError: the file cannot be served with these options, or something is in the way.
     """
     file, note = read_served_file(options)
-    configs, repository = model_configs(file, options), options.output
+    configs = model_configs(file, options)
+    repository = options.output
     if repository.exists() and not repository.is_dir():
         raise InputError(f"--output {repository} is not a folder; give the folder of a model repository, or a new one")
     targets = [repository / config.name for config in configs]
-    if taken := [target.name for target in targets if os.path.lexists(target)]:
+    taken = [target.name for target in targets if os.path.lexists(target)]
+    if taken:
         raise InputError(f"{repository} has {', '.join(taken)} already; remove what is there, or choose another --name")
     place = repository if repository.is_mount() else repository.absolute().parent  # a rename stays on one disk
     place.mkdir(parents=True, exist_ok=True)
@@ -72,14 +74,22 @@ def make(options: ServingOptions) -> list[Path]:
             Path(temporary, target.name).rename(target)
     for target in targets:
         logger.info("%s", target)
-    words = ["tritonserver", "--model-repository", repository]
-    if file.pending:
+    words = ["tritonserver", "--model-repository", str(repository)]
+    if file.is_pending:
         (network,) = (config.name for config in configs if config.platform == PLAN)
-        words = ["python", "scripts/build_engine.py", file.path, "--output", repository / network / "1/model.plan"]
-        words += ["--batch-size", *(options.batch_size or DEFAULT_BATCH)] if file.batched else []
-        words += ["--imgsz", *map(size_text, options.imgsz)] if options.imgsz else []
-    logger.info("next, on the machine that serves: %s", shlex.join(map(str, words)))
+        words = _build_command(file, repository / network / "1/model.plan", options)
+    logger.info("next, on the machine that serves: %s", shlex.join(words))
     return targets
+
+
+def _build_command(file: ServedFile, engine: Path, options: ServingOptions) -> list[str]:
+    """The command that builds the engine of an ONNX file."""
+    words = ["python", "scripts/build_engine.py", str(file.path), "--output", str(engine)]
+    if file.is_batched:
+        words += ["--batch-size", *map(str, options.batch_size or DEFAULT_BATCH)]
+    if options.imgsz:
+        words += ["--imgsz", *map(size_text, options.imgsz)]
+    return words
 
 
 def write_model(folder: Path, config: ModelConfig, file: ServedFile, note: EngineNote | None) -> None:
@@ -95,56 +105,73 @@ def write_model(folder: Path, config: ModelConfig, file: ServedFile, note: Engin
         shutil.copyfile(Path(nms_model.__file__), version / MODEL_FILES[PYTHON])
     elif config.platform == file.platform:
         model = version / MODEL_FILES[file.platform]
-        if not file.pending:
+        if not file.is_pending:
             shutil.copyfile(file.path, model)
         if note:
-            model.with_name(f"{model.name}.json").write_text(json.dumps(asdict(note), indent=2) + "\n", "utf-8")
+            beside = model.with_name(f"{model.name}.json")
+            beside.write_text(json.dumps(asdict(note), indent=2) + "\n", "utf-8")
 
 
 def read_served_file(options: ServingOptions) -> tuple[ServedFile, EngineNote | None]:
-    """What the file is for a server, and the note that an engine takes along."""
+    """Read the description of the file for a server, and the note that belongs to an engine."""
     path = check_file(options.file or "", "expected an ONNX file or a TensorRT engine")
-    profile = BuildConfig(**profile_ranges(options))
     if path.suffix.lower() == ".onnx":
-        platform = options.platform or ONNX
-        if platform == ONNX and (options.batch_size or options.imgsz):
-            raise InputError("--batch-size and --imgsz are those of an engine's profile; give --max-batch-size")
-        file = OnnxFile.read(path)
-        return of_onnx(file, platform, profile_shapes(file, profile) if platform == PLAN else {}), None
+        return _read_served_onnx(path, options), None
     if path.suffix.lower() not in ENGINE_SUFFIXES or options.platform == ONNX:
         raise InputError(f"{path}: expected .onnx, or .engine or .plan, which run as {PLAN}")
     note = EngineNote.load(path)
     if not note.tensors:
         todo = f"give the ONNX file and --platform {PLAN}, and copy the engine into the repository"
-        raise InputError(f"{path} has no note beside it that says what it takes; {todo}")
-    options.reject_unused(["batch_size", "imgsz"], f"to an engine: the note of {path} says what it takes")
+        raise InputError(f"{path} has no note beside it with its inputs and outputs; {todo}")
+    options.reject_unused(["batch_size", "imgsz"], f"to an engine: the note of {path} has its shapes")
     return of_engine(path, note), note
 
 
+def _read_served_onnx(path: Path, options: ServingOptions) -> ServedFile:
+    """Describe an ONNX file, in ONNX Runtime or as the engine that is built later."""
+    platform = options.platform or ONNX
+    if platform == ONNX and (options.batch_size or options.imgsz):
+        raise InputError("--batch-size and --imgsz are those of an engine's profile; give --max-batch-size")
+    profile = BuildConfig(**profile_ranges(options))
+    file = OnnxFile.read(path)
+    if platform == PLAN:
+        return of_onnx(file, platform, profile_shapes(file, profile))
+    return of_onnx(file, platform)
+
+
 def of_onnx(file: OnnxFile, platform: str, profile: Mapping[str, Any] | None = None) -> ServedFile:
-    """An ONNX file in ONNX Runtime; or, with the shapes of a profile, as the engine that it will be."""
-    unfit = "" if platform == PLAN else PLUGIN if file.plugins else STRONG if file.half_scales else ""
+    """Describe an ONNX file in ONNX Runtime; or, with the shapes of a profile, as the engine that it will be."""
+    unfit = ""
+    if platform != PLAN and file.plugins:
+        unfit = PLUGIN
+    elif platform != PLAN and file.half_scales:
+        unfit = STRONG
     return ServedFile(file.path, platform, file.inputs, file.outputs, file.metadata, _limits(profile), unfit)
 
 
 def of_engine(path: Path, note: EngineNote) -> ServedFile:
-    """An engine, by its note."""
+    """Describe an engine by its note."""
     specs = {name: TensorSpec(name, tuple(shape), str(dtype)) for name, (dtype, shape) in note.tensors.items()}
-    inputs = [specs[name] for name in list(note.profile) or list(specs)[:1]]  # a static engine has no profile
+    names = list(note.profile) or list(specs)[:1]  # a static engine has no profile
+    inputs = [specs[name] for name in names]
     outputs = [spec for spec in specs.values() if spec not in inputs]
-    unfit = STRIPPED if note.options.get("strip_weights") else RTX.format(note.api) if "RTX" in note.api else ""
+    unfit = ""
+    if note.options.get("strip_weights"):
+        unfit = STRIPPED
+    elif "RTX" in note.api:
+        unfit = RTX.format(note.api)
     return ServedFile(path, PLAN, tuple(inputs), tuple(outputs), note.metadata, _limits(note.profile), unfit)
 
 
 def _limits(profile: Mapping[str, Any] | None) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Min and max shape of the only input."""
+    """Min and max shape of the only input; None without a profile."""
     for least, _, most in (profile or {}).values():
         return tuple(least), tuple(most)
     return None
 
 
 def check_repository(repository: Path) -> None:
-    """Check all models of a repository, and log what each takes and gives.
+    """Check all models of a repository, and log the inputs and outputs of each.
 
     Raises:
         InputError: a server would not load the repository.
@@ -154,62 +181,111 @@ def check_repository(repository: Path) -> None:
     _require(folders, f"{repository} holds no models; expected a folder with {CONFIG} for each of them")
     for folder in folders:
         config = _check_model(folder)
-        inputs, outputs = (
-            ", ".join(f"{one.name} {list(one.dims)}" for one in side) for side in (config.input, config.output)
+        platform = config.platform or config.backend
+        inputs = ", ".join(f"{tensor.name} {list(tensor.dims)}" for tensor in config.input)
+        outputs = ", ".join(f"{tensor.name} {list(tensor.dims)}" for tensor in config.output)
+        logger.info(
+            "%s: %s, max_batch_size %d, %s -> %s", folder.name, platform, config.max_batch_size, inputs, outputs
         )
-        what = f"{config.platform or config.backend}, max_batch_size {config.max_batch_size}"
-        logger.info("%s: %s, %s -> %s", folder.name, what, inputs, outputs)
 
 
 def _check_model(folder: Path) -> ModelConfig:
-    where, config = folder / CONFIG, ModelConfig()
-    try:
-        text_format.Parse(read_text(where, "each folder of a repository is a model and needs it"), config)
-    except text_format.ParseError as error:
-        raise InputError(f"{where}, line {' '.join(str(error).split())}") from error
-    _require(config.name in ("", folder.name), f"{where}: name is {config.name!r:.60}; expected that of the folder")
-    for side in (config.input, config.output):
-        valid = 0 < len({tensor.name for tensor in side}) == len(side)
-        _require(valid, f"{where}: expected inputs and outputs, each with a name of its own")
-    _require(config.max_batch_size >= 0, f"{where}: max_batch_size is {config.max_batch_size}")
-    for labels in (folder / output.label_filename for output in config.output if output.label_filename):
-        _require(labels.is_file(), no_file(labels, f"{where} names it"))
+    """Check the folder of a model; returns its configuration."""
+    path = folder / CONFIG
+    config = _read_config(path)
+    _require(config.name in ("", folder.name), f"{path}: name is {config.name!r:.60}; expected that of the folder")
+    for tensors in (config.input, config.output):
+        names = {tensor.name for tensor in tensors}
+        has_names = 0 < len(names) == len(tensors)
+        _require(has_names, f"{path}: expected inputs and outputs, each with a name of its own")
+    _require(config.max_batch_size >= 0, f"{path}: max_batch_size is {config.max_batch_size}; expected 0 or more")
+    for output in config.output:
+        labels = folder / output.label_filename
+        _require(not output.label_filename or labels.is_file(), no_file(labels, f"{path} names it"))
     platform = config.platform or PLATFORMS.get(config.backend, config.backend)
-    _require(platform in (*MODEL_FILES, ENSEMBLE), f"{where}: platform or backend {platform!r:.40} is unknown")
-    versions = [path for path in folder.iterdir() if path.is_dir() and path.name.isdecimal()]
+    is_known = platform in (*MODEL_FILES, ENSEMBLE)
+    _require(is_known, f"{path}: platform or backend {platform!r:.40} is unknown")
+    versions = [version for version in folder.iterdir() if version.is_dir() and version.name.isdecimal()]
     _require(versions, f"{folder} has no folder of a version; expected {folder / '1'}")
-    for version in versions if platform != ENSEMBLE else []:
-        path = version / (config.default_model_filename or MODEL_FILES[platform])
-        build = "; build it by scripts/build_engine.py FILE.onnx --output THAT" if platform == PLAN else ""
-        _require(path.is_file(), no_file(path, f"{where} ({platform}) needs it{build}"))
-        if platform == ONNX:
-            _check_file(where, config, of_onnx(OnnxFile.read(path), ONNX))
-        elif platform == PLAN and (note := EngineNote.load(path)).tensors:
-            _check_file(where, config, of_engine(path, note))
-        elif platform != PYTHON:
-            logger.warning("%s has no metadata beside it and was not looked into", path)
+    if platform != ENSEMBLE:
+        for version in versions:
+            _check_version(path, config, platform, version)
     return config
 
 
+def _read_config(path: Path) -> ModelConfig:
+    config = ModelConfig()
+    try:
+        text_format.Parse(read_text(path, "each folder of a repository is a model and needs it"), config)
+    except text_format.ParseError as error:
+        raise InputError(f"{path}, line {' '.join(str(error).split())}") from error
+    return config
+
+
+def _check_version(where: Path, config: ModelConfig, platform: str, version: Path) -> None:
+    """Check the file in the folder of a version; `where` is the configuration's."""
+    path = version / (config.default_model_filename or MODEL_FILES[platform])
+    build = "; build it by scripts/build_engine.py FILE.onnx --output THAT" if platform == PLAN else ""
+    _require(path.is_file(), no_file(path, f"{where} ({platform}) needs it{build}"))
+    if platform == PYTHON:
+        return
+    if platform == ONNX:
+        _check_file(where, config, of_onnx(OnnxFile.read(path), ONNX))
+        return
+    note = EngineNote.load(path)
+    if note.tensors:
+        _check_file(where, config, of_engine(path, note))
+    else:
+        logger.warning("%s has no metadata beside it and was not checked", path)
+
+
 def _check_file(where: Path, config: ModelConfig, file: ServedFile) -> None:
-    """The configuration's tensors are those of the file, and batches are within an engine's profile."""
+    """Check that the configuration's tensors are those of the file, and batches within an engine's profile."""
     _require(not file.unfit, f"{file.path}: {file.unfit}")
-    batch = [-1] if config.max_batch_size else []
-    for side, specs in ((config.input, file.inputs), (config.output, file.outputs)):
-        known, names = {spec.name: spec for spec in specs}, {tensor.name for tensor in side}
-        valid = names == {*known} or (side is config.output and names < {*known})
-        _require(valid, f"{where} has {', '.join(sorted(names))}; {file.path} has {', '.join(sorted(known))}")
-        for tensor in side:
-            spec, kind, sizes = known[tensor.name], DataType.Name(tensor.data_type), [*batch, *tensor.dims]
-            own = [-1 if size is None else size for size in spec.shape]  # -1 takes any size
-            fits = len(sizes) == len(own) and all(mine in (-1, size) for size, mine in zip(sizes, own, strict=True))
-            words, valid = f"{tensor.name} {kind}{list(tensor.dims)}", kind == data_type(spec) and fits
-            _require(valid, f"{where}: {words} with this max_batch_size is {spec} in {file.path}")
+    inputs = {tensor.name for tensor in config.input}
+    outputs = {tensor.name for tensor in config.output}
+    has_inputs = inputs == {spec.name for spec in file.inputs}
+    has_outputs = outputs <= {spec.name for spec in file.outputs}  # a configuration may leave outputs out
+    _require(has_inputs, _other_names(where, inputs, file.path, file.inputs))
+    _require(has_outputs, _other_names(where, outputs, file.path, file.outputs))
+    specs = {spec.name: spec for spec in (*file.inputs, *file.outputs)}
+    for tensor in (*config.input, *config.output):
+        spec = specs[tensor.name]
+        kind = DataType.Name(tensor.data_type)
+        fits = kind == data_type(spec) and _fits(_with_batch(config, tensor.dims), spec)
+        words = f"{tensor.name} {kind}{list(tensor.dims)}"
+        _require(fits, f"{where}: {words} with this max_batch_size is {spec} in {file.path}")
     if file.profile:
-        (low, high), sizes = file.profile, [*batch, *config.input[0].dims]
-        within = all(a <= size <= b for size, a, b in zip(sizes, low, high, strict=True) if size != -1)
-        valid = within and (not config.max_batch_size or low[0] == 1 <= config.max_batch_size <= high[0])
-        _require(valid, f"{where}: {sizes}, batches up to {config.max_batch_size}: not within profile {low} to {high}")
+        _check_profile(where, config, *file.profile)
+
+
+def _other_names(where: Path, names: Collection[str], path: Path, specs: Sequence[TensorSpec]) -> str:
+    """The message for a configuration whose inputs or outputs are not those of the file."""
+    return f"{where} has {', '.join(sorted(names))}; {path} has {', '.join(sorted(spec.name for spec in specs))}"
+
+
+def _with_batch(config: ModelConfig, dims: Sequence[int]) -> list[int]:
+    """Sizes with the batch, which `dims` do not have where the server makes batches; -1 is any size."""
+    return [-1, *dims] if config.max_batch_size else list(dims)
+
+
+def _fits(sizes: Sequence[int], spec: TensorSpec) -> bool:
+    """Whether a file takes or gives tensors of these sizes; -1 is any size."""
+    if len(sizes) != len(spec.shape):
+        return False
+    return all(own in (None, size) for size, own in zip(sizes, spec.shape, strict=True))
+
+
+def _check_profile(where: Path, config: ModelConfig, least: Sequence[int], most: Sequence[int]) -> None:
+    """Check that images and batches are within the min and max shape of an engine."""
+    sizes = _with_batch(config, config.input[0].dims)
+    within = all(
+        size == -1 or smallest <= size <= largest for size, smallest, largest in zip(sizes, least, most, strict=True)
+    )
+    if config.max_batch_size:
+        within = within and least[0] == 1 <= config.max_batch_size <= most[0]
+    batches = f"{sizes}, batches up to {config.max_batch_size}"
+    _require(within, f"{where}: {batches}: not within profile {tuple(least)} to {tuple(most)}")
 
 
 def _require(condition: object, message: str) -> None:

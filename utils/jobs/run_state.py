@@ -38,7 +38,8 @@ from utils.core.run_folder import held, new_run
 from utils.core.score import Score
 from utils.core.text import plural
 from utils.evaluation.data_yaml import DataConfig
-from utils.evaluation.images import find_images, label_file
+from utils.evaluation.image_files import find_images
+from utils.evaluation.labels import label_file
 from utils.jobs.inputs import Inputs
 from utils.jobs.options import QuantizeOptions, SensitiveOptions
 from utils.reports.schema import UNFINISHED, Report

@@ -28,9 +28,8 @@ from utils.core.strict_model import StrictModel, validate
 from utils.core.tasks import DISPLAY_CONF
 from utils.core.text import short_repr
 
-# 1 has no masks; 2 has versions of libraries in rows, which `measured_on` names. Up to 3 a network agrees with itself
-# by OLD_SELF_AGREEMENT, from 4 on by 1.
 SCHEMA_VERSION = 4
+OLDEST_SCHEMA = 3  # in it a network agrees with itself by OLD_SELF_AGREEMENT, from 4 on by 1
 OLD_SELF_AGREEMENT = 0.995
 BEST_PTQ = "best (PTQ)"  # the stage of a run's result where that is the PTQ state
 UNFINISHED = "this run is not finished"  # the beginning of a note in its report
@@ -155,7 +154,7 @@ class Row(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _of_files(cls, content: Any) -> Any:
-        """Remove the keys of earlier schemas and those that `Report.to_dict` adds, and rename `at`."""
+        """Remove the keys that `Report.to_dict` adds; and read rows of benchmarks/results with `versions` and `at`."""
         if not isinstance(content, dict):
             return content
         removed = {"versions", *(f"{ap}_difference_error" for ap in AP)}
@@ -375,15 +374,16 @@ class Report(StrictModel, frozen=False):
 
     @classmethod
     def load(cls, path: str | Path) -> Report:
-        """Read a file that `save` wrote; `InputError` if it is missing, not a report, or of a newer version."""
+        """Read a file that `save` wrote; `InputError` if it is missing, not a report, or of another version."""
         content = read_json(path, "give the path of a report.json")
         version = content.pop("schema_version", None) if isinstance(content, dict) else None
-        if not isinstance(version, int) or version > SCHEMA_VERSION:
+        if not isinstance(version, int) or not OLDEST_SCHEMA <= version <= SCHEMA_VERSION:
             raise InputError(
-                f"{path} has schema {short_repr(version)}; expected a report of schema {SCHEMA_VERSION} or older"
+                f"{path} has schema {short_repr(version)}; expected a report of schema {OLDEST_SCHEMA} to "
+                f"{SCHEMA_VERSION}: run the command again"
             )
         report = validate(cls, {"created": "", "hardware": {}, **content}, path)
-        if version < 4:
+        if version == OLDEST_SCHEMA:
             report.rows = [_with_agreement_of_today(row) for row in report.rows]
         return report
 

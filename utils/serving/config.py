@@ -63,13 +63,16 @@ class ServedFile:
         spec = self.inputs[0]
         if self.profile is None:
             return spec
-        axes = zip(spec.shape[1:], self.profile[0][1:], self.profile[1][1:], strict=True)
-        fixed = (low if size is None and low == high else size for size, low, high in axes)
-        return TensorSpec(spec.name, (spec.shape[0], *fixed), spec.dtype)
+        least, most = self.profile
+        shape = list(spec.shape)
+        for axis in range(1, len(shape)):
+            if shape[axis] is None and least[axis] == most[axis]:
+                shape[axis] = least[axis]
+        return TensorSpec(spec.name, tuple(shape), spec.dtype)
 
     @property
-    def pending(self) -> bool:
-        """Whether `path` is an ONNX file that the engine is still to be built from."""
+    def is_pending(self) -> bool:
+        """Whether `path` is an ONNX file from which the engine has still to be built."""
         return self.platform == PLAN and self.path.suffix.lower() == ".onnx"
 
     @property
@@ -78,7 +81,7 @@ class ServedFile:
         return OutputForm.of(self.metadata, {spec.name: spec.shape for spec in self.outputs})
 
     @property
-    def batched(self) -> bool:
+    def is_batched(self) -> bool:
         """Whether the batch size is dynamic, so that a server can put requests together."""
         return all(spec.shape and spec.shape[0] is None for spec in (*self.inputs, *self.outputs))
 
@@ -86,11 +89,13 @@ class ServedFile:
         """Raise `InputError` if the file cannot be served."""
         if self.unfit:
             raise InputError(f"{self.path}: {self.unfit}")
-        form, names = self.form, {spec.name for spec in self.outputs}
-        if len(self.inputs) != 1 or not (form.name == END_TO_END or set(form.task.outputs) <= names):
+        form = self.form
+        names = {spec.name for spec in self.outputs}
+        has_outputs = form.name == END_TO_END or set(form.task.outputs) <= names
+        if len(self.inputs) != 1 or not has_outputs:
             expected = f"{' and '.join(form.task.outputs)}, or {', '.join(DETECTIONS)}, as export_qat.py writes them"
             raise InputError(f"{self.path} gives {', '.join(sorted(names))}; expected one input, and {expected}")
-        if self.batched and self.profile and self.profile[0][0] > 1:
+        if self.is_batched and self.profile and self.profile[0][0] > 1:
             least, most = self.profile[0][0], self.profile[1][0]
             raise InputError(
                 f"{self.path} has a minimum batch size of {least}, so requests of one image fail; "
@@ -109,22 +114,22 @@ def class_names(metadata: Mapping[str, str], source: Path) -> list[str]:
     names = literal(text) if text else []
     if isinstance(names, dict):
         names = [names.get(str(number), names.get(number)) for number in range(len(names))]
-    if isinstance(names, list) and None not in names and all(len(f"{name}.".splitlines()) == 1 for name in names):
+    if isinstance(names, list) and None not in names and all(_is_one_line(str(name)) for name in names):
         return [str(name) for name in names]
     raise InputError(f"{source} names its classes {text!r:.80}; expected one line of text for each id from 0")
 
 
+def _is_one_line(text: str) -> bool:
+    return len(f"{text}.".splitlines()) == 1
+
+
 def model_configs(file: ServedFile, options: ServingOptions) -> list[ModelConfig]:
-    """The configurations, each after those of the models that it runs; `InputError` if the file is not served so."""
+    """Make the configurations, each after those of the models that it runs.
+
+    `InputError` if the file cannot be served with these options.
+    """
     file.check()
-    batch = 0  # for a file of static batch size, where the batch is a part of `dims`
-    static, largest = file.images.shape[0], file.profile[1][0] if file.profile else None
-    if file.batched:
-        batch = options.max_batch_size or largest or DEFAULT_BATCH[-1]
-        if largest and batch > largest:
-            raise InputError(f"--max-batch-size is {batch}, and the profile of {file.path} ends at {largest}")
-    elif options.max_batch_size not in (None, static):
-        raise InputError(f"--max-batch-size is {options.max_batch_size}, and the batch of {file.path} static: {static}")
+    batch = _max_batch_size(file, options.max_batch_size)
     has_nms = file.form.has_nms
     if not options.no_nms and not has_nms:
         return _with_nms(file, options, batch)
@@ -133,17 +138,39 @@ def model_configs(file: ServedFile, options: ServingOptions) -> list[ModelConfig
     return [_network(file, options, options.model_name, batch, _client_metadata(file))]
 
 
+def _max_batch_size(file: ServedFile, limit: int | None) -> int:
+    """Images that the server puts together: `limit`, or by default as many as the file takes.
+
+    It is 0 for a file of static batch size, whose batch is a part of `dims`. `InputError` if `limit` does not fit.
+    """
+    static = file.images.shape[0]
+    if not file.is_batched:
+        if limit not in (None, static):
+            raise InputError(f"--max-batch-size is {limit}, but {file.path} has a static batch of {static}")
+        return 0
+    if file.profile is None:
+        return limit or DEFAULT_BATCH[-1]
+    _, most = file.profile
+    if limit and limit > most[0]:
+        raise InputError(f"--max-batch-size is {limit}, but the profile of {file.path} ends at {most[0]}")
+    return limit or most[0]
+
+
 def _network(
     file: ServedFile, options: ServingOptions, name: str, batch: int, parameters: dict[str, str]
 ) -> ModelConfig:
-    """The model that runs the file."""
+    """Make the configuration of the model that runs the file."""
     images = _tensor(file.images, batch)
+    kind = "KIND_GPU" if file.platform == PLAN else "KIND_AUTO"  # Triton makes KIND_AUTO a GPU where there is one
     config = ModelConfig(
-        name=name, platform=file.platform, max_batch_size=batch, input=[images],
-        output=_outputs(file.outputs, file.metadata, batch), parameters=_parameters(parameters),
-        # Triton makes KIND_AUTO a GPU where there is one
-        instance_group=[{"count": options.instances, "kind": "KIND_GPU" if file.platform == PLAN else "KIND_AUTO"}],
-    )  # fmt: skip
+        name=name,
+        platform=file.platform,
+        max_batch_size=batch,
+        input=[images],
+        output=_outputs(file.outputs, file.metadata, batch),
+        parameters=_parameters(parameters),
+        instance_group=[{"count": options.instances, "kind": kind}],
+    )
     if batch > 1:
         config.dynamic_batching.max_queue_delay_microseconds = options.queue_delay
     elif options.queue_delay:
@@ -156,47 +183,80 @@ def _network(
 
 
 def _with_nms(file: ServedFile, options: ServingOptions, batch: int) -> list[ModelConfig]:
-    """Three models: a detector, NMS behind it, and the ensemble of both."""
+    """Make the configurations of a detector, of NMS behind it, and of the ensemble of both."""
     if file.form.masks:
         todo = "export it with --include onnx_end2end, or serve raw predictions with --no-nms"
         raise InputError(f"{file.path} gives raw predictions of masks, and NMS behind them is for detectors; {todo}")
-    name, network, nms = options.model_name, f"{options.model_name}_network", f"{options.model_name}_nms"
-    settings = Settings(**{name: value for name in NMS_OPTIONS if (value := getattr(options, name)) is not None})
-    max_det = settings.max_det
-    applied = {"kind": "onnx", "topk": max_det, "iou_thres": settings.iou_thres, "conf_thres": settings.conf_thres,
-               "agnostic": settings.class_agnostic}  # fmt: skip
+    settings = _nms_settings(options)
     (predictions,) = (spec for spec in file.outputs if spec.name == DETECT.prediction)
-    images, (count, boxes, scores, classes) = file.images.shape[0], DETECT.detections
-    results = [  # of `nms_model.py`
-        TensorSpec(count, (images, 1), "int32"), TensorSpec(boxes, (images, max_det, 4), "float32"),
-        TensorSpec(scores, (images, max_det), "float32"), TensorSpec(classes, (images, max_det), "int32"),
-    ]  # fmt: skip
+    results = _results_of_nms(file.images.shape[0], settings.max_det)
     detections = _outputs(results, file.metadata, batch)
+    network = _network(file, options, f"{options.model_name}_network", batch, {})
+    nms = ModelConfig(
+        name=f"{options.model_name}_nms",
+        backend=PYTHON,
+        max_batch_size=batch,
+        input=[_tensor(predictions, batch)],
+        output=detections,
+        instance_group=[{"count": 1, "kind": "KIND_CPU"}],
+        parameters=_parameters({name: json.dumps(value) for name, value in asdict(settings).items()}),
+    )
     between = {predictions.name: f"raw_{predictions.name}"}
     steps = [
-        {"model_name": network, "model_version": -1, "input_map": {file.images.name: file.images.name},
-         "output_map": between},
-        {"model_name": nms, "model_version": -1, "input_map": between,
-         "output_map": {spec.name: spec.name for spec in results}},
-    ]  # fmt: skip
+        _step(network.name, {file.images.name: file.images.name}, between),
+        _step(nms.name, between, {spec.name: spec.name for spec in results}),
+    ]
+    ensemble = ModelConfig(
+        name=options.model_name,
+        platform=ENSEMBLE,
+        max_batch_size=batch,
+        input=[_tensor(file.images, batch)],
+        output=detections,
+        ensemble_scheduling={"step": steps},
+        parameters=_parameters(_client_metadata(file) | {"nms": json.dumps(_as_in_files(settings))}),
+    )
+    return [network, nms, ensemble]
+
+
+def _nms_settings(options: ServingOptions) -> Settings:
+    """The settings that the user gave, and the defaults of the others."""
+    values = {name: getattr(options, name) for name in NMS_OPTIONS}
+    return Settings(**{name: value for name, value in values.items() if value is not None})
+
+
+def _as_in_files(settings: Settings) -> dict[str, Any]:
+    """Settings as the metadata of a file with NMS inside has them, see `NmsSettings`."""
+    return {
+        "kind": "onnx",
+        "topk": settings.max_det,
+        "iou_thres": settings.iou_thres,
+        "conf_thres": settings.conf_thres,
+        "agnostic": settings.class_agnostic,
+    }
+
+
+def _results_of_nms(images: int | None, max_det: int) -> list[TensorSpec]:
+    """The outputs of `nms_model.py` for a batch of `images`."""
+    count, boxes, scores, classes = DETECT.detections
     return [
-        _network(file, options, network, batch, {}),
-        ModelConfig(
-            name=nms, backend=PYTHON, max_batch_size=batch, input=[_tensor(predictions, batch)], output=detections,
-            instance_group=[{"count": 1, "kind": "KIND_CPU"}],
-            parameters=_parameters({key: json.dumps(value) for key, value in asdict(settings).items()}),
-        ),
-        ModelConfig(
-            name=name, platform=ENSEMBLE, max_batch_size=batch, input=[_tensor(file.images, batch)], output=detections,
-            ensemble_scheduling={"step": steps},
-            parameters=_parameters(_client_metadata(file) | {"nms": json.dumps(applied)}),
-        ),
-    ]  # fmt: skip
+        TensorSpec(count, (images, 1), "int32"),
+        TensorSpec(boxes, (images, max_det, 4), "float32"),
+        TensorSpec(scores, (images, max_det), "float32"),
+        TensorSpec(classes, (images, max_det), "int32"),
+    ]
+
+
+def _step(model: str, inputs: dict[str, str], outputs: dict[str, str]) -> dict[str, Any]:
+    """A step of an ensemble; the maps go from names of the model's tensors to names in the ensemble."""
+    return {"model_name": model, "model_version": -1, "input_map": inputs, "output_map": outputs}
 
 
 def _client_metadata(file: ServedFile) -> dict[str, str]:
-    limits = {LIMITS: json.dumps(file.profile)} if file.profile else {}
-    return {key: file.metadata[key] for key in CLIENT_METADATA if file.metadata.get(key)} | limits
+    """The part of a file's metadata that clients need, and the limits of an engine's profile."""
+    entries = {key: file.metadata[key] for key in CLIENT_METADATA if file.metadata.get(key)}
+    if file.profile:
+        entries[LIMITS] = json.dumps(file.profile)
+    return entries
 
 
 def _parameters(values: dict[str, str]) -> dict[str, Any]:
@@ -204,7 +264,7 @@ def _parameters(values: dict[str, str]) -> dict[str, Any]:
 
 
 def _outputs(specs: Iterable[TensorSpec], metadata: Mapping[str, str], batch: int) -> list[dict[str, Any]]:
-    """Outputs; where the classes have names, the output with their ids says in which file."""
+    """Describe outputs; if the classes have names, the output with their ids names the file that lists them."""
     outputs = [_tensor(spec, batch) for spec in specs]
     for output in outputs:
         if output["name"] == DETECT.detections[3] and metadata.get("names"):
@@ -213,7 +273,7 @@ def _outputs(specs: Iterable[TensorSpec], metadata: Mapping[str, str], batch: in
 
 
 def _tensor(spec: TensorSpec, batch: int) -> dict[str, Any]:
-    """Where Triton makes batches (`batch` > 0), `dims` are without the batch."""
+    """Describe a tensor; if Triton makes batches (`batch` > 0), `dims` are without the batch."""
     shape = spec.shape[1:] if batch else spec.shape
     return {"name": spec.name, "data_type": data_type(spec), "dims": [-1 if size is None else size for size in shape]}
 

@@ -1,4 +1,4 @@
-"""The Runner on a model of a Triton server, so that whatever takes networks takes served ones, too."""
+"""The Runner of a model on a Triton server, so that whatever takes networks takes served ones, too."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TritonRunner(Runner):
     """A served model. Its metadata are the parameters of its configuration, which make_triton.py wrote."""
 
     def __init__(self, model: str, address: str = "") -> None:
-        """Ask the server what the model takes and gives.
+        """Ask the server for the inputs and outputs of the model.
 
         Args:
             address: HOST:PORT; Triton's default port on this machine if it is empty.
@@ -54,26 +54,32 @@ class TritonRunner(Runner):
             device=torch.device("cpu"),
             description=f"Triton at {self._address}, {described.platform}, answers on the CPU",
         )
-        if most := config.max_batch_size:
-            spec = self.inputs[0]
-            low = tuple(size or 1 for size in spec.shape)
-            high = tuple(size or LARGEST_SIDE for size in spec.shape)
-            if LIMITS in self.metadata:  # those of an engine's profile
-                low, high = json.loads(self.metadata[LIMITS])
-            self.limits[spec.name] = (1, *low[1:]), (most, *high[1:])
+        if config.max_batch_size:
+            self._set_limits(config.max_batch_size)
+
+    def _set_limits(self, max_batch_size: int) -> None:
+        """Set the least and the largest shape of the images: those of an engine's profile, or any size."""
+        spec = self.inputs[0]
+        least = [size or 1 for size in spec.shape]
+        most = [size or LARGEST_SIDE for size in spec.shape]
+        if LIMITS in self.metadata:
+            least, most = json.loads(self.metadata[LIMITS])
+        self.limits[spec.name] = (1, *least[1:]), (max_batch_size, *most[1:])
 
     def _infer(self, feeds: dict[str, Tensor]) -> dict[str, Tensor]:
         inputs = []
         for name, feed in feeds.items():
             array = feed.detach().contiguous().numpy()
-            inputs.append(grpc.InferInput(name, array.shape, np_to_triton_dtype(array.dtype)))
-            inputs[-1].set_data_from_numpy(array)
+            tensor = grpc.InferInput(name, array.shape, np_to_triton_dtype(array.dtype))
+            tensor.set_data_from_numpy(array)
+            inputs.append(tensor)
         outputs = [grpc.InferRequestedOutput(spec.name) for spec in self.outputs]
         try:
             result = self._client.infer(self._model, inputs, outputs=outputs, client_timeout=TIMEOUT)
         except Exception as error:  # as above
             raise QatError(f"{self._address} cannot run {self._model}: {_one_line(error)}") from error
-        return {spec.name: torch.from_numpy(np.array(result.as_numpy(spec.name))) for spec in self.outputs}
+        arrays = {spec.name: np.array(result.as_numpy(spec.name)) for spec in self.outputs}
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def _close(self) -> None:
         self._client.close()
@@ -81,13 +87,12 @@ class TritonRunner(Runner):
 
 def _specs(tensors: Iterable[Any]) -> list[TensorSpec]:
     """Inputs or outputs as a server describes them."""
-    return [
-        TensorSpec(
-            tensor.name, tuple(None if size < 0 else size for size in tensor.shape),
-            np.dtype(triton_to_np_dtype(tensor.datatype)).name,
-        )
-        for tensor in tensors
-    ]  # fmt: skip
+    specs = []
+    for tensor in tensors:
+        shape = tuple(None if size < 0 else size for size in tensor.shape)
+        dtype = np.dtype(triton_to_np_dtype(tensor.datatype)).name
+        specs.append(TensorSpec(tensor.name, shape, dtype))
+    return specs
 
 
 def _one_line(error: Exception) -> str:

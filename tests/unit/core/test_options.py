@@ -10,7 +10,6 @@ import pytest
 import torch
 from pydantic import Field
 
-from utils.core import errors
 from utils.core.errors import InputError, RecipeError
 from utils.core.options import ImageSize, Options, add_options, option
 from utils.core.strict_model import StrictModel, validate
@@ -117,12 +116,6 @@ def test_what_does_not_fit_is_refused_in_one_line(content, named):
     assert str(caught.value).startswith("recipe.yaml: ")
     assert named in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_a_removed_key_says_what_to_use(monkeypatch):
-    monkeypatch.setitem(errors.REMOVED, "calibration.scales", "use calibration.method")
-    with pytest.raises(RecipeError, match=r"calibration.scales was removed in 2.0: use calibration.method"):
-        validate(Whole, {"calibration": {"scales": {}}}, "recipe.yaml", RecipeError)
 
 
 CYCLE: list = [1]

@@ -93,9 +93,11 @@ def test_files_of_others_are_what_their_type_and_shape_are(dtype, shape, expecte
     assert InputSpec.of_file({}, dtype, shape) == expected
 
 
-@pytest.mark.parametrize("entries", [{"input_form": "int8", "input_scale": "0.0079"}, {}])  # of 1.0, and of others
+@pytest.mark.parametrize(
+    "entries", [{"input_form": "int8", "input_scale": "0.0079"}, {}]
+)  # with metadata, and of others
 def test_files_that_take_int8(entries):
-    with pytest.raises(InputError, match="use --input uint8, and export it again"):
+    with pytest.raises(InputError, match=r"INT8 images; .* export it with --input uint8"):
         InputSpec.of_file(entries, "int8")
 
 

@@ -15,9 +15,10 @@ import torch
 
 from utils import cli
 from utils.core import device, files
-from utils.core.errors import REMOVED, InputError, QatError
+from utils.core.errors import InputError, QatError
 from utils.core.files import check_folder_name, distinct_names, refuse_overwrite
 from utils.core.options import COMPATIBILITY, Options, option
+from utils.jobs.options import ValOptions
 from utils.onnx_graph import deepstream
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -106,19 +107,14 @@ def test_a_wrong_command_line_gets_one_line(words, named, capsys):
     assert all(part in error for part in named)
 
 
-FLAGS = [name for name in REMOVED if "--" in name and not name.partition("--")[2].count(" ")]
-
-
-@pytest.mark.parametrize("name", [*FLAGS, "program --input int8"])
-def test_what_was_removed_in_2_0_says_what_to_use(name, capsys):
-    before, _, flag = name.partition("--")
-    program, *commands = before.split() or ["program"]
-    work = (Options if name in FLAGS else Few, print)
+@pytest.mark.parametrize(("words", "program"), [("--task speed", "benchmark_trt.py"), ("--task study", "--imgsz")])
+def test_a_task_of_upstreams_val_py_says_what_to_run(words, program, capsys):
     with pytest.raises(SystemExit) as ended:
-        cli.run_program(program, {commands[0]: work} if commands else work, [*commands, *f"--{flag}".split()])
+        cli.run_program("val_trt.py", (ValOptions, print), ["a.onnx", *words.split()])
     assert ended.value.code == 2
-    hint = REMOVED.get(name, "use --input uint8")
-    assert capsys.readouterr().err.startswith(f"error: --{flag} was removed in 2.0: {hint}")
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {words} ")
+    assert program in error
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import json
 import math
-from pathlib import Path
 
 import pytest
 from report_examples import example_row, resampled
@@ -10,8 +9,6 @@ from report_examples import example_row, resampled
 from utils.core.errors import InputError
 from utils.core.score import AGREEMENT
 from utils.reports.schema import AtThreshold, Epoch, Report
-
-OLD = Path(__file__).resolve().parents[2] / "golden/written-by-1.0/runs/qat/finished/report.json"
 
 
 def test_what_is_saved_is_loaded(report, segmented, tmp_path):
@@ -27,20 +24,6 @@ def test_what_is_saved_is_loaded(report, segmented, tmp_path):
     assert Report.load(segmented.save(path)) == segmented
 
 
-def test_a_report_of_1_0_is_read():
-    report, stored = Report.load(OLD), json.loads(OLD.read_text())
-    again = report.to_dict()
-    for kind in ("rows", "history", "ranges", "samples"):
-        assert len(again[kind]) == len(stored[kind]) > 0
-        for new, old in zip(again[kind], stored[kind], strict=True):
-            assert {key: json.loads(json.dumps(new[key])) for key in old if key not in ("predictions", "versions")} == {
-                key: old[key] if key != "truth" else [{**box, "outline": []} for box in old[key]]
-                for key in old if key not in ("predictions", "versions")  # versions: of schema 2
-            }  # fmt: skip
-    for key in ("command", "notes", "title", "data", "created", "hardware"):
-        assert again[key] == stored[key]
-
-
 def test_the_error_of_a_difference_is_in_the_json_and_computed_anew_when_read(compared, segmented, tmp_path):
     stored = json.loads(compared.save(tmp_path / "r.json").read_text())
     errors = [row["ap_difference_error"] for row in stored["rows"]]
@@ -51,21 +34,9 @@ def test_the_error_of_a_difference_is_in_the_json_and_computed_anew_when_read(co
     assert [row["mask_ap_difference_error"] for row in segmented.to_dict()["rows"]] == [None, pytest.approx(0.01), None]
 
 
-def test_reports_of_schema_1_are_read(compared, tmp_path):
-    content = compared.to_dict()
-    for row in content["rows"]:
-        for name in ("ap_resampled", "ap_difference_error", "mask_ap_difference_error", "mask_ap", "input_size"):
-            del row[name]
-    del content["hardware"]
-    (tmp_path / "r.json").write_text(json.dumps({**content, "schema_version": 1}))
-    report = Report.load(tmp_path / "r.json")
-    assert report.rows[1] == example_row("PTQ", ap=0.7361)  # of which `at_threshold` is None
-    assert report.hardware == {}, "the reader's machine is not the run's"
-
-
 @pytest.mark.parametrize("unlabelled", [False, True])
-def test_agreement_of_earlier_schemas_is_scaled_so_that_a_network_agrees_with_itself_by_1(unlabelled, tmp_path):
-    """Schemas up to 3 counted a network's agreement with itself as 0.995: AP interpolated over 101 recalls."""
+def test_agreement_of_schema_3_is_scaled_so_that_a_network_agrees_with_itself_by_1(unlabelled, tmp_path):
+    """Schema 3 counted a network's agreement with itself as 0.995: AP interpolated over 101 recalls."""
     scores = resampled(0.99, 0.98)
     row = example_row("PTQ", agreement=0.99, agreement_resampled=scores)
     if unlabelled:
@@ -85,7 +56,7 @@ def test_agreement_of_earlier_schemas_is_scaled_so_that_a_network_agrees_with_it
     [(("rows", 0, "ap"), 1.5, "rows[0].ap"), (("rows", 0, "ap_resampled"), "abc", "rows[0].ap_resampled"),
      (("rows", 0, "ap_by_size"), {"tiny": 0.5}, "rows[0].ap_by_size"), (("rows", 0), {"stage": "x"}, "rows[0].file"),
      (("samples", 0, "predictions", "INT8", 0, "outline"), ["<svg>"], "predictions.INT8[0].outline"),
-     (("surprise",), 1, "surprise"), (("schema_version",), 99, "99")],
+     (("surprise",), 1, "surprise"), *((("schema_version",), number, f"schema {number}") for number in (2, 99))],
 )  # fmt: skip
 def test_a_changed_report_is_refused_in_one_line(report, tmp_path, path, value, named):
     content = place = report.to_dict()

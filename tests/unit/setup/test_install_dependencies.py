@@ -95,7 +95,6 @@ def pip(environment: Path, *arguments: str | Path) -> str:
         (["--venv", "thesis"], "", "thesis"),
         (["--system", "--venv", "x"], "", "--system and --venv"),
         (["--runtime", "--dev"], "", "--runtime and --dev"),
-        (["--quantizer=other"], "", "--quantizer was removed in 2.0: leave it out"),
         ([], "echo 3.9", "3.10 to 3.13"),
         ([], "echo 3.14", "3.10 to 3.13"),
     ],

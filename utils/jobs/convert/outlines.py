@@ -11,8 +11,8 @@ from utils.core.errors import DependencyError
 from utils.core.text import short_repr
 
 ROWS = 256  # points that are compared at a time: outlines of masks can have thousands
-STEPS = 0.4  # pixels: the steps of a slanting edge, which are left out
-FINE = 4  # contours run through centres of pixels: of a mask drawn so many times larger, they are its edge
+STEPS = 0.4  # pixels: smaller steps of a slanting edge are left out
+FINE = 4  # contours run through centres of pixels: in a mask enlarged so many times they are its edge
 
 
 def rings_of(segmentation: Any) -> tuple[np.ndarray, ...]:
@@ -33,14 +33,19 @@ def rings_of(segmentation: Any) -> tuple[np.ndarray, ...]:
 
 
 def ring_of(polygon: Any) -> np.ndarray:
-    """A polygon x1 y1 x2 y2 ..., numbers or texts of them, as float64 `[points, 2]`; `ValueError` if it is none."""
+    """Convert a polygon x1 y1 x2 y2 ..., of numbers or texts of them, to float64 `[points, 2]`; or raise `ValueError`.
+
+    >>> ring_of([0, 0, 4, 0, "4", "3"]).tolist()
+    [[0.0, 0.0], [4.0, 0.0], [4.0, 3.0]]
+    """
     try:
         ring = np.array(polygon, np.float64)
     except (TypeError, ValueError):
         ring = np.zeros(0)
     if ring.ndim != 1 or len(ring) < 6 or len(ring) % 2 or not np.isfinite(ring).all():
         raise ValueError(f"expected x1 y1 x2 y2 x3 y3 ..., found {short_repr(polygon)}")
-    return ring.reshape(-1, 2)
+    points: np.ndarray = ring.reshape(-1, 2)
+    return points
 
 
 def _rings_of_mask(run_lengths: dict[str, Any]) -> tuple[np.ndarray, ...]:
@@ -56,18 +61,33 @@ def _rings_of_mask(run_lengths: dict[str, Any]) -> tuple[np.ndarray, ...]:
         mask = coco_masks.decode(run_lengths)
     except Exception as error:  # pycocotools raises several unrelated types
         raise ValueError(f"run lengths that cannot be decoded ({type(error).__name__})") from error
-    rows, columns = np.nonzero(mask.any(1))[0], np.nonzero(mask.any(0))[0]
+    return _edges(mask)
+
+
+def _edges(mask: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Outer edges of the parts of a mask, uint8 `[H, W]`, as rings in pixels."""
+    rows = np.nonzero(mask.any(1))[0]
+    columns = np.nonzero(mask.any(0))[0]
     if not len(rows):
         return ()
     part = mask[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
     large = part.repeat(FINE, 0).repeat(FINE, 1)
     contours, _ = cv2.findContours(large, cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_SIMPLE)
-    rings = (cv2.approxPolyDP(contour, STEPS * FINE, True)[:, 0] for contour in contours)
-    return tuple((ring + 0.5) / FINE + (columns[0], rows[0]) for ring in rings if len(ring) > 2)
+    corner = (columns[0], rows[0])
+    rings = []
+    for contour in contours:
+        ring = cv2.approxPolyDP(contour, STEPS * FINE, True)[:, 0]
+        if len(ring) > 2:
+            rings.append((ring + 0.5) / FINE + corner)
+    return tuple(rings)
 
 
 def clipped_ring(ring: np.ndarray) -> np.ndarray:
-    """The part of a polygon inside 0..1 on both axes (Sutherland and Hodgman); `[0, 2]` where there is none."""
+    """Clip a polygon to 0..1 on both axes (Sutherland and Hodgman); `[0, 2]` if nothing is inside.
+
+    >>> clipped_ring(np.array([[0.5, 0.5], [1.5, 0.5], [1.5, 1.0], [0.5, 1.0]])).tolist()
+    [[0.5, 0.5], [1.0, 0.5], [1.0, 1.0], [0.5, 1.0]]
+    """
     for axis in (0, 1):
         for limit, sign in ((0.0, 1.0), (1.0, -1.0)):
             ring = _clipped_at(ring, axis, limit, sign)
@@ -80,18 +100,22 @@ def _clipped_at(ring: np.ndarray, axis: int, limit: float, sign: float) -> np.nd
     if (depth >= 0).all():
         return ring
     points: list[np.ndarray] = []
-    for here, after, a, b in zip(ring, np.roll(ring, -1, 0), depth, np.roll(depth, -1), strict=True):
-        if a >= 0:
-            points.append(here)
-        if (a >= 0) != (b >= 0):
-            crossing = here + (after - here) * (a / (a - b))
+    for index, point in enumerate(ring):
+        following = (index + 1) % len(ring)
+        is_inside = depth[index] >= 0
+        if is_inside:
+            points.append(point)
+        if is_inside != (depth[following] >= 0):
+            fraction = depth[index] / (depth[index] - depth[following])
+            crossing = point + (ring[following] - point) * fraction
             crossing[axis] = limit
             points.append(crossing)
-    return np.array(points).reshape(-1, 2)
+    clipped: np.ndarray = np.array(points).reshape(-1, 2)
+    return clipped
 
 
 def joined_ring(rings: list[np.ndarray]) -> np.ndarray:
-    """One polygon of several: bridges of no width, walked there and back, join each ring where it lies nearest."""
+    """Join several polygons into one: bridges of no width, walked there and back, lie where two are nearest."""
     whole, *others = rings
     for ring in others:
         here, there = _nearest(whole, ring)
@@ -112,6 +136,10 @@ def _nearest(first: np.ndarray, second: np.ndarray) -> tuple[int, int]:
 
 
 def area_of(ring: np.ndarray) -> float:
-    """The area of a polygon, float64 `[points, 2]`."""
+    """The area of a polygon, float64 `[points, 2]`.
+
+    >>> area_of(np.array([[0.0, 0.0], [4.0, 0.0], [4.0, 3.0]]))
+    6.0
+    """
     x, y = ring.T
     return float(abs(x @ np.roll(y, -1) - y @ np.roll(x, -1)) / 2)

@@ -61,7 +61,10 @@ def convert_to_yolo(source: Path, folder: Path, output: Path, *, val: float, box
     if output.exists():
         raise InputError(f"{output} exists; --output names a new folder")
     tally = Tally()
-    annotations = read_voc(source, tally) if source.is_dir() else read_coco_annotations(source, tally, force=force)
+    if source.is_dir():
+        annotations = read_voc(source, tally)
+    else:
+        annotations = read_coco_annotations(source, tally, force=force)
     annotated = join(annotations.images, source, folder, tally, force=force)
     sizes = read_sizes(annotated, tally, force=force)
     annotated = {path: annotated[path] for path in sizes}
@@ -84,27 +87,19 @@ def convert_to_yolo(source: Path, folder: Path, output: Path, *, val: float, box
 
 
 def join(
-    images: Iterable[AnnotatedImage], source: Path, folder: Path, tally: Tally, *, force: bool
+    images: Sequence[AnnotatedImage], source: Path, folder: Path, tally: Tally, *, force: bool
 ) -> dict[Path, AnnotatedImage]:
-    """The annotation of each image file, by names without suffix; what finds no partner goes to the tally.
+    """Join image files with their annotations, by names without suffix; what finds no partner goes to the tally.
 
     Raises:
         DataError: too much finds no partner, or a name is ambiguous.
     """
     paths = [path for path in visible_files(folder) if path.suffix.lower() in SUFFIXES]
-    by_stem: dict[str, Path] = {}
-    for path in paths:
-        first = by_stem.setdefault(_name_key(path.stem), path)
-        if first != path:
-            advice = "convert the folders one by one (--images), or rename one"
-            raise DataError(f"{folder} has several images of one name, {first} and {path}; {advice}")
+    by_stem = _by_stem(paths, folder)
     annotated: dict[Path, AnnotatedImage] = {}
     lost: list[str] = []
-    total = 0
     for image in images:
-        total += 1
-        keys = [_name_key(stem) for stem in image.stems]
-        file = next((by_stem[key] for key in keys if key in by_stem), None)
+        file = _file_of(image, by_stem)
         if file is None:
             lost.append(f"{image.source}, {image.stems[-1] or image.stems[0]}")
         elif file in annotated:
@@ -113,10 +108,10 @@ def join(
         else:
             annotated[file] = image
     if not annotated:
-        expected = f"the first is {lost[0]}" if lost else "it holds no annotations"
-        raise DataError(f"{source} annotates no image in {folder}: {expected}; --images names the folder of the images")
+        reason = f"the first is {lost[0]}" if lost else "it holds no annotations"
+        raise DataError(f"{source} annotates no image in {folder}: {reason}; --images names the folder of the images")
     bare = [str(path) for path in paths if path not in annotated]
-    check_partners(lost, total, f"annotations of {source} have no image in {folder}", FORCE, force=force)
+    check_partners(lost, len(images), f"annotations of {source} have no image in {folder}", FORCE, force=force)
     check_partners(bare, len(paths), f"images in {folder} have no annotation in {source}", FORCE, force=force)
     if lost:
         tally.left_out["annotations without an image"] = lost
@@ -125,8 +120,28 @@ def join(
     return {path: image for path, image in annotated.items() if not image.broken}
 
 
+def _by_stem(paths: Iterable[Path], folder: Path) -> dict[str, Path]:
+    """Image files by their names without suffix; `DataError` if two have the same."""
+    by_stem: dict[str, Path] = {}
+    for path in paths:
+        first = by_stem.setdefault(_name_key(path.stem), path)
+        if first != path:
+            advice = "convert the folders one by one (--images), or rename one"
+            raise DataError(f"{folder} has several images of one name, {first} and {path}; {advice}")
+    return by_stem
+
+
+def _file_of(image: AnnotatedImage, by_stem: Mapping[str, Path]) -> Path | None:
+    """The file of an annotated image; None if there is none."""
+    for stem in image.stems:
+        path = by_stem.get(_name_key(stem))
+        if path is not None:
+            return path
+    return None
+
+
 def _name_key(stem: str) -> str:
-    """A name as it is compared: macOS writes accents as characters of their own."""
+    """Normalize a name for comparison, since macOS writes accents as characters of their own."""
     return unicodedata.normalize("NFC", stem)
 
 
@@ -154,13 +169,12 @@ def in_fractions(images: Iterable[AnnotatedImage], tally: Tally) -> bool:
         DataError: some boxes do, and too many do not.
     """
     things = [thing for image in images for thing in image.objects]
-    whole = all(_is_within_one(thing) for thing in things)
-    small = [thing.source for thing in things if _is_fraction(thing)]
-    if small and whole:
+    fractions = [thing.source for thing in things if _is_fraction(thing)]
+    if fractions and all(_is_within_one(thing) for thing in things):
         tally.changed["coordinates taken as fractions of the image"] = [thing.source for thing in things]
         return True
     what = "boxes lie in 0..1, and the others are in pixels"
-    check_partners(small, len(things), what, "write all of them in pixels")
+    check_partners(fractions, len(things), what, "write all of them in pixels")
     return False
 
 
@@ -187,17 +201,17 @@ def placed_objects(path: Path, image: AnnotatedImage, size: Size, fractions: boo
             tally.left_out["boxes in 0..1 among boxes in pixels"].append(thing.source)
             continue
         corners = thing.corners / divisor
-        low, high = corners.min(0), corners.max(0)
-        if (low != corners[0]).any():
+        box = np.stack([corners.min(0), corners.max(0)])
+        if (box[0] != corners[0]).any():
             tally.changed["corners put in order"].append(thing.source)
-        box = np.stack([low, high]).clip(0, 1)
-        if not (box[0] < box[1]).all():
+        clipped = box.clip(0, 1)
+        if not (clipped[0] < clipped[1]).all():
             tally.left_out["boxes without an area in the image"].append(thing.source)
             continue
-        if np.abs(box - np.stack([low, high])).max() > ROUNDING:
+        if np.abs(clipped - box).max() > ROUNDING:
             tally.changed["boxes clipped"].append(thing.source)
-        outline = placed_outline(thing, divisor, np.stack([low, high]), tally)
-        placed.append(PlacedObject(thing.name, box, outline))
+        outline = placed_outline(thing, divisor, box, tally)
+        placed.append(PlacedObject(thing.name, clipped, outline))
     return placed
 
 
@@ -248,7 +262,7 @@ def is_scaled(first: Size, second: Size) -> bool:
 
 
 def placed_outline(thing: AnnotatedObject, divisor: np.ndarray, box: np.ndarray, tally: Tally) -> np.ndarray | None:
-    """The outline of an object as one polygon in fractions of the image; None where it has none that fits its box.
+    """Return the outline of an object as one polygon in fractions of the image; None if it has none that fits its box.
 
     Args:
         divisor: width and height that coordinates count in.
@@ -276,7 +290,7 @@ def _overlap(first: np.ndarray, second: np.ndarray) -> float:
 def label_texts(
     placed: Mapping[Path, Sequence[PlacedObject]], names: Sequence[str], tally: Tally, *, boxes: bool
 ) -> dict[Path, str]:
-    """The text of each image's label file: polygons where any object has one and `boxes` is not given."""
+    """Make the text of each image's label file: polygons if any object has one, unless `boxes` are wanted."""
     classes = {name: number for number, name in enumerate(names)}
     polygons = not boxes and any(thing.outline is not None for objects in placed.values() for thing in objects)
     texts: dict[Path, str] = {}
@@ -297,9 +311,10 @@ def label_texts(
 
 
 def _corners(box: np.ndarray) -> np.ndarray:
-    """The four corners of a box, in turn."""
+    """The four corners of a box `[2, 2]` as `[4, 2]`, in turn."""
     (left, top), (right, bottom) = box
-    return np.array([[left, top], [right, top], [right, bottom], [left, bottom]])
+    corners: np.ndarray = np.array([[left, top], [right, top], [right, bottom], [left, bottom]])
+    return corners
 
 
 def write_dataset(output: Path, labels: Mapping[Path, str], validation: set[Path], names: Sequence[str]) -> None:
@@ -311,12 +326,12 @@ def write_dataset(output: Path, labels: Mapping[Path, str], validation: set[Path
         for image, text in labels.items():
             split = "val" if image in validation else "train"
             splits[split] = f"images/{split}"
-            label = temporary / "labels" / split / f"{image.stem}.txt"
-            copy = temporary / "images" / split / image.name
-            for file in (label, copy):
-                file.parent.mkdir(parents=True, exist_ok=True)
-            label.write_text(text, encoding="utf-8")
-            shutil.copyfile(image, copy)
+            labels_folder = temporary / "labels" / split
+            images_folder = temporary / "images" / split
+            labels_folder.mkdir(parents=True, exist_ok=True)
+            images_folder.mkdir(parents=True, exist_ok=True)
+            (labels_folder / f"{image.stem}.txt").write_text(text, encoding="utf-8")
+            shutil.copyfile(image, images_folder / image.name)
         content = {"path": str(output.resolve()), **splits, "names": list(names)}
         text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
         (temporary / "data.yaml").write_text(text, encoding="utf-8")
