@@ -115,7 +115,7 @@ class RowView:
     @classmethod
     def of(cls, report: Report, row: Row, name: str, advice: Advice) -> RowView:
         """The view of a row of a report, under its name."""
-        columns = [column for column, head in enumerate(tables.headers(report)) if head == "vs float"]
+        columns = [column for column, head in enumerate(tables.headers(report)) if head == tables.DIFFERENCE]
         tones = {}
         for column, ap in zip(columns, AP, strict=False):
             difference = report.difference(row, ap)
@@ -220,8 +220,8 @@ def page(report: Report, advice: Advice) -> str:
         "remarks": tables.remarks(report),
     }
     values |= {
-        "against": tables.against_float(report),
-        "against_headers": tables.FLOAT_HEADERS,
+        "against": tables.against_fp32(report),
+        "against_headers": tables.THRESHOLD_HEADERS,
         "missed": _missed(counted),
         "by_class": _by_class(named),
     }

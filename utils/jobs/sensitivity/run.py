@@ -184,7 +184,7 @@ def lines(content: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
     (base, int8, *recipe_row), recipe = rows, content["recipe"]
     measured = [row for row in content["rows"] if row["ap"] is not None]
     gains = {row["unit"]: Difference(row["gain"], row["gain_error"]) for row in measured}
-    found = [f"float: ap = {ap_of(base):.5f}; INT8: ap = {ap_of(int8):.5f} ({gain(int8, base)})"]
+    found = [f"FP32: ap = {ap_of(base):.5f}; INT8: ap = {ap_of(int8):.5f} ({gain(int8, base)})"]
     for place, row in enumerate(content["rows"][:TOP]):
         result = f"not confirmed, score {row['score']:.4f}"
         if row["unit"] in gains:
