@@ -22,7 +22,7 @@ import yaml
 from pydantic import TypeAdapter
 from pydantic.fields import FieldInfo
 
-from docs import claims, messages, programs
+from docs import claims, measured, messages, programs
 from models.quantize import rules
 from models.quantize.recipe import Recipe
 from utils import cli
@@ -217,7 +217,7 @@ def formats_page() -> Iterator[str]:
                 continue
             outputs = form.attach(plain_graph(task)).graph.output
             rows.append([task, name, in_quotes(f"NAME{form.suffix}.onnx"), "; ".join(map(output_text, outputs))])
-    yield from table(["task", "format", "file of a float model", "outputs"], rows)
+    yield from table(["task", "format", "file of an FP32 model", "outputs"], rows)
     defaults = [[in_quotes(field.name), str(field.default)] for field in fields(output_formats.NmsSettings)]
     yield from ("Defaults of NMS in a file:", "")
     yield from table(["setting", "default"], defaults)
@@ -249,7 +249,7 @@ def results_page() -> Iterator[str]:
     """Yield all tables and sentences of docs/claims.py, from benchmarks/results/."""
     introduction = "Computed from the files in `benchmarks/results/` by `docs/claims.py`, section by section."
     yield from heading("Results", introduction)
-    results = claims.read_results()
+    results = measured.read_results()
     for name, section in claims.SECTIONS.items():
         yield from (f"## {name}", "", (section.__doc__ or "").partition("\n")[0], "", *section(results), "")
 
@@ -267,7 +267,7 @@ def evaluation_sample() -> Iterator[str]:
     from utils.reports.schema import Report, Row
     from utils.reports.tables import terminal_table
 
-    steps = claims.load(claims.FOLDER / "cards-h200.json")["yolov9-s"]["steps"]
+    steps = measured.load(measured.FOLDER / "cards-h200.json")["yolov9-s"]["steps"]
     names = ("float", "PTQ auto, seed 57", "QAT, seed 57", "float engine", "QAT engine")
     rows = [Row(**steps[name]["result"]) for name in names]
     yield from ("## An evaluation", "", "yolov9-s on playing cards, 67 validation images.", "")
@@ -280,7 +280,7 @@ def benchmark_sample() -> Iterator[str]:
     from utils.trt.benchmark import BenchmarkRow
     from utils.trt.timing import Figures, TimeStatistics
 
-    content = claims.load(claims.FOLDER / f"{claims.LATENCY}.json")
+    content = measured.load(measured.FOLDER / f"{measured.LATENCY}.json")
     rows = []
     for entry in content["yolov9-s"]["rows"]:
         parts = {name: TimeStatistics(**part) for name, part in entry["figures"].items() if name != "qps"}
