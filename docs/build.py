@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Write the reference pages from the source, so that they cannot differ from it: docs/reference/*.md.
+"""Write the reference pages and pictures from their source, so that they cannot differ: docs/reference/, docs/pictures/.
 
     python docs/build.py                    # write what has changed
-    python docs/build.py --check            # name pages that are not up to date: exit code 1
+    python docs/build.py --check            # name files that are not up to date: exit code 1
 
-Each page is a function in PAGES, which returns the lines of the page. Edit the source that it reads, not the page.
+Each page is a function in PAGES, which yields the lines of the page; each picture is one in `docs/pictures.py`. Edit
+the source that it reads, not the file.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import yaml
 from pydantic import TypeAdapter
 from pydantic.fields import FieldInfo
 
-from docs import claims, measured, messages, programs
+from docs import claims, measured, messages, pictures, programs
 from models.quantize import rules
 from models.quantize.recipe import Recipe
 from utils import cli
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 FOLDER = ROOT / "docs/reference"
+PICTURES = ROOT / "docs/pictures"
 SUPPORT = ROOT / "docs/support.yaml"
 NOTE = "<!-- Written by docs/build.py. Change its source, then run it. -->"
 MANY = 4  # programs; a message of more is one of "most programs"
@@ -354,29 +356,36 @@ def built(name: str) -> str:
 
 
 class BuildOptions(Options):
-    """What is done with the pages."""
+    """What is done with the files."""
 
-    check: bool = option(False, "write nothing; name the pages that are not up to date")
+    check: bool = option(False, "write nothing; name the files that are not up to date")
+
+
+def files() -> dict[Path, str]:
+    """Return the text of every file that is written, by its path."""
+    pages = {FOLDER / name: built(name) for name in ("README.md", *PAGES)}
+    return pages | {PICTURES / f"{name}.svg": draw() for name, draw in pictures.PICTURES.items()}
 
 
 def run(options: BuildOptions) -> int:
-    """Write the pages that have changed, or name them."""
-    stale = [path for name in ("README.md", *PAGES) if not_up_to_date(path := FOLDER / name, built(name))]
-    left_over = sorted({*FOLDER.glob("*.md")} - {FOLDER / name for name in ("README.md", *PAGES)})
+    """Write the files that have changed, or name them."""
+    wanted = files()
+    stale = [path for path, text in wanted.items() if not_up_to_date(path, text)]
+    left_over = sorted({*FOLDER.glob("*.md"), *PICTURES.glob("*.svg")} - wanted.keys())
     for path in [*stale, *left_over]:
         print(path.relative_to(ROOT))
     if options.check:
         return 1 if stale or left_over else 0
-    FOLDER.mkdir(exist_ok=True)
     for path in stale:
-        path.write_text(built(path.name), encoding="utf-8")
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(wanted[path], encoding="utf-8")
     for path in left_over:
         path.unlink()
     return 0
 
 
 def not_up_to_date(path: Path, text: str) -> bool:
-    """Tell whether a page is missing or differs from what it should be."""
+    """Tell whether a file is missing or differs from what it should be."""
     return not path.exists() or path.read_text(encoding="utf-8") != text
 
 
