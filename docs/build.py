@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write the reference pages and pictures from their source, so that they cannot differ: docs/reference/, docs/pictures/.
+"""Write reference pages and pictures from their source, so that they cannot differ: docs/reference/, docs/pictures/.
 
     python docs/build.py                    # write what has changed
     python docs/build.py --check            # name files that are not up to date: exit code 1
