@@ -250,3 +250,9 @@ def test_runs_are_put_together(tmp_path):
         report.save(path)
     both = make(tmp_path / "out", tmp_path / "other.json", "--output", tmp_path / "both")
     assert "the runs have different datasets" in both.splitlines()[0]
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_a_caption_counts_what_both_models_find_and_what_each_finds_alone(report):
+    text = " ".join(_Page(page(report)).words)
+    assert "1 found by both, 1 by FP32 only, 0 by INT8 only" in text
