@@ -13,6 +13,8 @@ from documentation import ROOT
 
 from docs import claims, measured
 from utils.core.errors import InputError
+from utils.reports.schema import Report, Row
+from utils.reports.tables import cells, stage_name, terminal_table
 
 RESULTS = measured.read_results()
 FIRST = RESULTS[0]
@@ -83,6 +85,52 @@ def test_the_table_of_readme_is_what_the_files_give():
     assert "\n".join(lines) in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+def test_tables_of_the_demo_are_what_the_programs_print_for_its_rows():
+    """In docs/demo.md whole, in README and on the page about a lower mAP without some columns."""
+    content = json.loads((measured.FOLDER / "demo-cpu.json").read_text(encoding="utf-8"))
+    report = Report(command="", rows=[Row(**row) for row in content["rows"][:4]])
+    assert terminal_table(report) in (ROOT / "docs/demo.md").read_text(encoding="utf-8")
+    for page, columns in (("README.md", 4), ("docs/troubleshoot-accuracy.md", 6)):
+        text = (ROOT / page).read_text(encoding="utf-8")
+        shown = re.findall(r"^(?:FP32|PTQ|QAT|ONNX) .*[0-9]$", text, re.MULTILINE)
+        assert len(shown) >= 3
+        for line in shown:
+            (row,) = (row for row in report.rows if stage_name(row.stage) == line.split()[0])
+            assert line.split() == " ".join([line.split()[0], *cells(report, row)[1:columns]]).split()
+
+
+def ratios_on_a_cpu(network, slow, fast):
+    """Times of a network's FP32 or INT8 file (file, type of the other layers) over those of another one, all runs."""
+    ratios = []
+    for path in measured.FOLDER.glob("cpu-*.json"):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        rows = {(row["file"], row["rest"]): row for row in content["rows"] if row["runtime"] == "OpenVINO"}
+        if content["settings"]["network"].startswith(network) and {slow, fast} <= rows.keys():
+            times = [rows[key]["times"] for key in (slow, fast)]
+            ratios += [times[0][threads]["median"] / times[1][threads]["median"] for threads in times[0]]
+    return f"{min(ratios):.1f} to {max(ratios):.1f}"
+
+
+def test_ranges_in_readmes_prose_are_those_of_the_files():
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    fp32, int8, bf16 = ("FP32", "FP32"), ("ours", "FP32"), ("FP32", "BF16")
+    assert f"{ratios_on_a_cpu('gelan-s,', fp32, int8)} times as fast as FP32 (-s; -t " in text
+    assert f"-t {ratios_on_a_cpu('gelan-t,', fp32, int8)} times)" in text
+    litter = [json.loads((measured.FOLDER / f"cpu-litter-{size}.json").read_text(encoding="utf-8")) for size in "ts"]
+    times = [
+        row["times"]["1"]["median"] for file in litter for row in file["rows"] if (row["file"], row["rest"]) == bf16
+    ]
+    assert f"on which BF16 takes {times[0]:.1f} and {times[1]:.1f} ms" in text
+    assert f"BF16 was {ratios_on_a_cpu('gelan-', int8, bf16)} times as fast as INT8" in text
+    gains = [float(gain) for gain in re.findall(r"\((\d\.\d+)×\)", "\n".join(claims.SECTIONS["latency"](RESULTS)))]
+    assert f"{min(gains):.1f} to {max(gains):.1f} times as fast as FP16 on a GPU" in text
+    engines = measured.detectors(measured.deployed_engines(RESULTS))
+    worst = min((engine for engine in engines if engine.error), key=lambda engine: engine.value)
+    assert f"the worst of them lost {-worst.value:.4f} ± {worst.error:.4f}" in text
+    errors = [engine.error for engine in engines if engine.file == "photographs-h200" and engine.images == "litter"]
+    assert f"the standard error of a difference is at most {max(errors):.4f}" in text
+
+
 def from_to(times, before, after, form):
     """A cell of README: milliseconds before and after, and their ratio."""
     if before not in times:
@@ -112,7 +160,7 @@ def test_what_the_documents_say_of_ptq_and_qat_in_words():
 
 
 def test_every_file_and_every_row_is_read_once():
-    others = ("busy", "latency-h200", "openvino-rewrites-t", "pruned-t", "thresholds-h200")
+    others = ("busy", "demo-cpu", "latency-h200", "openvino-rewrites-t", "pruned-t", "thresholds-h200")
     files = {path.stem for path in measured.FOLDER.glob("*.json")}
     files = {name for name in files if name not in others and not name.startswith("cpu-")}
     assert {result.file for result in RESULTS} == files

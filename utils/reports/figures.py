@@ -116,7 +116,6 @@ def per_epoch(report: Report) -> tuple[str, Figure]:
     errors = [getattr(epoch, f"{name}_error") or 0.0 for epoch in report.scored_epochs]
     if any(errors):
         axes.errorbar(epochs, scores, errors, fmt="none", ecolor=BLUE, elinewidth=1.2, capsize=3)
-        axes.set_title("bars: standard error of the difference to PTQ", loc="right", fontsize=8, color=GREY)
     texts = []
     for epoch, score in zip(report.scored_epochs, scores, strict=True):
         if epoch.chosen:
@@ -128,7 +127,8 @@ def per_epoch(report: Report) -> tuple[str, Figure]:
         is_chosen = stage == "PTQ" and any(row.stage == BEST_PTQ for row in report.rows)
         prefix = "chosen: " if is_chosen else ""
         texts.append((level, f"{prefix}{stage_name(stage)} {level:.4f}", colour))
-    axes.set(xlabel="QAT epoch", ylabel="loss" if name == "held_out" else "AP (IoU 0.50:0.95)")
+    note = " (bars: standard error of the difference to PTQ)" if any(errors) else ""
+    axes.set(xlabel=f"QAT epoch{note}", ylabel="loss" if name == "held_out" else "AP (IoU 0.50:0.95)")
     axes.set_xlim(min(epochs) - 0.4, max(epochs) + 0.4)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.margins(y=0.15)
