@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Write the reference pages from the source, so that they cannot differ from it: docs/reference/*.md.
+"""Write reference pages and pictures from their source, so that they cannot differ: docs/reference/, docs/pictures/.
 
     python docs/build.py                    # write what has changed
-    python docs/build.py --check            # name pages that are not up to date: exit code 1
+    python docs/build.py --check            # name files that are not up to date: exit code 1
 
-Each page is a function in PAGES, which returns the lines of the page. Edit the source that it reads, not the page.
+Each page is a function in PAGES, which yields the lines of the page; each picture is one in `docs/pictures.py`. Edit
+the source that it reads, not the file.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import yaml
 from pydantic import TypeAdapter
 from pydantic.fields import FieldInfo
 
-from docs import claims, messages, programs
+from docs import claims, measured, messages, pictures, programs
 from models.quantize import rules
 from models.quantize.recipe import Recipe
 from utils import cli
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 FOLDER = ROOT / "docs/reference"
+PICTURES = ROOT / "docs/pictures"
 SUPPORT = ROOT / "docs/support.yaml"
 NOTE = "<!-- Written by docs/build.py. Change its source, then run it. -->"
 MANY = 4  # programs; a message of more is one of "most programs"
@@ -217,7 +219,7 @@ def formats_page() -> Iterator[str]:
                 continue
             outputs = form.attach(plain_graph(task)).graph.output
             rows.append([task, name, in_quotes(f"NAME{form.suffix}.onnx"), "; ".join(map(output_text, outputs))])
-    yield from table(["task", "format", "file of a float model", "outputs"], rows)
+    yield from table(["task", "format", "file of an FP32 model", "outputs"], rows)
     defaults = [[in_quotes(field.name), str(field.default)] for field in fields(output_formats.NmsSettings)]
     yield from ("Defaults of NMS in a file:", "")
     yield from table(["setting", "default"], defaults)
@@ -249,7 +251,7 @@ def results_page() -> Iterator[str]:
     """Yield all tables and sentences of docs/claims.py, from benchmarks/results/."""
     introduction = "Computed from the files in `benchmarks/results/` by `docs/claims.py`, section by section."
     yield from heading("Results", introduction)
-    results = claims.read_results()
+    results = measured.read_results()
     for name, section in claims.SECTIONS.items():
         yield from (f"## {name}", "", (section.__doc__ or "").partition("\n")[0], "", *section(results), "")
 
@@ -267,7 +269,7 @@ def evaluation_sample() -> Iterator[str]:
     from utils.reports.schema import Report, Row
     from utils.reports.tables import terminal_table
 
-    steps = claims.load(claims.FOLDER / "cards-h200.json")["yolov9-s"]["steps"]
+    steps = measured.load(measured.FOLDER / "cards-h200.json")["yolov9-s"]["steps"]
     names = ("float", "PTQ auto, seed 57", "QAT, seed 57", "float engine", "QAT engine")
     rows = [Row(**steps[name]["result"]) for name in names]
     yield from ("## An evaluation", "", "yolov9-s on playing cards, 67 validation images.", "")
@@ -280,7 +282,7 @@ def benchmark_sample() -> Iterator[str]:
     from utils.trt.benchmark import BenchmarkRow
     from utils.trt.timing import Figures, TimeStatistics
 
-    content = claims.load(claims.FOLDER / f"{claims.LATENCY}.json")
+    content = measured.load(measured.FOLDER / f"{measured.LATENCY}.json")
     rows = []
     for entry in content["yolov9-s"]["rows"]:
         parts = {name: TimeStatistics(**part) for name, part in entry["figures"].items() if name != "qps"}
@@ -352,29 +354,36 @@ def built(name: str) -> str:
 
 
 class BuildOptions(Options):
-    """What is done with the pages."""
+    """What is done with the files."""
 
-    check: bool = option(False, "write nothing; name the pages that are not up to date")
+    check: bool = option(False, "write nothing; name the files that are not up to date")
+
+
+def files() -> dict[Path, str]:
+    """Return the text of every file that is written, by its path."""
+    pages = {FOLDER / name: built(name) for name in ("README.md", *PAGES)}
+    return pages | {PICTURES / f"{name}.svg": draw() for name, draw in pictures.PICTURES.items()}
 
 
 def run(options: BuildOptions) -> int:
-    """Write the pages that have changed, or name them."""
-    stale = [path for name in ("README.md", *PAGES) if not_up_to_date(path := FOLDER / name, built(name))]
-    left_over = sorted({*FOLDER.glob("*.md")} - {FOLDER / name for name in ("README.md", *PAGES)})
+    """Write the files that have changed, or name them."""
+    wanted = files()
+    stale = [path for path, text in wanted.items() if not_up_to_date(path, text)]
+    left_over = sorted({*FOLDER.glob("*.md"), *PICTURES.glob("*.svg")} - wanted.keys())
     for path in [*stale, *left_over]:
         print(path.relative_to(ROOT))
     if options.check:
         return 1 if stale or left_over else 0
-    FOLDER.mkdir(exist_ok=True)
     for path in stale:
-        path.write_text(built(path.name), encoding="utf-8")
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(wanted[path], encoding="utf-8")
     for path in left_over:
         path.unlink()
     return 0
 
 
 def not_up_to_date(path: Path, text: str) -> bool:
-    """Tell whether a page is missing or differs from what it should be."""
+    """Tell whether a file is missing or differs from what it should be."""
     return not path.exists() or path.read_text(encoding="utf-8") != text
 
 

@@ -4,67 +4,54 @@
     python docs/claims.py                  all sections
     python docs/claims.py engines rates    some of them
 
-What is left out of a mean is named beside it. The files are:
-
-photographs-h200.json   eight detectors and two segmentation networks: PTQ, QAT, FP16 and INT8 engines; further
-                        calibration methods, rates and steps of QAT, over seeds (some of them on a CPU)
-qat-steps-h200.json     seven further detectors, less trained: PTQ and QAT over seeds, and INT8 engines
-cards-h200.json         yolov9-s on playing cards: calibration methods, QAT, engines of PTQ and of QAT
-cells-h200.json         yolov9-s and -t on blood cells: calibration methods and QAT
-cells-yolov9-t.json     another yolov9-t on blood cells: calibration methods
-garbage-h200.json       yolov9-s and -t on litter: calibration methods and QAT
-garbage-h100.json       yolov9-m and -c on litter: the same; yolov9-s of garbage-h200.json: rates of QAT, over seeds
-robots-h200.json        yolov9-s on robots that fails in FP32 on some images: calibration methods and QAT
-defaults-h200.json      four yolov9-s by all defaults of 28 November; cells and cards split anew
-latency-h200.json       FP16 and INT8 engines of yolov9-t, -s and -c with random weights: the JSON of benchmark_trt.py
-cpu-*.json              INT8 on CPUs, beside NNCF and ONNX Runtime: what benchmarks/cpu.py writes
-
-PTQ is calibrated by percentile 99.999 unless a line says otherwise. Agreement is 1 for a network with itself.
+`docs/measured.py` names the files. What is left out of a mean is named beside it. PTQ is calibrated by percentile
+99.999 unless a line says otherwise. Agreement is 1 for a model with itself.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import re
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))  # where utils/ lies
+sys.path.insert(0, str(ROOT))  # where utils/ and docs/ lie
 
+from docs.measured import (
+    FAILS_IN_FP32,
+    FOLDER,
+    IMAGES,
+    LATENCY,
+    PHOTOGRAPHS,
+    QAT_STEPS,
+    REPORTS,
+    SIZES,
+    USUAL_STEPS,
+    Result,
+    by_default,
+    by_training,
+    default_qat,
+    deployed_engines,
+    detectors,
+    list_of_networks,
+    load,
+    mean,
+    mean_and_lowest,
+    mean_with_error,
+    over_trainings,
+    paired_error,
+    read_results,
+    select,
+    with_error,
+)
 from utils import cli
 from utils.core.errors import InputError
 from utils.core.options import Options, option
-from utils.core.score import Resampled, difference_error
 from utils.core.text import markdown_table
 
-FOLDER = ROOT / "benchmarks/results"
-PHOTOGRAPHS, QAT_STEPS, BY_DEFAULT, LATENCY = "photographs-h200", "qat-steps-h200", "defaults-h200", "latency-h200"
-REPORTS = ("cards-h200", "cells-h200", "garbage-h100", "garbage-h200", "robots-h200", "cells-yolov9-t")
-FAILS_IN_FP32 = "robots-h200"  # its FP32 network reports up to 110 boxes as large as the image on some images
-IMAGES = {  # in the validation split; 210/154: another split of the same images, training/validation
-    "litter": 670,
-    "robots": 800,
-    "cells": 72,
-    "cards": 67,
-    "nuclei": 166,
-    "cells 210/154": 154,
-    "cards 210/153": 153,
-}
-GROUPS = {"robots": 13}  # that standard errors are over; on other sets they are over images
-SIZES = "tsmc"  # last letters of detectors, from the smallest on
-USUAL_STEPS = "QAT, 450 steps at 3e-5"
-USUAL_EPOCHS = "10"
-# QAT by the default of the day, the one of today first. 200 and 110 steps are ten epochs of cells and cards.
-DEFAULTS = (
-    *(USUAL_STEPS, "QAT, 110 steps at 3e-5", "QAT, 200 steps at 3e-5"),
-    *("QAT, 200 steps at 6.7e-5", "QAT, 1620 steps at 3e-5"),
-)
 SETTINGS = (
     *("PTQ", "QAT, 450 steps at 1e-5", USUAL_STEPS, "QAT, 450 steps at 1e-4", "QAT, 450 steps at 3e-4"),
     *("QAT, 2000 steps at 1e-5", "QAT, 2000 steps at 3e-5", "QAT, 2000 steps at 1e-4"),
@@ -73,252 +60,6 @@ ON_A_CPU = " (a CPU)"
 METHODS = {"99.999 %": "PTQ", "99.99 %": "PTQ 99.99", "mse": "PTQ mse", "max": "PTQ max"}
 LARGE_LOSS = 0.004  # of AP, by PTQ
 SMALL_DIFFERENCE = 0.003  # of agreement
-
-
-@dataclass(frozen=True)
-class Result:
-    """One state of a network, evaluated once.
-
-    Attributes:
-        file: name of the JSON file, without its ending.
-        training: the same text for results of the same FP32 weights.
-        network: such as `yolov9-s`.
-        images: the set of images, a key of IMAGES.
-        state: `PTQ`, a calibration method behind it unless that is percentile 99.999; `QAT, STEPS steps at RATE`;
-            `INT8 engine`, `FP16 engine`.
-        seed: of the calibration and of QAT.
-        fp32: AP of the FP32 network.
-        value: AP of boxes minus that of the FP32 network.
-        error: the standard error of `value`, over images or groups; None where it was not kept.
-        agreement: with the FP32 network; nan where it was not measured.
-        row: the entry of the file.
-    """
-
-    file: str
-    training: str
-    network: str
-    images: str
-    state: str
-    seed: int
-    fp32: float
-    value: float
-    error: float | None
-    agreement: float
-    row: dict[str, Any]
-
-    @property
-    def name(self) -> str:
-        """Network and set."""
-        return f"{self.network}, {self.images}"
-
-    @property
-    def width(self) -> float:
-        """Number of standard errors in half of a 95 % interval."""
-        return interval_width(GROUPS.get(self.images))
-
-    @property
-    def has_masks(self) -> bool:
-        """Whether it is a segmentation network."""
-        return "-seg" in self.network
-
-    def is_changed(self, score: str) -> bool:
-        """Whether the difference of `recall` or `precision` to FP32 lies outside of its 95 % interval around 0."""
-        difference, error = self.row[f"{score}_to_float"], self.row[f"{score}_error"]
-        return bool(abs(difference) >= self.width * error)
-
-    def difference(self, score: str) -> str:
-        """The difference of `recall`, `precision` or `mask` AP to FP32 with its standard error, as text."""
-        return with_error(self.row[f"{score}_to_float"], self.row[f"{score}_error"])
-
-
-def interval_width(groups: int | None) -> float:
-    """Return the number of standard errors in half of a 95 % interval: 2, and more for fewer than 30 groups.
-
-    For those it is Student's t quantile times sqrt(n / (n - 1)), by which the bootstrap's standard error is too small.
-    """
-    if groups is None or groups >= 30:
-        return 2.0
-    from scipy import stats
-
-    return float(stats.t.ppf(0.975, groups - 1)) * math.sqrt(groups / (groups - 1))
-
-
-# Reading
-
-
-def read_results() -> list[Result]:
-    """Read all files."""
-    results = [*photographs(), *plain_rows(QAT_STEPS), *plain_rows(BY_DEFAULT)]
-    for name in REPORTS:
-        results += reports(FOLDER / f"{name}.json")
-    return results
-
-
-def load(path: Path) -> dict[str, Any]:
-    """Return the content of a file of results."""
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return content
-
-
-def photographs() -> Iterator[Result]:
-    """Yield the results of photographs-h200.json; the seed of its `rows` is 57."""
-    content = load(FOLDER / f"{PHOTOGRAPHS}.json")
-    fp32 = {row["network"]: row["ap"] for row in content["rows"] if row["state"] == "float"}
-    for row in [*content["rows"], *content["seeds"]]:
-        if "to_float" in row and row["state"] != "PTQ-auto":  # which is in `PTQ by auto`, or equal to `PTQ`
-            state = USUAL_STEPS if row["state"] == "QAT" else row["state"].replace("PTQ-", "PTQ ")
-            yield row_result(PHOTOGRAPHS, row, state, fp32[row["network"]])
-
-
-def plain_rows(file: str) -> Iterator[Result]:
-    """Yield the results of a file whose rows have their differences to FP32."""
-    for row in load(FOLDER / f"{file}.json")["rows"]:
-        state = row["state"]
-        if "engine" in state:
-            state = "INT8 engine"
-        elif setting := re.fullmatch(r"QAT, (?:auto \()?([\d.e-]+)\)?, (\d+) x (\d+)(?: steps)?", state):
-            rate, epochs, steps = setting.groups()
-            state = f"QAT, {int(epochs) * int(steps)} steps at {rate}"
-            if epochs != USUAL_EPOCHS:
-                state += f" in {epochs} epochs"
-        yield row_result(file, row, state, row["float"])
-
-
-def row_result(file: str, row: dict[str, Any], state: str, fp32: float) -> Result:
-    """Return the result of a row that has its difference to FP32 and the standard error."""
-    name = row["network"]
-    network, images, _ = name.split(", ")
-    scores = (fp32, row["to_float"], row["error"], row["agreement"])
-    return Result(file, f"{file}: {name}", network, images, state, row.get("seed", 57), *scores, row)
-
-
-def reports(path: Path) -> Iterator[Result]:
-    """Yield the results of a file that holds the report rows of the programs that ran."""
-    images = path.stem.partition("-")[0].replace("garbage", "litter")
-    for network, content in load(path).items():
-        weights = content["inputs"]["--weights"]  # a hash
-        training = f"{path.stem}: {network}" if weights == "trained here" else weights
-        rows = {name: step["result"] for name, step in content["steps"].items() if step["result"]}
-        base = rows.pop("float")
-        for name, row in rows.items():
-            setting, _, seed = name.partition(", seed ")
-            state = state_of_step(setting, images)
-            agreement = row.get("agreement") or math.nan
-            scores = (base["ap"], row["ap"] - base["ap"], paired_error(row, base), agreement)
-            yield Result(path.stem, training, network, images, state, int(seed or 57), *scores, row)
-
-
-def state_of_step(setting: str, images: str) -> str:
-    """Return the state that a step's name means.
-
-    QAT without a rate is the default of 26 November: ten epochs, at a rate that depended on the number of images.
-    """
-    if setting in ("float engine", "QAT engine"):
-        return {"float engine": "FP16 engine", "QAT engine": "INT8 engine"}[setting]
-    if setting == "QAT":
-        return "QAT, 200 steps at 6.7e-5" if images in ("cells", "cards") else "QAT, 1620 steps at 3e-5"
-    if rate_and_steps := re.fullmatch(r"QAT (\S+) x (\d+)", setting):
-        rate, steps = rate_and_steps.groups()
-        return f"QAT, {steps} steps at {'4.5e-5' if rate == 'auto' else rate}"
-    return setting
-
-
-def paired_error(row: dict[str, Any], base: dict[str, Any]) -> float | None:
-    """Return the standard error of a difference of AP over the same resampled images; None where they were not kept."""
-    texts = [str(entry.get("ap_resampled", "")) for entry in (row, base)]
-    if "" in texts:
-        return None
-    return difference_error(*map(Resampled.from_text, texts))
-
-
-# Selecting: by state and training, never by value
-
-
-def select(results: Iterable[Result], state: str) -> list[Result]:
-    """Return the results in a state: the first of each training and seed, since some are in two places."""
-    first: dict[tuple[str, int], Result] = {}
-    for result in results:
-        if result.state == state:
-            first.setdefault((result.training, result.seed), result)
-    return list(first.values())
-
-
-def by_training(results: Iterable[Result]) -> list[list[Result]]:
-    """Return the results of each training."""
-    grouped: dict[str, list[Result]] = {}
-    for result in results:
-        grouped.setdefault(result.training, []).append(result)
-    return list(grouped.values())
-
-
-def detectors(results: Iterable[Result]) -> list[Result]:
-    """Return the results without those of segmentation networks."""
-    return [result for result in results if not result.has_masks]
-
-
-def default_qat(results: Sequence[Result]) -> list[Result]:
-    """Return the QAT runs of a training by the default of today, or else by that of an earlier day."""
-    for state in DEFAULTS:
-        if runs := select(results, state):
-            return runs
-    return []
-
-
-def by_default(results: Sequence[Result], state: str) -> list[Result]:
-    """Return results with the calibration that `auto` chose where it was measured, or else with percentile 99.999."""
-    with_auto = "QAT by auto" if state == USUAL_STEPS else f"{state} by auto"
-    return select(results, with_auto) or select(results, state)
-
-
-def deployed_engines(results: Sequence[Result]) -> list[Result]:
-    """Return the INT8 engine after QAT of each training that has one."""
-    engines: list[Result] = []
-    for training in by_training(results):
-        engines += by_default(training, "INT8 engine")
-    return engines
-
-
-# Computing and writing
-
-
-def mean(values: Iterable[float]) -> float:
-    """Return the arithmetic mean."""
-    return statistics.fmean(values)
-
-
-def mean_with_error(results: Sequence[Result]) -> tuple[float, float]:
-    """Return the mean of differences to FP32, and its standard error over images.
-
-    Networks on the same images err together, so their errors are added up; errors of different sets are independent.
-    """
-    errors = dict.fromkeys((result.images for result in results), 0.0)
-    for result in results:
-        errors[result.images] += math.nan if result.error is None else result.error
-    return mean(result.value for result in results), math.hypot(*errors.values()) / len(results)
-
-
-def over_trainings(values: Sequence[float]) -> str:
-    """Return the mean of values, its standard error by their spread, and their range, as text."""
-    error = statistics.stdev(values) / math.sqrt(len(values))
-    positive = sum(1 for value in values if value > 0)
-    limits = f"from {min(values):+.4f} to {max(values):+.4f}"
-    return f"{mean(values):+.4f} ± {error:.4f}, {limits}, above 0 in {positive} of {len(values)}"
-
-
-def mean_and_lowest(values: Sequence[float], form: str) -> str:
-    """Return the mean and in brackets the smallest value, as text."""
-    return f"{mean(values):{form}} ({min(values):{form}})"
-
-
-def with_error(value: float, error: float | None) -> str:
-    """Return a difference and, where it is known, its standard error, as text."""
-    return f"{value:+.4f}" if error is None else f"{value:+.4f} ± {error:.4f}"
-
-
-def list_of_networks(networks: Sequence[str]) -> str:
-    """Return text such as `yolov9-t, -s`."""
-    family = networks[0][:-1]
-    return ", ".join([networks[0], *(name.replace(family, "-") for name in networks[1:])])
 
 
 # Sections
@@ -334,7 +75,7 @@ def engines_section(results: list[Result]) -> list[str]:
     value, error = mean_with_error(of_detectors)
     lines[-1] = [f"mean of these {len(of_detectors)}", "", f"{value:+.4f}", f"{error:.4f}"]
     lines.append(engines_line("nuclei", [engine for engine in engines if engine.has_masks]))
-    titles = ["photographs", "networks", "AP of the INT8 engine minus FP32, each", "±"]
+    titles = ["photographs", "models", "AP of the INT8 engine minus FP32, each", "±"]
     sentences = [bound_of_mean(of_detectors, "all files")]
     sentences.append(bound_of_mean([engine for engine in of_detectors if engine.file == PHOTOGRAPHS], PHOTOGRAPHS))
     bounds = []
@@ -346,7 +87,7 @@ def engines_section(results: list[Result]) -> list[str]:
 
 
 def engines_line(images: str, engines: Sequence[Result]) -> list[str]:
-    """Return the cells of one set of images: networks, differences, the range of their standard errors."""
+    """Return the cells of one set of images: models, differences, the range of their standard errors."""
     if not engines:
         return []
     networks = [engine.network for engine in engines]
@@ -369,7 +110,7 @@ def bound_of_mean(engines: Sequence[Result], files: str) -> str:
 
 def trainings_section(results: list[Result]) -> list[str]:
     """List PTQ, and QAT by default, of every training of a detector, as means over seeds."""
-    titles = ["network, set", "FP32", "PTQ − FP32", "QAT − FP32", "QAT − PTQ", "agreement, PTQ → QAT", "file"]
+    titles = ["model, set", "FP32", "PTQ − FP32", "QAT − FP32", "QAT − PTQ", "agreement, PTQ → QAT", "file"]
     lines: list[list[str]] = []
     losses: list[float] = []
     gains: list[float] = []
@@ -385,7 +126,7 @@ def trainings_section(results: list[Result]) -> list[str]:
             agreements.append(mean(run.agreement for run in qat) - mean(run.agreement for run in ptq))
     small = sum(1 for loss in losses if loss >= -LARGE_LOSS)
     means = [
-        f"Without {FAILS_IN_FP32}, whose FP32 network fails on some images:",
+        f"Without {FAILS_IN_FP32}, whose FP32 model fails on some images:",
         f"- PTQ − FP32 {over_trainings(losses)}; at least {-LARGE_LOSS} in {small}",
         f"- QAT − PTQ {over_trainings(gains)}",
         f"- agreement of QAT minus that of PTQ {over_trainings(agreements)}",
@@ -417,8 +158,8 @@ def large_losses(results: list[Result]) -> Iterator[str]:
 
 
 def photographs_section(results: list[Result]) -> list[str]:
-    """List the ten networks of photographs-h200.json with the default calibration of that day, seed 57."""
-    titles = ["network, set", "FP32", "PTQ", "QAT", "INT8 engine", "FP16 engine"]
+    """List the ten models of photographs-h200.json with the default calibration of that day, seed 57."""
+    titles = ["model, set", "FP32", "PTQ", "QAT", "INT8 engine", "FP16 engine"]
     lines = []
     for training in by_training(result for result in results if result.file == PHOTOGRAPHS and result.seed == 57):
         states = [by_default(training, state)[0] for state in ("PTQ", USUAL_STEPS, "INT8 engine", "FP16 engine")]
@@ -433,7 +174,7 @@ def photographs_section(results: list[Result]) -> list[str]:
 
 def thresholds_section(results: list[Result]) -> list[str]:
     """Compare recall and precision of INT8 engines with FP32's, at FP32's threshold of best F1."""
-    titles = ["network, set", "threshold of best F1, FP32 → INT8", "recall", "precision", "missed, FP32 → INT8, of"]
+    titles = ["model, set", "threshold of best F1, FP32 → INT8", "recall", "precision", "missed, FP32 → INT8, of"]
     titles.append("AP by size, FP32 → INT8")
     rows = load(FOLDER / f"{PHOTOGRAPHS}.json")["rows"]
     fp32 = {row["network"]: row for row in rows if row["state"] == "float"}
@@ -490,7 +231,7 @@ def methods_section(results: list[Result]) -> list[str]:
         "",
         f"{len(names)} detectors: {'; '.join(names)}.",
         "",
-        "Left out, since the FP32 network fails or no agreement was measured:",
+        "Left out, since the FP32 model fails or no agreement was measured:",
         *left_out_of_methods(results),
         "",
         "Chosen by auto, by the smallest loss and without the two standard errors of today:",
@@ -507,7 +248,7 @@ def left_out_of_methods(results: list[Result]) -> Iterator[str]:
 
 
 def choices_of_auto(results: list[Result]) -> Iterator[str]:
-    """Yield, of each network, the method that `auto` chose."""
+    """Yield, of each model, the method that `auto` chose."""
     for row in load(FOLDER / f"{PHOTOGRAPHS}.json")["rows"]:
         if "chose" in row:
             yield f"{row['network'].rpartition(', ')[0]} ({PHOTOGRAPHS}): {row['chose']}"
@@ -519,7 +260,7 @@ def choices_of_auto(results: list[Result]) -> Iterator[str]:
 
 def rates_section(results: list[Result]) -> list[str]:
     """List agreement by rate and number of steps of QAT, and every difference to the default."""
-    titles = ["network, set", *(short_setting(state) for state in SETTINGS)]
+    titles = ["model, set", *(short_setting(state) for state in SETTINGS)]
     lines: list[list[str]] = []
     differences: list[tuple[float, str]] = []
     of_ap: list[float] = []
@@ -588,17 +329,17 @@ def other_settings(training: Sequence[Result]) -> list[str]:
 
 
 def steps_on_litter(results: list[Result]) -> Iterator[str]:
-    """Yield a sentence about numbers of steps on the four networks on litter of qat-steps-h200.json."""
+    """Yield a sentence about numbers of steps on the four models on litter of qat-steps-h200.json."""
     four = [result for result in results if result.file == QAT_STEPS and result.images == "litter"]
     agreements = []
     for state in ("PTQ", USUAL_STEPS, f"{USUAL_STEPS} in 5 epochs", "QAT, 1620 steps at 3e-5"):
         means = [mean(run.agreement for run in runs) for runs in by_training(select(four, state))]
         agreements.append(f"{state} {mean(means):.3f}")
-    yield f"Four networks on litter ({QAT_STEPS}), mean agreement: {'; '.join(agreements)}."
+    yield f"Four models on litter ({QAT_STEPS}), mean agreement: {'; '.join(agreements)}."
 
 
 def boxes_of_segmentation(results: list[Result]) -> Iterator[str]:
-    """Yield a sentence for each segmentation network: box AP minus FP32's by rate and steps, and numbers of seeds."""
+    """Yield a sentence for each segmentation model: box AP minus FP32's by rate and steps, and numbers of seeds."""
     for training in by_training(result for result in results if result.has_masks):
         states = []
         for state in SETTINGS:
@@ -633,7 +374,7 @@ def durations_section(_: list[Result]) -> list[str]:
 
 
 def latency_section(_: list[Result]) -> list[str]:
-    """Compare the latency of FP16 and INT8 engines, of each network and batch size."""
+    """Compare the latency of FP16 and INT8 engines, of each model and batch size."""
     networks = {name: content for name, content in load(FOLDER / f"{LATENCY}.json").items() if "yolov9-" in name}
     first = next(iter(networks.values()))
     batches = list(dict.fromkeys(row["batch"] for row in first["rows"]))
@@ -654,7 +395,7 @@ def cpu_section(_: list[Result]) -> list[str]:
     """Compare INT8 on CPUs with FP32 and with the peers, of each file of benchmarks/cpu.py."""
     contents = [load(path) for path in sorted(FOLDER.glob("cpu-*.json"))]
     threads = sorted({count for content in contents for row in content["rows"] for count in row["times"]}, key=int)
-    titles = ["network", "INT8 by", "runtime", "other layers", "AP − FP32", "agreement"]
+    titles = ["model", "INT8 by", "runtime", "other layers", "AP − FP32", "agreement"]
     titles += [f"ms, {count} thread{'s' if count != '1' else ''}" for count in threads]
     lines: list[list[str]] = []
     sentences: list[str] = []
@@ -668,7 +409,7 @@ def cpu_section(_: list[Result]) -> list[str]:
 
 
 def cpu_line(network: str, row: dict[str, Any], base: dict[str, Any], threads: Sequence[str]) -> list[str]:
-    """Return the cells of a network in one runtime; `base` is FP32 in OpenVINO, which times are compared with."""
+    """Return the cells of a model in one runtime; `base` is FP32 in OpenVINO, which times are compared with."""
     accuracy = "not measured"
     if row is base and "ap" in row:
         accuracy = f"AP {row['ap']:.4f}"

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.imports import imported_modules
+
 ROOT = Path(__file__).resolve().parents[1]
 VALUE = "…"  # in place of a file, an option's value or a number
 ERRORS = {"InputError": 2, "CheckpointError": 2, "RecipeError": 2, "DataError": 2, "DependencyError": 2, "QatError": 1}
@@ -137,14 +139,6 @@ def programs_of_modules(trees: dict[Path, ast.Module]) -> dict[Path, set[str]]:
 
 
 def imported(tree: ast.Module) -> set[str]:
-    """Return the dotted names that a module imports, wherever the import stands."""
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names.add(node.module)
-            names.update(f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):  # qat.py names its jobs
-            names.add(f"utils.jobs.{node.value}")
-    return names
+    """Return the dotted names that a module imports, wherever the import stands, and the jobs that qat.py names."""
+    constants = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    return imported_modules(tree) | {f"utils.jobs.{text}" for text in constants if isinstance(text, str)}

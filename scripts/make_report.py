@@ -110,6 +110,7 @@ def main(options: ReportOptions) -> None:
     report.notes += [note for note in options.note if note not in report.notes]
     if options.compare:
         report.samples = compared_samples(options, options.compare, options.data or "")
+        report.samples_are = ""
     advice = advise(report)
     with held(folder) if folder.is_dir() else nullcontext():
         write_all(report, folder, advice, name)
@@ -171,18 +172,20 @@ def _describe_file(file: str | Path) -> str:
 
 
 def compared_samples(options: ReportOptions, files: Sequence[str], data: str) -> list[Sample]:
-    """Detections of both networks on the same images, under the files' names."""
+    """Detections of both models on the same images, under what they are in tables and the files' names."""
     from utils.evaluation.data_yaml import load_data
     from utils.evaluation.input_plan import InputPlan, fixed_sizes
+    from utils.jobs.evaluate import stage
     from utils.jobs.open import open_runner
     from utils.jobs.visualize import collect_samples
+    from utils.reports.tables import stage_name
 
     device, imgsz = select_device(options.device), options.imgsz or 640
     with ExitStack() as stack:
-        runners = {
-            name: stack.enter_context(open_runner(path, device))
-            for name, path in zip(distinct_names(Path(file).name for file in files), files, strict=True)
-        }
+        runners = {}
+        for name, file in zip(distinct_names(Path(file).name for file in files), files, strict=True):
+            title = f"{stage_name(stage(Path(file)))}: {name}"
+            runners[title] = stack.enter_context(open_runner(file, device))
         for runner in runners.values() if options.imgsz is None else ():
             fixed = fixed_sizes(runner)[2:]
             imgsz = one_size((runner.imgsz or imgsz) if None in fixed else list(fixed))  # that the file knows

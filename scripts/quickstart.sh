@@ -219,7 +219,6 @@ run_on_cpu() {
 write_report() {
   local note="PTQ and QAT simulate INT8 in PyTorch, and ONNX Runtime convolves in FP32 on a CPU:"
   program "4/4 report" scripts/make_report.py "$run" "${evaluated[@]}" --title "YOLOv9 quickstart" \
-    --compare "$weights" "$onnx" --data "$data" ${size[@]+"${size[@]}"} \
     --note "$note their ms/image say nothing about the speed of INT8." --note "$speed"
 }
 

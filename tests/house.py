@@ -25,6 +25,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from imports import imported_modules
+
 ROOT = Path(__file__).resolve().parents[1]
 EXCEPTIONS = ROOT / "tests/house_exceptions.json"
 PRODUCT = ("models", "utils", "scripts", "benchmarks", "examples")  # and the root's programs
@@ -343,23 +345,6 @@ def shrink() -> None:
 
 
 # What the house is made of, bound by numbers
-
-
-def imported(tree: ast.Module) -> set[str]:
-    """Dotted names that a module imports, wherever the import stands."""
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names.update(f"{node.module}.{alias.name}" for alias in node.names)
-    return names
-
-
-def imported_modules(tree: ast.Module) -> set[str]:
-    """The same, and what each name stands in: `from a.b import c` may be a name of `a.b`, or a module."""
-    names = imported(tree)
-    return names | {name.rpartition(".")[0] for name in names}
 
 
 def single_importers(trees: dict[Path, ast.Module]) -> list[str]:

@@ -19,9 +19,13 @@ from utils.evaluation.image_files import find_images
 
 SIZE = ("--imgsz", "96")
 QUICK = (*SIZE, "--workers", "0")
+FEW = SMALL_RUN[: SMALL_RUN.index("--iters")]  # of commands that do not train
 SHORT = {  # a program and what tells its kind → options that make it short and keep results in the folder of the test
     "qat.py quantize": [*SMALL_RUN, "--epochs", "1", "--no-plots", "--project", "runs/qat"],
+    "qat.py calibrate": [*FEW, "--num-image", "4", "--project", "runs/qat_calibrate"],
+    "qat.py sensitive": [*FEW, "--num-image", "4", "--granularity", "module", "--project", "runs/qat_sensitive"],
     "export_qat.py": [*SIZE, "--device", "cpu"],
+    "export_yoloV9.py": [*SIZE, "--device", "cpu"],
     "val_trt.py": [*QUICK, "--device", "cpu", "--force", "--project", "runs/val_trt"],
     "val_trt.py --source": [*SIZE, "--device", "cpu", "--project", "runs/val_trt"],
     "val_trt.py openvino": [*QUICK, "--force", "--project", "runs/val_trt"],
@@ -36,9 +40,19 @@ SHORT = {  # a program and what tells its kind → options that make it short an
     ],
     "scripts/inspect_engine.py openvino": [],
     "scripts/to_yolo.py": [],
+    "scripts/make_triton.py": [],
 }
+LACKING = {"Annotations/", "data/demo/gelan-digits.pt", "yolov9-c-end2end.onnx"}
+LACKING |= {"yolov9-c-seg-end2end.onnx", "yolov9-c-int8-strong.onnx"}
 HOW_MANY = {  # page → its commands that run here
     "your-model.md": 4,
+    "calibration.md": 2,
+    "unlabelled.md": 2,
+    "sensitivity.md": 2,
+    "from-modelopt.md": 2,
+    "frigate.md": 2,
+    "deepstream.md": 1,
+    "triton.md": 3,
     "set-the-threshold.md": 1,
     "detect.md": 1,
     "openvino.md": 3,
@@ -62,6 +76,7 @@ def place(
     (folder / "train2017").symlink_to(demo_data.parent / "images/val")
     shutil.copy(demo_data.parent / "annotations/instances_val.json", folder / "instances_train2017.json")
     weights = save_quantized(folder / "yolov9-c-int8.pt", folder / "yolov9-s-converted.pt")
+    shutil.copy(weights, folder / "qat_best.pt")
     int8 = folder / "yolov9-c-int8.onnx"
     run("export_qat.py", "--weights", weights, *SIZE, "--typing", "weak", "--dynamic", "batch", "--output", int8)
     for name in ("yolov9-s-int8.onnx", "INT8.engine", "yolov9-c-int8.engine"):
@@ -85,7 +100,7 @@ def kind_of(words: list[str]) -> str:
 def commands_of(page: str) -> list[list[str]]:
     """The words of the commands of a page that run without a GPU and on files that are here."""
     found = [words[1:] for words in commands((ROOT / "docs" / page).read_text("utf-8")) if words[0] == "python"]
-    return [words for words in found if kind_of(words) in SHORT and "Annotations/" not in words]
+    return [words for words in found if kind_of(words) in SHORT and not LACKING & set(words)]
 
 
 def in_place(word: str, place: Path) -> str:
@@ -93,7 +108,7 @@ def in_place(word: str, place: Path) -> str:
     name = word.removeprefix("data/")
     if name.endswith(".engine"):
         name = "yolov9-c-int8.onnx"
-    is_new = re.fullmatch(r"runs/.*|coco|[\w-]+\.onnx", name)
+    is_new = re.fullmatch(r"runs/.*|coco|model_repository|(deepstream/)?[\w-]+\.onnx", name)
     return str(place / name) if is_new or (place / name).exists() else word
 
 

@@ -153,8 +153,8 @@ def test_a_small_set_comes_to_a_report(demo_data, checkout, demo_weights, fork_s
     assert [entry["epoch"] for entry in report["history"]] == [0]
     assert {row["kind"] for row in report["ranges"]} == {"activation", "weight"}
     predictions = [sample["predictions"] for sample in report["samples"]]
-    assert [next(iter(drawn)) for drawn in predictions] == ["gelan-digits.pt"] * 4
-    assert all(boxes for drawn in predictions for boxes in drawn.values())
+    assert [next(iter(drawn)) for drawn in predictions] == ["FP32"] * 4
+    assert "on which FP32 and INT8 differ most" in report["samples_are"]
     page = (run / "report.html").read_text()
     assert (page.count("data:image/jpeg"), page.count("data:image/svg+xml")) == (4, 3)
     assert not re.search(r"https?:", re.sub(r"base64,[A-Za-z0-9+/=]+", "", page)), "it stands alone"

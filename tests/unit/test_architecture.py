@@ -10,7 +10,7 @@ from pathlib import Path
 import house
 import pytest
 from documentation import PYTHON_PROGRAMS, ROOT
-from house import imported
+from imports import imported
 
 LIBRARY = sorted({*ROOT.glob("models/**/*.py"), *ROOT.glob("utils/**/*.py")} - {*ROOT.glob("*s/__init__.py")})
 COMMANDS = [f"qat.py {command}" for command in ("quantize", "sensitive", "calibrate", "eval")]

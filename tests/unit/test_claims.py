@@ -1,4 +1,4 @@
-"""docs/claims.py: what it computes from benchmarks/results, and that README and docs/ quote it."""
+"""docs/claims.py: what it computes from benchmarks/results by docs/measured.py, and that README and docs/ quote it."""
 
 import itertools
 import json
@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 from documentation import ROOT
 
-from docs import claims
+from docs import claims, measured
 from utils.core.errors import InputError
+from utils.reports.schema import Report, Row
+from utils.reports.tables import cells, stage_name, terminal_table
 
-RESULTS = claims.read_results()
+RESULTS = measured.read_results()
 FIRST = RESULTS[0]
 PAGES = [
     ("engines", "docs/accuracy.md"),
@@ -63,7 +65,7 @@ def test_a_sentence_of_the_documents_has_the_number_of_the_files(section, patter
 
 def test_the_table_of_readme_is_what_the_files_give():
     """AP of photographs-h200.json, milliseconds of latency-h200.json and, of the same blocks, of cpu-litter-*.json."""
-    content = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in claims.FOLDER.glob("*.json")}
+    content = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in measured.FOLDER.glob("*.json")}
     states = {(row["network"], row["state"]): row for row in content["photographs-h200"]["rows"]}
     lines = []
     for size in "tsmc":
@@ -83,6 +85,52 @@ def test_the_table_of_readme_is_what_the_files_give():
     assert "\n".join(lines) in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+def test_tables_of_the_demo_are_what_the_programs_print_for_its_rows():
+    """In docs/demo.md whole, in README and on the page about a lower mAP without some columns."""
+    content = json.loads((measured.FOLDER / "demo-cpu.json").read_text(encoding="utf-8"))
+    report = Report(command="", rows=[Row(**row) for row in content["rows"][:4]])
+    assert terminal_table(report) in (ROOT / "docs/demo.md").read_text(encoding="utf-8")
+    for page, columns in (("README.md", 4), ("docs/troubleshoot-accuracy.md", 6)):
+        text = (ROOT / page).read_text(encoding="utf-8")
+        shown = re.findall(r"^(?:FP32|PTQ|QAT|ONNX) .*[0-9]$", text, re.MULTILINE)
+        assert len(shown) >= 3
+        for line in shown:
+            (row,) = (row for row in report.rows if stage_name(row.stage) == line.split()[0])
+            assert line.split() == " ".join([line.split()[0], *cells(report, row)[1:columns]]).split()
+
+
+def ratios_on_a_cpu(network, slow, fast):
+    """Times of a network's FP32 or INT8 file (file, type of the other layers) over those of another one, all runs."""
+    ratios = []
+    for path in measured.FOLDER.glob("cpu-*.json"):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        rows = {(row["file"], row["rest"]): row for row in content["rows"] if row["runtime"] == "OpenVINO"}
+        if content["settings"]["network"].startswith(network) and {slow, fast} <= rows.keys():
+            times = [rows[key]["times"] for key in (slow, fast)]
+            ratios += [times[0][threads]["median"] / times[1][threads]["median"] for threads in times[0]]
+    return f"{min(ratios):.1f} to {max(ratios):.1f}"
+
+
+def test_ranges_in_readmes_prose_are_those_of_the_files():
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    fp32, int8, bf16 = ("FP32", "FP32"), ("ours", "FP32"), ("FP32", "BF16")
+    assert f"{ratios_on_a_cpu('gelan-s,', fp32, int8)} times as fast as FP32 (-s; -t " in text
+    assert f"-t {ratios_on_a_cpu('gelan-t,', fp32, int8)} times)" in text
+    litter = [json.loads((measured.FOLDER / f"cpu-litter-{size}.json").read_text(encoding="utf-8")) for size in "ts"]
+    times = [
+        row["times"]["1"]["median"] for file in litter for row in file["rows"] if (row["file"], row["rest"]) == bf16
+    ]
+    assert f"on which BF16 takes {times[0]:.1f} and {times[1]:.1f} ms" in text
+    assert f"BF16 was {ratios_on_a_cpu('gelan-', int8, bf16)} times as fast as INT8" in text
+    gains = [float(gain) for gain in re.findall(r"\((\d\.\d+)×\)", "\n".join(claims.SECTIONS["latency"](RESULTS)))]
+    assert f"{min(gains):.1f} to {max(gains):.1f} times as fast as FP16 on a GPU" in text
+    engines = measured.detectors(measured.deployed_engines(RESULTS))
+    worst = min((engine for engine in engines if engine.error), key=lambda engine: engine.value)
+    assert f"the worst of them lost {-worst.value:.4f} ± {worst.error:.4f}" in text
+    errors = [engine.error for engine in engines if engine.file == "photographs-h200" and engine.images == "litter"]
+    assert f"the standard error of a difference is at most {max(errors):.4f}" in text
+
+
 def from_to(times, before, after, form):
     """A cell of README: milliseconds before and after, and their ratio."""
     if before not in times:
@@ -92,12 +140,12 @@ def from_to(times, before, after, form):
 
 def test_what_the_documents_say_of_ptq_and_qat_in_words():
     """21 of 27 detectors lose less than 0.004 by PTQ; QAT regains at least half of a large loss in six runs of six."""
-    trainings = claims.by_training(claims.detectors(RESULTS))
-    trainings = [results for results in trainings if results[0].file != claims.FAILS_IN_FP32]
+    trainings = measured.by_training(measured.detectors(RESULTS))
+    trainings = [results for results in trainings if results[0].file != measured.FAILS_IN_FP32]
     losses = []
     pairs = []
     for results in trainings:
-        ptq, qat = claims.select(results, "PTQ"), claims.default_qat(results)
+        ptq, qat = measured.select(results, "PTQ"), measured.default_qat(results)
         losses.append(statistics.mean(run.value for run in ptq))
         if losses[-1] < -0.009 and qat:
             assert [run.seed for run in ptq] == [run.seed for run in qat] == [57, 58, 59]
@@ -112,13 +160,13 @@ def test_what_the_documents_say_of_ptq_and_qat_in_words():
 
 
 def test_every_file_and_every_row_is_read_once():
-    others = ("busy", "latency-h200", "openvino-rewrites-t", "pruned-t", "thresholds-h200")
-    files = {path.stem for path in claims.FOLDER.glob("*.json")}
+    others = ("busy", "demo-cpu", "latency-h200", "openvino-rewrites-t", "pruned-t", "thresholds-h200")
+    files = {path.stem for path in measured.FOLDER.glob("*.json")}
     files = {name for name in files if name not in others and not name.startswith("cpu-")}
     assert {result.file for result in RESULTS} == files
     counts = dict.fromkeys(files, 0)
     for name in files:
-        content = json.loads((claims.FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+        content = json.loads((measured.FOLDER / f"{name}.json").read_text(encoding="utf-8"))
         if "rows" in content:
             rows = [*content["rows"], *content.get("seeds", [])]
             counts[name] = sum(1 for row in rows if "to_float" in row and row["state"] != "PTQ-auto")
@@ -131,29 +179,29 @@ def test_every_file_and_every_row_is_read_once():
 def test_agreement_is_scaled_and_errors_are_paired():
     agreements = [result.agreement for result in RESULTS if not math.isnan(result.agreement)]
     assert 0.999 < max(agreements) <= 1
-    content = json.loads((claims.FOLDER / "robots-h200.json").read_text(encoding="utf-8"))["yolov9-s"]["steps"]
+    content = json.loads((measured.FOLDER / "robots-h200.json").read_text(encoding="utf-8"))["yolov9-s"]["steps"]
     scores = [
         np.array(content[step]["result"]["ap_resampled"].split()[1:], float) for step in ("PTQ, seed 57", "float")
     ]
-    (ptq,) = (result for result in claims.select(RESULTS, "PTQ") if result.file == "robots-h200")
+    (ptq,) = (result for result in measured.select(RESULTS, "PTQ") if result.file == "robots-h200")
     assert ptq.error == pytest.approx(np.std(scores[0] - scores[1], ddof=1))
     assert ptq.value == content["PTQ, seed 57"]["result"]["ap"] - content["float"]["result"]["ap"]
 
 
 def test_half_of_a_95_percent_interval():
     """2.179 is Student's t of 12 degrees of freedom in any table."""
-    assert claims.interval_width(13) == pytest.approx(2.179 * math.sqrt(13 / 12), abs=5e-4)
-    assert [claims.interval_width(groups) for groups in (None, 30, 800)] == [2, 2, 2]
+    assert measured.interval_width(13) == pytest.approx(2.179 * math.sqrt(13 / 12), abs=5e-4)
+    assert [measured.interval_width(groups) for groups in (None, 30, 800)] == [2, 2, 2]
     on_robots = replace(FIRST, images="robots", row={"recall_to_float": 0.0022, "recall_error": 0.001})
     assert [replace(on_robots, images=images).is_changed("recall") for images in ("robots", "litter")] == [False, True]
 
 
 def test_networks_on_the_same_images_err_together():
     alike = [replace(FIRST, images="litter", value=0.01, error=0.003), replace(FIRST, images="litter", error=0.001)]
-    assert claims.mean_with_error(alike)[1] == pytest.approx(0.002)
+    assert measured.mean_with_error(alike)[1] == pytest.approx(0.002)
     apart = [alike[0], replace(alike[1], images="cards")]
-    assert claims.mean_with_error(apart)[1] == pytest.approx(math.sqrt(0.003**2 + 0.001**2) / 2)
-    assert claims.mean_with_error(apart)[0] == pytest.approx((0.01 + FIRST.value) / 2)
+    assert measured.mean_with_error(apart)[1] == pytest.approx(math.sqrt(0.003**2 + 0.001**2) / 2)
+    assert measured.mean_with_error(apart)[0] == pytest.approx((0.01 + FIRST.value) / 2)
 
 
 def test_nothing_is_chosen_by_its_value():
@@ -161,7 +209,7 @@ def test_nothing_is_chosen_by_its_value():
     changed = [
         replace(result, value=result.value - 0.05) if result.file == "cards-h200" else result for result in RESULTS
     ]
-    for choose in (claims.deployed_engines, claims.default_qat, claims.detectors):
+    for choose in (measured.deployed_engines, measured.default_qat, measured.detectors):
         chosen = [[result.row for result in choose(results)] for results in (RESULTS, changed)]
         assert chosen[0] == chosen[1]
     lines = [claims.SECTIONS["engines"](results) for results in (RESULTS, changed)]
@@ -195,7 +243,7 @@ def test_int8_on_a_cpu_is_compared_with_fp32_and_with_peers(tmp_path, monkeypatc
     (tmp_path / "cpu-a.json").write_text(json.dumps(content))
     monkeypatch.setattr(claims, "FOLDER", tmp_path)
     assert claims.SECTIONS["cpu"](RESULTS) == [
-        "| network | INT8 by | runtime | other layers | AP − FP32 | agreement | ms, 1 thread |",
+        "| model | INT8 by | runtime | other layers | AP − FP32 | agreement | ms, 1 thread |",
         "| --- | --- | --- | --- | ---: | ---: | ---: |",
         "| a net | – | OpenVINO | FP32 | AP 0.5000 | – | 12.0 (1.00×) |",
         "| a net | ours | OpenVINO | FP32 | -0.0300 ± 0.0141 | 0.9600 | 6.0 (2.00×) |",

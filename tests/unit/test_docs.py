@@ -112,7 +112,7 @@ def test_the_bounds_of_pages_find_what_breaks_them():
 def test_pictures_are_small_and_used():
     """A page loads at once, and nothing lies in docs/ that no page shows."""
     pages = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *ROOT.glob("docs/**/*.md")))
-    pictures = [path for kind in ("png", "jpg", "svg") for path in ROOT.glob(f"docs/*.{kind}")]
+    pictures = [path for kind in ("png", "jpg", "svg") for path in ROOT.glob(f"docs/**/*.{kind}")]
     assert pictures
     for path in pictures:
         assert path.stat().st_size <= LARGEST_PICTURE, path

@@ -3,12 +3,13 @@
 import ast
 import re
 from dataclasses import replace
+from xml.etree import ElementTree
 
 import pytest
 import yaml
 from documentation import PYTHON_PROGRAMS, ROOT, commands, recorded, refusal
 
-from docs import build, messages
+from docs import build, measured, messages, pictures
 from models.quantize import rules
 from models.quantize.recipe import Finetune
 from utils import cli
@@ -34,6 +35,31 @@ def test_a_page_that_differs_and_one_that_is_left_over_are_named_and_mended(tmp_
     build.run(build.BuildOptions())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md", "recipe.md"]
     assert build.run(build.BuildOptions(check=True)) == 0
+
+
+@pytest.mark.parametrize("name", pictures.PICTURES)
+def test_a_picture_has_its_text_inside_its_panel(name):
+    """A letter of 14 pixels takes 7.5 of them in the mean."""
+    tree = ElementTree.fromstring(pictures.PICTURES[name]())
+    width, height = (float(tree.get(side)) for side in ("width", "height"))
+    texts = tree.findall("{*}text")
+    assert texts
+    for text in texts:
+        length = 7.5 * len(text.text)
+        start = float(text.get("x")) - {"start": 0, "middle": length / 2, "end": length}[text.get("text-anchor")]
+        assert start >= 4, text.text
+        assert start + length <= width - 4, text.text
+        assert 14 <= float(text.get("y")) <= height - 4, text.text
+
+
+def test_a_changed_result_changes_the_picture(monkeypatch):
+    before = pictures.speed()
+    assert "yolov9-c: 1.68×" in before
+    content = measured.load(measured.FOLDER / f"{measured.LATENCY}.json")
+    content["yolov9-c"]["rows"][-1]["figures"]["latency"]["median"] = 2.0  # INT8, batch size 8
+    real = measured.load
+    monkeypatch.setattr(pictures, "load", lambda path: content if measured.LATENCY in path.name else real(path))
+    assert "yolov9-c: 2.06×" in pictures.speed()
 
 
 def test_a_changed_default_changes_the_page_of_recipes(monkeypatch):

@@ -112,17 +112,21 @@ def int8(known):
 
 @pytest.mark.parametrize(
     ("files", "headings"),
-    [(("a.onnx", "int8.onnx"), ["a.onnx", "int8.onnx"]), (("int8.onnx", "int8.onnx"), ["int8.onnx", "int8-2.onnx"])],
+    [
+        (("a.onnx", "int8.onnx"), ["FP32: a.onnx", "ONNX: int8.onnx"]),
+        (("int8.onnx", "int8.onnx"), ["ONNX: int8.onnx", "ONNX: int8-2.onnx"]),
+    ],
 )
 def test_compared_files_stand_under_their_names_at_the_size_they_know(int8, tmp_path, files, headings, monkeypatch):
-    Report(command="x").save(tmp_path / "report.json")
+    Report(command="x", samples_are="The images of a run").save(tmp_path / "report.json")
     paths = [str(int8.with_name(name)) for name in files]
     words = ["--data", str(int8.with_name("data.yaml")), "--samples", "1", "--device", "cpu"]
     sizes, collect = [], visualize.collect_samples
     monkeypatch.setattr(visualize, "collect_samples", lambda *a, **b: sizes.append(b["imgsz"]) or collect(*a, **b))
     assert make_report.run([str(tmp_path), "--compare", *paths, *words]) == 0
-    samples = Report.load(tmp_path / "report-merged.json").samples
-    assert [list(sample.predictions) for sample in samples] == [headings]
+    report = Report.load(tmp_path / "report-merged.json")
+    assert [list(sample.predictions) for sample in report.samples] == [headings]
+    assert report.samples_are == "", "these images are others than the run's"
     assert sizes == [64]
 
 

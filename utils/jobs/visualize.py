@@ -28,7 +28,7 @@ from utils.reports.schema import Box, Sample
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from utils.evaluation.image_files import ImageFile
+    from utils.evaluation.split import ImageFile
     from utils.runners.base import Runner
 
 logger = logging.getLogger(__name__)

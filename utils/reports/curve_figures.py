@@ -15,6 +15,7 @@ from utils.core.curves import (
     Curves,
 )
 from utils.reports.figures import BLUE, GREY, new_figure, title
+from utils.reports.tables import stage_name
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,6 +30,7 @@ FEW_NAMES = 100  # up to so many classes have their names beside a confusion mat
 
 def curve_figures(curves: Curves, model: str) -> dict[str, Figure]:
     """File name → figure; `model` is named in their titles, such as 'QAT'."""
+    model = stage_name(model)
     return {
         PR_FILE: precision_recall(curves, model),
         F1_FILE: f1_over_confidence(curves, model),

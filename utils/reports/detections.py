@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from utils.core.errors import InputError, no_file
 from utils.reports.figures import BLUE, GREEN, VERMILLION, new_figure
 from utils.reports.schema import Box, Sample
+from utils.reports.tables import stage_name
 
 if TYPE_CHECKING:
     import numpy as np
@@ -63,7 +64,7 @@ def detection_sheet(samples: Sequence[Sample]) -> Figure:
         columns.insert(0, TRUTH)
     figure, grid = new_figure(3.6 * len(columns), 3.6 * len(samples), len(samples), len(columns))
     for stage, axes in zip(columns, grid, strict=False):
-        axes.set_title(stage)
+        axes.set_title(stage_name(stage))
     panels = iter(grid)
     for sample in samples:
         image = read_image(sample.image)

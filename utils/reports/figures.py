@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from utils.core.files import write_bytes
 from utils.reports.schema import BEST_PTQ, Report, Row
-from utils.reports.tables import labels
+from utils.reports.tables import labels, stage_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -116,7 +116,6 @@ def per_epoch(report: Report) -> tuple[str, Figure]:
     errors = [getattr(epoch, f"{name}_error") or 0.0 for epoch in report.scored_epochs]
     if any(errors):
         axes.errorbar(epochs, scores, errors, fmt="none", ecolor=BLUE, elinewidth=1.2, capsize=3)
-        axes.set_title("bars: standard error of the difference to PTQ", loc="right", fontsize=8, color=GREY)
     texts = []
     for epoch, score in zip(report.scored_epochs, scores, strict=True):
         if epoch.chosen:
@@ -124,11 +123,12 @@ def per_epoch(report: Report) -> tuple[str, Figure]:
             texts.append((score, f"chosen {score:.4f}", BLUE))
     for stage, level in levels_beside(report, name):
         colour, line = STAGE_LINES[stage.lower()]
-        axes.axhline(level, color=colour, linestyle=line, linewidth=1.6, label=stage)
+        axes.axhline(level, color=colour, linestyle=line, linewidth=1.6, label=stage_name(stage))
         is_chosen = stage == "PTQ" and any(row.stage == BEST_PTQ for row in report.rows)
         prefix = "chosen: " if is_chosen else ""
-        texts.append((level, f"{prefix}{stage} {level:.4f}", colour))
-    axes.set(xlabel="QAT epoch", ylabel="loss" if name == "held_out" else "AP (IoU 0.50:0.95)")
+        texts.append((level, f"{prefix}{stage_name(stage)} {level:.4f}", colour))
+    note = " (bars: standard error of the difference to PTQ)" if any(errors) else ""
+    axes.set(xlabel=f"QAT epoch{note}", ylabel="loss" if name == "held_out" else "AP (IoU 0.50:0.95)")
     axes.set_xlim(min(epochs) - 0.4, max(epochs) + 0.4)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.margins(y=0.15)

@@ -23,8 +23,8 @@ from utils.core.files import write_bytes
 from utils.core.score import AGREEMENT, AtThreshold
 from utils.core.split_counts import SplitCounts
 from utils.reports import figures, tables
-from utils.reports.detections import detection_sheet
-from utils.reports.schema import AP, Advice, Report, Row
+from utils.reports.detections import detection_sheet, unmatched
+from utils.reports.schema import AP, Advice, Report, Row, Sample
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -116,7 +116,7 @@ class RowView:
     @classmethod
     def of(cls, report: Report, row: Row, name: str, advice: Advice) -> RowView:
         """The view of a row of a report, under its name."""
-        columns = [column for column, head in enumerate(tables.headers(report)) if head == "vs float"]
+        columns = [column for column, head in enumerate(tables.headers(report)) if head == tables.DIFFERENCE]
         tones = {}
         for column, ap in zip(columns, AP, strict=False):
             difference = report.difference(row, ap)
@@ -221,8 +221,8 @@ def page(report: Report, advice: Advice) -> str:
         "remarks": tables.remarks(report),
     }
     values |= {
-        "against": tables.against_float(report),
-        "against_headers": tables.FLOAT_HEADERS,
+        "against": tables.against_fp32(report),
+        "against_headers": tables.THRESHOLD_HEADERS,
         "missed": _missed(counted),
         "by_class": _by_class(named),
     }
@@ -276,7 +276,7 @@ def _charts(report: Report) -> dict[str, str]:
 
 
 def _samples(report: Report) -> list[tuple[str, str]]:
-    """Name and picture of each image with detections; for a missing image the reason beside its name, and ''."""
+    """Caption and picture of each image with detections; for a missing image the reason beside its name, and ''."""
     samples = []
     for sample in report.samples:
         name = Path(sample.image).name
@@ -285,8 +285,20 @@ def _samples(report: Report) -> list[tuple[str, str]]:
         except InputError as error:
             samples.append((f"{name}: {error}", ""))
         else:
-            samples.append((name, data_uri(sheet, "jpg")))
+            samples.append((f"{name}{_matches_in(sample)}", data_uri(sheet, "jpg")))
     return samples
+
+
+def _matches_in(sample: Sample) -> str:
+    """How many objects the first two models both find, and each alone, in words; '' for fewer models."""
+    if len(sample.predictions) < 2:
+        return ""
+    (first, boxes), (second, others), *_ = sample.predictions.items()
+    only_first = unmatched(boxes, others).count(True)
+    only_second = unmatched(others, boxes).count(True)
+    both = len(boxes) - only_first
+    names = [tables.stage_name(first), tables.stage_name(second)]
+    return f": {both} found by both, {only_first} by {names[0]} only, {only_second} by {names[1]} only"
 
 
 def _by_class(named: Sequence[tuple[str, Row]]) -> tuple[list[str], list[tuple[str, list[str]]]]:

@@ -35,7 +35,9 @@ BEST_PTQ = "best (PTQ)"  # the stage of a run's result where that is the PTQ sta
 UNFINISHED = "this run is not finished"  # the beginning of a note in its report
 LOW_AP = 0.1  # of an FP32 model: below it the effect of INT8 cannot be judged
 SIZES = ("small", "medium", "large")  # of objects, as COCO has them
-AnyAp = Literal["ap", "mask_ap", "agreement"]  # of boxes, of masks, and of boxes with float's detections as labels
+AnyAp = Literal[
+    "ap", "mask_ap", "agreement"
+]  # of boxes, of masks, and of boxes with the FP32 model's detections as labels
 AP: tuple[AnyAp, ...] = ("ap", "mask_ap")
 DEFINITIONS_DIFFER = 0.001  # AP: from there on the two definitions of AP do not see the same difference
 
@@ -90,7 +92,7 @@ class Row(StrictModel):
     """One measured result. `None` stands for "not measured"; it is never replaced by a guess.
 
     Attributes:
-        stage: kind of the measured model: `float`, `PTQ`, `QAT`, `ONNX`, ...
+        stage: kind of the measured model: `float` (the FP32 model), `PTQ`, `QAT`, `ONNX`, ...
         file: the evaluated file, as the user would type it; `size_bytes` is its size.
         weights_bytes: bytes of the weights as they are computed with: 1 each in INT8, 2 in FP16, 4 in FP32.
         ap, ap50, precision, recall: fractions in 0..1 (AP is the mean over IoU 0.50:0.95).
@@ -101,15 +103,15 @@ class Row(StrictModel):
         ms_per_image: inference alone, without pre-processing and NMS.
         measured_on: runtime, device and batch of the measurement, e.g. `ONNX Runtime 1.31, CPU, 2 threads, batch 10`.
         ap_with: settings by which AP differs from the usual one, e.g. `30 images`; rows compare where this is equal.
-        caveat: why the comparison with the float row is doubtful, although it is made; empty for no reason.
+        caveat: why the comparison with the FP32 row is doubtful, although it is made; empty for no reason.
         input_size: of the images that went in, e.g. `640x640`; rows compare where this is equal or not known.
         run: the folder of the run, where a report has rows of several.
         resampled_over: units that resamplings draw, `images` or e.g. `12 groups`.
-        agreement: AP with the float network's detections in place of labels, 1 for the float network itself; and on
+        agreement: AP with the FP32 model's detections in place of labels, 1 for the FP32 model itself; and on
             resamplings of the images.
         best_threshold: the confidence of best F1, which `precision` and `recall` belong to.
         f1: mean over classes at confidences 0, 0.01, ..., 1.
-        at_threshold: objects detected and missed at the float network's `best_threshold`.
+        at_threshold: objects detected and missed at the FP32 model's `best_threshold`.
         ap_resampled: AP on resamplings of the images, a text in JSON (`Resampled.to_text`); None where not known.
         mask_ap, ...: the same of masks, of a segmentation network.
         ap_by_class: AP of boxes of each class that has labels, in the dataset's order.
@@ -320,10 +322,10 @@ class Report(StrictModel, frozen=False):
     hardware: dict[Text, Text] = Field(default_factory=hardware)
 
     def baseline(self, row: Row) -> Row | None:
-        """The row of the float model that `row` is compared with; None where the report has none.
+        """The row of the FP32 model that `row` is compared with; None where the report has none.
 
-        It is the last float row up to `row` whose threshold `row` was counted at, or else the last one, since runs of
-        several networks follow each other; else the first float row of the report.
+        It is the last FP32 row up to `row` whose threshold `row` was counted at, or else the last one, since runs of
+        several models follow each other; else the first FP32 row of the report.
         """
         floats_before = []
         for other in self.rows:
@@ -340,7 +342,7 @@ class Report(StrictModel, frozen=False):
         return floats_before[-1]
 
     def difference(self, row: Row, ap: AnyAp = "ap") -> Difference | None:
-        """AP of `row` minus that of the float model; None for that itself, and where they do not compare."""
+        """AP of `row` minus that of the FP32 model; None for that itself, and where they do not compare."""
         baseline = self.baseline(row)
         if baseline is None or row is baseline:
             return None
@@ -358,7 +360,7 @@ class Report(StrictModel, frozen=False):
         return scored or [epoch for epoch in self.history if epoch.held_out is not None]
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as JSON holds it, with the standard error of each row's difference to the float row."""
+        """The report as JSON holds it, with the standard error of each row's difference to the FP32 row."""
         content = {"schema_version": SCHEMA_VERSION, **super().to_dict()}
         for row, stored in zip(self.rows, content["rows"], strict=True):
             for ap in AP:

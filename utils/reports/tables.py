@@ -14,9 +14,10 @@ from utils.core.score import AGREEMENT, AtThreshold
 from utils.core.text import aligned
 from utils.reports.schema import AnyAp, Report, Row
 
-HEADERS = ("stage", "AP", "vs float", "AP50", "P", "R", "weights", "ms/image")
-FLOAT_HEADERS = ("stage", "agreement", "best F1 at", "P", "vs float", "R", "vs float", "missed")
-MASK_HEADERS = ("stage", "AP", "vs float", "AP50", "mask AP", "vs float", "mask AP50", "weights", "ms/image")
+DIFFERENCE = "vs FP32"  # title of a column
+HEADERS = ("stage", "AP", DIFFERENCE, "AP50", "P", "R", "weights", "ms/image")
+THRESHOLD_HEADERS = ("stage", "agreement", "best F1 at", "P", DIFFERENCE, "R", DIFFERENCE, "missed")
+MASK_HEADERS = ("stage", "AP", DIFFERENCE, "AP50", "mask AP", DIFFERENCE, "mask AP50", "weights", "ms/image")
 DASH = "-"
 WIDTH = 80  # of the terminal
 LONGEST_NAME = 26  # of a row
@@ -25,6 +26,11 @@ LONGEST_NAME = 26  # of a row
 def fraction(value: float | None) -> str:
     """A score in 0..1 with four decimals."""
     return DASH if value is None else f"{value:.4f}"
+
+
+def stage_name(stage: str) -> str:
+    """Name of a stage as tables show it: `FP32` for `float`, as reports store the FP32 model."""
+    return re.sub(r"^float\b", "FP32", stage, flags=re.IGNORECASE)
 
 
 def headers(report: Report) -> tuple[str, ...]:
@@ -37,8 +43,8 @@ def headers(report: Report) -> tuple[str, ...]:
 
 
 def cells(report: Report, row: Row) -> tuple[str, ...]:
-    """The texts of one row, one for each of `headers`; a difference is empty for the float row itself."""
-    texts = [row.stage, fraction(row.ap), _difference(report, row, "ap"), fraction(row.ap50)]
+    """The texts of one row, one for each of `headers`; a difference is empty for the FP32 row itself."""
+    texts = [stage_name(row.stage), fraction(row.ap), _difference(report, row, "ap"), fraction(row.ap50)]
     if report.has_masks:
         texts += [fraction(row.mask_ap), _difference(report, row, "mask_ap"), fraction(row.mask_ap50)]
     else:
@@ -49,20 +55,20 @@ def cells(report: Report, row: Row) -> tuple[str, ...]:
 
 
 def _difference(report: Report, row: Row, ap: AnyAp) -> str:
-    """The difference of AP to the float row; empty for that itself and without one."""
+    """The difference of AP to the FP32 row; empty for that itself and without one."""
     if report.baseline(row) in (None, row):
         return ""
     return str(report.difference(row, ap) or DASH)
 
 
 def labels(report: Report) -> list[str]:
-    """A name for each row: its stage, and for rows of one stage words that tell them apart.
+    """A name for each row: its stage as it is shown, and for rows of one stage words that tell them apart.
 
     These are the runtime, if every row has another one, or else words of file and run, size and images.
     """
-    names = [row.stage for row in report.rows]
+    names = [stage_name(row.stage) for row in report.rows]
     for stage in dict.fromkeys(names):
-        indices = [index for index, row in enumerate(report.rows) if row.stage == stage]
+        indices = [index for index, row in enumerate(report.rows) if stage_name(row.stage) == stage]
         for index, name in zip(indices, _names_in_stage([report.rows[index] for index in indices]), strict=True):
             names[index] = name
     return distinct_names(names)
@@ -70,7 +76,7 @@ def labels(report: Report) -> list[str]:
 
 def _names_in_stage(rows: Sequence[Row]) -> list[str]:
     """Names of rows of one stage, see `labels`."""
-    stage = rows[0].stage
+    stage = stage_name(rows[0].stage)
     runtimes = [re.split(r" \d|,", row.measured_on)[0] for row in rows]
     if len(rows) > 1 and len(set(runtimes)) == len(rows):
         return [f"{stage}, {runtime}" for runtime in runtimes]
@@ -101,10 +107,10 @@ def terminal_table(report: Report) -> str:
     if max(len(line) for line in lines) > WIDTH:
         lines = aligned(titles, rows, ["stage"], rule=True, gap=" ")
     lines += [f"[{number}] {place}" for number, place in enumerate(places, 1)]
-    against = against_float(report)
+    against = against_fp32(report)
     if against:
         lines += ["", *textwrap.wrap(against[0], WIDTH), ""]
-        lines += aligned(FLOAT_HEADERS, against[1], ["stage"], rule=True)
+        lines += aligned(THRESHOLD_HEADERS, against[1], ["stage"], rule=True)
     for name, row in named:
         for sentence in row_remarks(report, row):
             lines += textwrap.wrap(f"{name}: {sentence}", WIDTH)
@@ -130,8 +136,8 @@ def row_remarks(report: Report, row: Row) -> list[str]:
     return [remark for remark in remarks if remark]
 
 
-def against_float(report: Report) -> tuple[str, list[tuple[str, ...]]] | None:
-    """Effects of INT8 that a product notices: a heading, and the texts of a row for each of FLOAT_HEADERS.
+def against_fp32(report: Report) -> tuple[str, list[tuple[str, ...]]] | None:
+    """Effects of INT8 that a product notices: a heading, and the texts of a row for each of THRESHOLD_HEADERS.
 
     None unless a row was measured against the FP32 model's detections and threshold.
     """
@@ -161,16 +167,16 @@ def _base_at_threshold(report: Report, row: Row) -> AtThreshold | None:
 
     They do not where NMS in the row's file left out detections below a threshold of its own.
     """
-    float_row = report.baseline(row)
-    if float_row is None or float_row.at_threshold is None or row.at_threshold is None:
+    fp32_row = report.baseline(row)
+    if fp32_row is None or fp32_row.at_threshold is None or row.at_threshold is None:
         return None
-    if row.at_threshold.threshold != float_row.at_threshold.threshold or row.incomparable(float_row):
+    if row.at_threshold.threshold != fp32_row.at_threshold.threshold or row.incomparable(fp32_row):
         return None
-    return float_row.at_threshold
+    return fp32_row.at_threshold
 
 
 def _cells_at_threshold(row: Row, at: AtThreshold, base: AtThreshold) -> tuple[str, ...]:
-    """The texts of a row for FLOAT_HEADERS without the first; differences are empty for the FP32 model itself."""
+    """The texts of a row for THRESHOLD_HEADERS without the first; differences are empty for the FP32 model itself."""
     agreement = fraction(row.agreement)
     if row.agreement_resampled:
         agreement += f" ± {row.agreement_resampled.error:.4f}"
@@ -185,7 +191,7 @@ def _cells_at_threshold(row: Row, at: AtThreshold, base: AtThreshold) -> tuple[s
 
 
 def not_compared(report: Report, row: Row) -> str:
-    """Why a row's AP has no difference to that of its float row, which was measured; else empty."""
+    """Why a row's AP has no difference to that of its FP32 row, which was measured; else empty."""
     base = report.baseline(row)
     if base is None or row is base or None in (row.ap, base.ap):
         return ""

@@ -21,7 +21,7 @@ def box(xyxy, name="a", score=0.9, outline=()):
 
 def test_a_sheet_has_a_column_per_stage_and_a_line_per_image(report):
     figure = detections.detection_sheet(report.samples * 2)
-    assert [axes.get_title() for axes in figure.axes] == ["ground truth", "float", "INT8", "", "", ""]
+    assert [axes.get_title() for axes in figure.axes] == ["ground truth", "FP32", "INT8", "", "", ""]
     image = Image.open(io.BytesIO(figures.render(figure, "png", dpi=50)))
     assert image.size == (3 * 180, 2 * 180)
 
@@ -116,7 +116,7 @@ def test_ap_per_epoch_plots_the_history_and_the_lines(report):
     curve, *_ = axes.lines
     assert (list(curve.get_xdata()), list(curve.get_ydata())) == ([1, 2], [0.7365, 0.7399])
     assert [line.get_ydata()[0] for line in axes.lines[2:]] == [0.7412, 0.7361]
-    assert {text.get_text() for text in axes.texts} == {"chosen 0.7399", "float 0.7412", "PTQ 0.7361"}
+    assert {text.get_text() for text in axes.texts} == {"chosen 0.7399", "FP32 0.7412", "PTQ 0.7361"}
     assert not axes.containers
     report.history = [epoch.model_copy(update={"ap_error": 0.002}) for epoch in report.history if epoch.ap]
     (bars,) = figures.per_epoch(report)[1].axes[0].containers[0].lines[2]

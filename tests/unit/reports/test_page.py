@@ -139,7 +139,7 @@ def test_a_reader_is_told_what_to_do_in_local_time_and_only_the_command_names_fo
     for part in ("2026-11-26 05:05 JST", "data.yaml", "--weights 'f.pt' --data=d.yaml --project out/x",
                  "1.jpg: damaged", "runs/a.pt", "AP50 / AP, 1/2, a//b"):  # fmt: skip
         assert part in words
-    places = [words.index(part) for part in ("loses at most", command, "vs float")]
+    places = [words.index(part) for part in ("loses at most", command, "vs FP32")]
     assert places == sorted(places)
     (by_class,) = re.findall("<summary>AP of each class</summary>.*?</details>", text, re.DOTALL)
     found = re.findall(r"<td[^>]*>([^<]*)</td>", by_class)
@@ -210,7 +210,7 @@ def test_runs_with_rows_of_one_file_keep_the_row_that_knows_more():
     first.history = second.history = [Epoch(epoch=0, held_out=0.1)]
     assert (merged(runs).history, merged(runs).notes[0][-8:]) == ([], "one, two")
     unlabelled = Report(command="c", rows=[example_row("PTQ", ap=0.9, ap_with=AGREEMENT)])
-    assert headers(unlabelled)[:4] == ("stage", "agreement", "vs float", "agree50")
+    assert headers(unlabelled)[:4] == ("stage", "agreement", "vs FP32", "agree50")
     with pytest.raises(InputError, match="three is a run with --unlabelled and one has labels"):
         merged({Path("one/report.json"): first, Path("three/report.json"): unlabelled})
 
@@ -251,3 +251,9 @@ def test_runs_are_put_together(tmp_path):
         report.save(path)
     both = make(tmp_path / "out", tmp_path / "other.json", "--output", tmp_path / "both")
     assert "the runs have different datasets" in both.splitlines()[0]
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_a_caption_counts_what_both_models_find_and_what_each_finds_alone(report):
+    text = " ".join(_Page(page(report)).words)
+    assert "1 found by both, 1 by FP32 only, 0 by INT8 only" in text

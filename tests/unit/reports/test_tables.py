@@ -11,7 +11,7 @@ from utils.core.text import markdown_table
 from utils.reports.figures import f1_curves
 from utils.reports.page import page
 from utils.reports.schema import Advice, AtThreshold, Level, Report
-from utils.reports.tables import against_float, labels, terminal_table
+from utils.reports.tables import against_fp32, labels, terminal_table
 
 
 def test_terminal_table_shows_every_number_and_where_it_was_measured(report):
@@ -19,8 +19,8 @@ def test_terminal_table_shows_every_number_and_where_it_was_measured(report):
         example_row("ONNX", ap=None, weights_bytes=50_000, ms_per_image=None, measured_on="ONNX Runtime")
     )
     lines = terminal_table(report).splitlines()
-    assert lines[0].split() == ["stage", "AP", "vs", "float", "AP50", "P", "R", "weights", "ms/image", "on"]
-    assert lines[2].split() == ["float", "0.7412", "0.9521", "0.9432", "0.9018", "1.81", "MB", "18.21", "[1]"]
+    assert lines[0].split() == ["stage", "AP", "vs", "FP32", "AP50", "P", "R", "weights", "ms/image", "on"]
+    assert lines[2].split() == ["FP32", "0.7412", "0.9521", "0.9432", "0.9018", "1.81", "MB", "18.21", "[1]"]
     assert lines[3].split() == ["PTQ", "0.7361", "-0.0051", "0.9521", "0.9432", "0.9018", "1.81", "MB", "18.21", "[2]"]
     assert lines[4].split() == ["ONNX", "-", "-", "0.9521", "0.9432", "0.9018", "0.05", "MB", "-", "[3]"]
     assert lines[5:] == ["[1] PyTorch 2.11.0, CPU, 2 threads, batch 10", "[2] somewhere else", "[3] ONNX Runtime"]
@@ -65,13 +65,13 @@ def test_each_networks_rows_are_compared_with_its_own_float_row():
     second = [example_row(ap=0.81, file="s.pt"), example_row("PTQ", ap=0.80, file="s8.pt")]
     report = Report(command="x", rows=[example_row("ONNX", ap=0.66), *first, *second])
     assert [str(report.difference(row) or "") for row in report.rows] == ["-0.0200", "", "-0.0100", "", "-0.0100"]
-    assert labels(report) == ["ONNX", "float t", "PTQ t8", "float s", "PTQ s8"]
+    assert labels(report) == ["ONNX", "FP32 t", "PTQ t8", "FP32 s", "PTQ s8"]
 
 
 def test_rows_of_one_file_kind_are_told_apart_by_what_ran_them():
     places = ("PyTorch 2.11.0, CPU, float32", "OpenVINO 2026.4.1, CPU (a Xeon), FP32")
     rows = [example_row(file=f"work/main/{i}.pt", measured_on=place) for i, place in enumerate(places)]
-    assert labels(Report(command="x", rows=rows)) == ["float, PyTorch", "float, OpenVINO"]
+    assert labels(Report(command="x", rows=rows)) == ["FP32, PyTorch", "FP32, OpenVINO"]
     same = [*rows, example_row(file="work/main/2.pt", measured_on=places[0])]
     assert not any("," in name for name in labels(Report(command="x", rows=same)))
 
@@ -102,7 +102,7 @@ def test_ap_at_another_size_of_the_input_is_not_compared(compared):
 
 def test_masks_have_their_columns(segmented):
     lines = [line.split() for line in terminal_table(segmented).splitlines()]
-    assert " ".join(lines[0]) == "stage AP vs float AP50 mask AP vs float mask AP50 weights ms/image on"
+    assert " ".join(lines[0]) == "stage AP vs FP32 AP50 mask AP vs FP32 mask AP50 weights ms/image on"
     assert lines[2][1:5] == ["0.7412", "0.9521", "0.4412", "0.7000"]
     assert lines[3][1:] == ["0.7361", "-0.0051", "±", "0.0058", "0.9521", "0.4300", "-0.0112", "±", "0.0100",
                             "0.7000", "1.81", "MB", "18.21", "[1]"]  # fmt: skip
@@ -148,10 +148,10 @@ def beside():
 
 
 def test_a_row_says_what_a_product_notices(beside):
-    heading, rows = against_float(beside)
+    heading, rows = against_fp32(beside)
     assert "0.312" in heading
     assert rows == [
-        ("float", "-", "0.312", "0.9000", "", "0.8000", "", "20 of 100"),
+        ("FP32", "-", "0.312", "0.9000", "", "0.8000", "", "20 of 100"),
         ("INT8", "0.9669 ± 0.0100", "0.281", "0.9000", "+0.0000 ± 0.0000", "0.7000", "-0.1000 ± 0.0100", "30 of 100"),
     ]
     text = terminal_table(beside)
@@ -164,7 +164,7 @@ def test_rows_keep_the_float_row_that_they_were_counted_with(beside):
     report = Report(command="x", rows=[beside.rows[0], *others, beside.rows[1]])
     assert report.baseline(report.rows[-1]) is report.rows[0]
     assert [report.baseline(row) for row in report.rows[:3]] == report.rows[:3]
-    assert "-0.1000 ± 0.0100" in against_float(report)[1][-1]
+    assert "-0.1000 ± 0.0100" in against_fp32(report)[1][-1]
 
 
 def test_no_table_where_thresholds_differ_or_nms_is_inside(beside):
@@ -172,9 +172,9 @@ def test_no_table_where_thresholds_differ_or_nms_is_inside(beside):
     other = int8.model_copy(update={"at_threshold": at(0.7, (0.70, 0.73, 0.67), threshold=0.4)})
     inside = int8.model_copy(update={"ap_with": "confidence 0.25 and IoU 0.45 in the file"})
     for rows in ([base, other], [base, inside], [base], [example_row(), example_row("PTQ")]):
-        assert against_float(Report(command="x", rows=rows)) is None
+        assert against_fp32(Report(command="x", rows=rows)) is None
     unlabelled = [row.model_copy(update={"ap_with": AGREEMENT}) for row in beside.rows]
-    assert "best F1 against its own detections, 0.312" in against_float(Report(command="x", rows=unlabelled))[0]
+    assert "best F1 against its own detections, 0.312" in against_fp32(Report(command="x", rows=unlabelled))[0]
 
 
 def test_the_page_has_the_table_the_classes_and_the_curves(beside):
