@@ -33,8 +33,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where benchmarks/ and utils/ lie
 
-from benchmarks.steps import ENGINE_PYTHON, StepError, run_benchmark
-from utils.core.errors import InputError
+from benchmarks.steps import ENGINE_PYTHON, run_benchmark
+from utils.core.errors import InputError, QatError
 from utils.core.files import write_text
 from utils.core.options import Count, Options, option
 from utils.evaluation.images import find_images
@@ -133,14 +133,14 @@ def make_sources(options: VideoOptions, folder: Path) -> list[Source]:
 
 
 def time_program(words: list[str], checkout: Path, log: Path) -> Cost:
-    """Run val_trt.py; `StepError` if it fails."""
+    """Run val_trt.py; `QatError` if it fails."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     with log.open("w", encoding="utf-8") as output:
         command = [ENGINE_PYTHON, "val_trt.py", *words]
         code = subprocess.run(command, cwd=checkout, stdout=output, stderr=output, check=False).returncode
     wall, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
     if code:
-        raise StepError(f"val_trt.py ended with exit code {code}; see {log}")
+        raise QatError(f"val_trt.py ended with exit code {code}; see {log}")
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return Cost(wall, cpu)
 

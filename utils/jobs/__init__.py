@@ -12,4 +12,5 @@ compare_tensors.py    the same between quantizers         check_engine.py     Te
 benchmark.py          engines and ONNX files, timed       model_repository.py Triton's: written, checked
 advice.py             what a result means, what is next   sensitivity/        which parts hurt in INT8
 openvino_layers.py    layers and times in OpenVINO        cpu_speed.py        INT8 on this CPU, without weights
+pipeline/             programs as resumable steps: quickstart.sh, val_trt.sh, benchmarks/accuracy.py
 """
