@@ -17,7 +17,7 @@ import logging
 import sys
 from functools import partial
 
-from utils.cli import run_program
+from utils.cli import Command, run_program
 from utils.core.errors import InputError
 from utils.core.files import check_files, refuse_overwrite_in
 from utils.jobs.open import need
@@ -47,7 +47,7 @@ def run_command(job: str, options: QatOptions) -> None:
     importlib.import_module(f"utils.jobs.{job}").run(options)
 
 
-COMMANDS = {
+COMMANDS: dict[str, Command] = {
     "quantize": (QuantizeOptions, partial(run_command, "quantize")),
     "sensitive": (SensitiveOptions, partial(run_command, "sensitivity.run")),
     "calibrate": (CalibrateOptions, partial(run_command, "calibrate")),

@@ -91,7 +91,8 @@ def mosaic(files: list[str]) -> np.ndarray:
         size = math.ceil(image.shape[1] * ratio), math.ceil(image.shape[0] * ratio)
         cells.append(cv2.resize(image, size)[: CELL[1], : CELL[0]])
     rows = [np.hstack(cells[row * COLUMNS : (row + 1) * COLUMNS]) for row in range(ROWS)]
-    return np.vstack(rows)
+    canvas: np.ndarray = np.vstack(rows)
+    return canvas
 
 
 def window(canvas: np.ndarray, number: int) -> np.ndarray:
@@ -99,7 +100,8 @@ def window(canvas: np.ndarray, number: int) -> np.ndarray:
     free_x, free_y = canvas.shape[1] - WIDTH, canvas.shape[0] - HEIGHT
     x = round(free_x / 2 * (1 + math.sin(number / 31)))
     y = round(free_y / 2 * (1 + math.cos(number / 47)))
-    return np.ascontiguousarray(canvas[y : y + HEIGHT, x : x + WIDTH])
+    frame: np.ndarray = np.ascontiguousarray(canvas[y : y + HEIGHT, x : x + WIDTH])
+    return frame
 
 
 def write_video(path: Path, canvas: np.ndarray, count: int) -> None:

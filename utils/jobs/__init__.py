@@ -9,6 +9,9 @@ evaluate.py           AP of a network, a row of reports   visualize.py        de
 draw.py               detections drawn while others are read
 export.py             checkpoint → checked ONNX files     compare_outputs.py  ONNX Runtime beside PyTorch
 compare_tensors.py    the same between quantizers         check_engine.py     TensorRT beside ONNX Runtime
+time_files.py         benchmark_trt.py: options, checks, results; benchmark.py times
+build_engine.py       an ONNX file as an engine             report.py           results of runs on one page
+environment.py        what a bug report needs
 benchmark.py          engines and ONNX files, timed       model_repository.py Triton's: written, checked
 advice.py             what a result means, what is next   sensitivity/        which parts hurt in INT8
 openvino_layers.py    layers and times in OpenVINO        cpu_speed.py        INT8 on this CPU, without weights

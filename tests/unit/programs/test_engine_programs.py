@@ -38,7 +38,7 @@ NAMES = ("cat", "dog", "owl")
 
 
 def run(*words):
-    return build_engine.run([str(word) for word in words])
+    return build_engine.main([str(word) for word in words])
 
 
 # scripts/build_engine.py
