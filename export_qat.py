@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Export a quantized (or float) YOLOv9 checkpoint to ONNX, and verify Q/DQ graphs.
+"""Export a quantized (or FP32) YOLOv9 checkpoint to ONNX, and verify Q/DQ graphs.
 
     python export_qat.py --weights runs/qat/exp/weights/qat_best_yolov9-c.pt --imgsz 640 --simplify
     python export_qat.py --verify runs/qat/exp/weights/qat_best_yolov9-c.onnx
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from utils.jobs.open import Network
+    from utils.onnx_graph.export_config import ExportConfig
+    from utils.onnx_graph.output_formats import OutputFormat
 
 OF_NMS = ("nms", "topk_all", "iou_thres", "conf_thres", "class_agnostic")
 OF_MASKS = ("mask_resolution", "pooler_scale", "sampling_ratio")
@@ -41,12 +43,12 @@ NMS = "NMS in the file"
 
 
 class ExportOptions(NmsOptions, InputOptions):
-    """Export a quantized (or float) YOLOv9 checkpoint to ONNX, and verify Q/DQ graphs."""
+    """Export a quantized (or FP32) YOLOv9 checkpoint to ONNX, and verify Q/DQ graphs."""
 
     OFTEN = ("weights", "imgsz", "batch_size", "dynamic", "typing", "include", "output", "verify")
-    weights: str | None = option(None, "checkpoint (.pt): quantized by qat.py, or float", metavar="FILE")
+    weights: str | None = option(None, "checkpoint (.pt): quantized by qat.py, or FP32", metavar="FILE")
     data: str | None = option(None, "dataset's YAML, to check that the classes fit (optional)", metavar="FILE")
-    imgsz: InputSize | None = size_option("what a quantized network was calibrated at, a float one trained at, or 640")
+    imgsz: InputSize | None = size_option("what a quantized model was calibrated at, an FP32 model trained at, or 640")
     batch_size: BatchSize = option(1, "images a batch", metavar="N")
     include: list[Literal["onnx", "onnx_end2end"]] = option(
         ["onnx"], "one or both: onnx, raw predictions (default); onnx_end2end, with NMS inside"
@@ -58,14 +60,16 @@ class ExportOptions(NmsOptions, InputOptions):
     simplify: bool = option(False, "simplify the graph with onnxslim")
     inplace: bool = option(False, "upstream's switch of the same name on the head", group=COMPATIBILITY)
     typing: Literal["weak", "strong"] | None = option(
-        None, "quantized weights. strong: the float part in FP16, for TensorRT 10.12 and later, 11 and RTX (default); "
-        "weak: FP32, for TensorRT 8.6 to 10.11 (default where one of these is installed)",
+        None, "of a quantized model. strong: layers that are not INT8 in FP16, for TensorRT 10.12 and later, 11 and "
+        "RTX (default); weak: FP32, for TensorRT 8.6 to 10.11 (default where one of these is installed)",
     )  # fmt: skip
     opset: int | None = option(
         None, "ONNX operator set (default: 17, the last that TensorRT 8.6 reads; strong: 19, the first with FP16 "
         "scales). Without --typing it decides: strong from 19 on", metavar="N",
     )  # fmt: skip
-    half: bool = option(False, "float weights in FP16, as --typing strong; inputs and outputs stay FP32")
+    half: bool = option(
+        False, "store FP32 weights in FP16, of a quantized model as --typing strong; inputs and outputs stay FP32"
+    )
     target: Literal["tensorrt", "openvino", "openvino-avx2"] = option(
         "tensorrt", "what runs the INT8 file. tensorrt: engines, and with --typing weak OpenVINO, too; openvino: "
         "OpenVINO on CPUs with VNNI, closer to FP32, since activations have zero points; openvino-avx2: the same on "
@@ -76,9 +80,9 @@ class ExportOptions(NmsOptions, InputOptions):
         "file's size, half of a strongly typed one's",
     )  # fmt: skip
     no_int8_rewrites: bool = option(
-        False, "without what is there for the speed of INT8 kernels on GPUs: parts of Concats and Splits in whole "
-        "blocks of 32 channels, the halves of an ELAN block's first convolution one by one, average pools as "
-        "convolutions, a first convolution of 64 channels as two", "--no-int8-rewrites", "--keep-layers",
+        False, "skip the graph rewrites that speed up INT8 kernels on GPUs: parts of Concats and Splits in whole "
+        "blocks of 32 channels, the halves of an ELAN block's first convolution apart, average pools as convolutions, "
+        "a first convolution of 64 channels as two", "--no-int8-rewrites", "--keep-layers",
     )  # fmt: skip
     input_layout: Literal["nchw", "nhwc"] = option(
         "nchw", "images [B, 3, H, W] (default), or of uint8 [B, H, W, 3], as decoders and cameras give them"
@@ -102,45 +106,30 @@ class ExportOptions(NmsOptions, InputOptions):
 
 
 def export_qat(options: ExportOptions) -> int:
-    """Check the request, load, export, say what was written."""
+    """Verify a file, or export a checkpoint; return 1 where a property of the verified file does not hold."""
     if options.verify:
-        options.reject_others(["verify"], "with --verify, which reads a file and exports nothing")
-        check_file(options.verify, "--verify takes an ONNX file")
-        need("onnx")
-        from utils.onnx_graph import verify
-
-        report = verify.verify(read_onnx(options.verify, check=True))
-        print(verify.table(report))
-        return 0 if report.ok else 1
+        return verify_file(options, options.verify)
     check_options(options)
-    from utils.core.input_spec import InputSpec
     from utils.jobs.export import export_checkpoint
-    from utils.onnx_graph import output_formats
-    from utils.onnx_graph.export_config import ExportConfig
 
-    config = ExportConfig(
-        imgsz=height_width(options.imgsz), batch_size=options.batch_size, dynamic=options.dynamic,
-        simplify=options.simplify, typing=options.typing or ("strong" if options.half else "auto"),
-        opset=options.opset, inplace=options.inplace, int8_weights=options.int8_weights,
-        for_int8_kernels=not options.no_int8_rewrites, input=InputSpec(options.input, options.input_layout),
-        target=options.target,
-    )  # fmt: skip
-    nms = output_formats.NmsSettings(**options.nms_settings(), agnostic=options.class_agnostic)
-    resolution = output_formats.RESOLUTION if options.mask_resolution is None else options.mask_resolution
-    known = {"onnx": output_formats.plain(), "onnx_end2end": output_formats.end2end(nms, resolution)}
-
-    def check(network: Network, files: list[Path]) -> None:
-        if not network.task.prototypes:
-            options.reject_unused(OF_MASKS, f"to a detector, and {options.weights} ends in {network.head}")
-        if not network.quantized:
-            options.reject_unused(OF_QUANTIZERS, f"to a float network, and {options.weights} is one")
-
-    export_checkpoint(options, [known[name] for name in dict.fromkeys(options.include)], config, check)
+    export_checkpoint(options, output_formats_of(options), config_of(options), partial(check_network, options))
     return 0
 
 
+def verify_file(options: ExportOptions, file: str) -> int:
+    """Print the properties of a Q/DQ file; 1 where one does not hold."""
+    options.reject_others(["verify"], "with --verify, which reads a file and exports nothing")
+    check_file(file, "--verify takes an ONNX file")
+    need("onnx")
+    from utils.onnx_graph import verify
+
+    report = verify.verify(read_onnx(file, check=True))
+    print(verify.table(report))
+    return 0 if report.ok else 1
+
+
 def check_options(options: ExportOptions) -> None:
-    """Refuse options that contradict each other, and files that are not there."""
+    """Raise `InputError` for options that contradict each other, or a file or library that is missing."""
     if "onnx_end2end" not in options.include:
         options.reject_unused([*OF_NMS, *OF_MASKS], "without --include onnx_end2end, which puts NMS into the file")
     if options.half and options.typing == "weak":
@@ -156,7 +145,45 @@ def check_options(options: ExportOptions) -> None:
     if not options.weights:
         raise InputError("--weights is missing; give the checkpoint to export, or --verify an ONNX file")
     check_files(weights=options.weights, data=options.data)
-    need("torch", "onnx", *["onnxruntime"] * (options.check > 0), *["onnxslim"] * options.simplify)
+    need("torch", "onnx")
+    if options.check:
+        need("onnxruntime")
+    if options.simplify:
+        need("onnxslim")
+
+
+def config_of(options: ExportOptions) -> ExportConfig:
+    """Return how the model is traced and what the graph passes do."""
+    from utils.core.input_spec import InputSpec
+    from utils.onnx_graph.export_config import ExportConfig
+
+    size = height_width(options.imgsz)
+    typing = options.typing or ("strong" if options.half else "auto")
+    spec = InputSpec(options.input, options.input_layout)
+    rewrites = not options.no_int8_rewrites
+    return ExportConfig(
+        imgsz=size, batch_size=options.batch_size, dynamic=options.dynamic, simplify=options.simplify, typing=typing,
+        opset=options.opset, inplace=options.inplace, int8_weights=options.int8_weights, for_int8_kernels=rewrites,
+        input=spec, target=options.target,
+    )  # fmt: skip
+
+
+def output_formats_of(options: ExportOptions) -> list[OutputFormat]:
+    """Return the formats of --include, each once."""
+    from utils.onnx_graph import output_formats
+
+    nms = output_formats.NmsSettings(**options.nms_settings(), agnostic=options.class_agnostic)
+    resolution = output_formats.RESOLUTION if options.mask_resolution is None else options.mask_resolution
+    formats = {"onnx": output_formats.plain(), "onnx_end2end": output_formats.end2end(nms, resolution)}
+    return [formats[name] for name in dict.fromkeys(options.include)]
+
+
+def check_network(options: ExportOptions, network: Network, files: list[Path]) -> None:
+    """Raise `InputError` for an option that does nothing for this kind of model."""
+    if not network.task.prototypes:
+        options.reject_unused(OF_MASKS, f"to a detector, and {options.weights} ends in {network.head}")
+    if not network.quantized:
+        options.reject_unused(OF_QUANTIZERS, f"to an FP32 model, and {options.weights} is one")
 
 
 main = partial(run_program, "export_qat.py", (ExportOptions, export_qat), about=__doc__)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Export a YOLOv9 checkpoint, quantized or float, to ONNX for DeepStream, with labels and configuration.
+"""Export a YOLOv9 checkpoint, quantized or FP32, to ONNX for DeepStream, with labels and configuration.
 
     python export_yoloV9.py --weights yolov9-c.pt --size 640 --dynamic
     python export_yoloV9.py --weights yolov9-c.pt --dynamic --end2end    # NMS inside: for nvdsinfer_yolo's parser
@@ -34,18 +34,20 @@ from utils.jobs.open import need
 if TYPE_CHECKING:
     from utils.jobs.open import Network
     from utils.onnx_graph.export import ExportResult
+    from utils.onnx_graph.export_config import ExportConfig
+    from utils.onnx_graph.output_formats import NmsSettings
 
 
 class DeepStreamOptions(NmsOptions, DeviceOptions):
-    """Export a YOLOv9 checkpoint, quantized or float, to ONNX for DeepStream, with labels and configuration."""
+    """Export a YOLOv9 checkpoint, quantized or FP32, to ONNX for DeepStream, with labels and configuration."""
 
     OFTEN = ("weights", "imgsz", "dynamic", "batch", "opset", "end2end", "output")
     weights: str = option(
-        ..., "checkpoint (.pt): quantized by qat.py, or float, also with its auxiliary branch", "-w", "--weights",
+        ..., "checkpoint (.pt): quantized by qat.py, or FP32, also with its auxiliary branch", "-w", "--weights",
         metavar="FILE",
     )  # fmt: skip
     imgsz: InputSize | None = size_option(
-        "what a quantized network was calibrated at, a float one trained at, or 640", "-s", "--size", "--imgsz"
+        "what a quantized model was calibrated at, an FP32 model trained at, or 640", "-s", "--size", "--imgsz"
     )
     opset: int = option(
         17, "ONNX operator set (default: 17, for TensorRT 8.6 to 10.11); from 19 on quantized weights are strongly "
@@ -62,29 +64,22 @@ class DeepStreamOptions(NmsOptions, DeviceOptions):
         4, "compare with PyTorch on N images in ONNX Runtime (default: 4; 0: do not)", metavar="N"
     )
     output: str | None = option(
-        None, "the file to write (default: beside the weights, NAME-deepstream.onnx, of a quantized network "
+        None, "the file to write (default: beside the weights, NAME-deepstream.onnx, of a quantized model "
         "NAME-int8-deepstream.onnx or NAME-int8-strong-deepstream.onnx; of --end2end NAME-end2end.onnx and so on)",
         metavar="FILE",
     )  # fmt: skip
     engine: str | None = option(
         None, "the engine that the configuration names, which trtexec builds beside the file (default: of a quantized "
-        "network the file's name with .engine; a float one is built by nvinfer)", metavar="FILE",
+        "model the file's name with .engine; that of an FP32 model is built by nvinfer)", metavar="FILE",
     )  # fmt: skip
 
 
 def export_deepstream(options: DeepStreamOptions) -> None:
     """Check the request, export, write what DeepStream wants beside the file."""
-    if options.dynamic and options.batch is not None:
-        raise InputError(
-            f"--dynamic asks for a dynamic batch size and --batch {options.batch} for a static one; give one of them"
-        )
-    check_files(weights=options.weights)
-    need("torch", "onnx", *["onnxruntime"] * (options.check > 0), *["onnxslim"] * options.simplify)
-    from utils.core.input_spec import channels_of
+    check_deepstream_options(options)
     from utils.jobs.export import export_checkpoint
     from utils.onnx_graph import deepstream, output_formats
     from utils.onnx_graph.export_config import ExportConfig
-    from utils.serving.options import ServingOptions
 
     batch = options.batch or 1
     config = ExportConfig(
@@ -96,35 +91,70 @@ def export_deepstream(options: DeepStreamOptions) -> None:
     refuse_overwrite(deepstream.paths(beside), [options.weights])
     deepstream.check_name(beside.name)
     deepstream.check_name(options.engine or "", "--engine")
-
-    def check(network: Network, files: list[Path]) -> None:
-        if not (options.end2end or network.task.prototypes):
-            options.reject_unused(NmsOptions.model_fields, "to a detector without --end2end, which puts NMS into it")
-        refuse_overwrite([*files, *deepstream.paths(files[0])], [options.weights])
-        deepstream.label_lines(network.source.names)  # refuses names of several lines
-
-    def write_config(network: Network, config: ExportConfig, results: Sequence[ExportResult]) -> Iterator[str]:
-        path, typing = results[0].path, config.typing if network.quantized else ""
-        channels = channels_of(network.model)
-        engine = options.engine or (path.with_suffix(".engine").name if typing else "")
-        masks = bool(network.task.prototypes)
-        texts = deepstream.configs(
-            path, config.imgsz, batch, len(network.source.names), typing=typing, dynamic=options.dynamic, engine=engine,
-            nms=nms if masks or options.end2end else None, masks=masks,
-            model=ServingOptions(file=path).model_name if options.end2end else "", channels=channels,
-        )  # fmt: skip
-        yield from map(str, deepstream.write(path, deepstream.label_lines(network.source.names), texts))
-        if not engine:
-            yield "next: a pipeline, such as those of docs/deepstream.md of the overlay"
-            return
-        build = deepstream.trtexec_command(
-            path.name, engine, config.imgsz, typing=typing, dynamic=options.dynamic, channels=channels
-        )
-        there = "" if path.parent == Path() else f"cd {shlex.quote(str(path.parent))} && "
-        yield f"next, on the machine with the GPU: {there}{build}"
-
     form = output_formats.end2end(nms) if options.end2end else output_formats.deepstream(nms)
-    export_checkpoint(options, [form], config, check, write_config)
+    export_checkpoint(options, [form], config, partial(check_model, options), partial(write_beside, options, nms))
+
+
+def check_deepstream_options(options: DeepStreamOptions) -> None:
+    """Raise `InputError` for two batch sizes, or a file or library that is missing."""
+    if options.dynamic and options.batch is not None:
+        raise InputError(
+            f"--dynamic asks for a dynamic batch size and --batch {options.batch} for a static one; give one of them"
+        )
+    check_files(weights=options.weights)
+    need("torch", "onnx")
+    if options.check:
+        need("onnxruntime")
+    if options.simplify:
+        need("onnxslim")
+
+
+def check_model(options: DeepStreamOptions, network: Network, files: list[Path]) -> None:
+    """Raise `InputError` for options of NMS without NMS, files that are read, and class names of several lines."""
+    from utils.onnx_graph import deepstream
+
+    if not (options.end2end or network.task.prototypes):
+        options.reject_unused(NmsOptions.model_fields, "to a detector without --end2end, which puts NMS into it")
+    refuse_overwrite([*files, *deepstream.paths(files[0])], [options.weights])
+    deepstream.label_lines(network.source.names)
+
+
+def write_beside(
+    options: DeepStreamOptions,
+    nms: NmsSettings,
+    network: Network,
+    config: ExportConfig,
+    results: Sequence[ExportResult],
+) -> Iterator[str]:
+    """Write labels and configuration beside the exported file; yield their paths, and the command that comes next."""
+    from utils.core.input_spec import channels_of
+    from utils.onnx_graph import deepstream
+    from utils.serving.options import ServingOptions
+
+    path = results[0].path
+    typing = config.typing if network.quantized else ""
+    engine = options.engine or ""
+    if typing and not engine:
+        engine = path.with_suffix(".engine").name
+    channels = channels_of(network.model)
+    masks = bool(network.task.prototypes)
+    nms_inside = nms if masks or options.end2end else None
+    model = ServingOptions(file=path).model_name if options.end2end else ""
+    names = network.source.names
+    texts = deepstream.configs(
+        path, config.imgsz, config.batch_size, len(names), typing=typing, dynamic=options.dynamic, engine=engine,
+        nms=nms_inside, masks=masks, model=model, channels=channels,
+    )  # fmt: skip
+    for written in deepstream.write(path, deepstream.label_lines(names), texts):
+        yield str(written)
+    if not engine:
+        yield "next: a pipeline, such as those of docs/deepstream.md of the overlay"
+        return
+    build = deepstream.trtexec_command(
+        path.name, engine, config.imgsz, typing=typing, dynamic=options.dynamic, channels=channels
+    )
+    enter = "" if path.parent == Path() else f"cd {shlex.quote(str(path.parent))} && "
+    yield f"next, on the machine with the GPU: {enter}{build}"
 
 
 main = partial(run_program, "export_yoloV9.py", (DeepStreamOptions, export_deepstream), about=__doc__)

@@ -1,6 +1,6 @@
 """Measurements, most by the programs of a patched checkout and their reports; not copied into checkouts.
 
-steps.py          a program that runs unless it has run
+steps.py          what the studies share: options, checkout, times
 claims.py         the numbers about accuracy that the documents quote, from results/
 accuracy.py       what INT8 costs networks in AP, and what it gains in time
 cpu.py            INT8 on a CPU beside NNCF and ONNX Runtime

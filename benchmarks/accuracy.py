@@ -16,7 +16,8 @@ import math
 import shlex
 import statistics
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,13 +26,14 @@ import yaml
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where benchmarks/ and utils/ lie
 
 from benchmarks import steps
-from benchmarks.steps import RunStep, Setup, StepError, Words, input_file
+from benchmarks.steps import ENGINE_PYTHON, Setup, input_file
 from utils.core.errors import InputError
 from utils.core.files import write_text
 from utils.core.options import Count, Workers, option
 from utils.core.run_folder import held
 from utils.core.score import Difference
 from utils.core.text import markdown_table
+from utils.jobs.pipeline.steps import RunStep, StepError, Words
 from utils.reports.schema import Report, Row
 
 TRAINING = {  # upstream's networks → images a batch, and the highest learning rate of AdamW
@@ -73,158 +75,269 @@ class AccuracyOptions(steps.StudyOptions):
     hyp: str = option("", "of the training (default: data/demo/hyp.digits-640.yaml)", group="training", metavar="FILE")
 
 
-def network_steps(
-    name: str, weights: Path | None, settings: Mapping[str, str], options: AccuracyOptions, setup: Setup, folder: Path
-) -> Iterator[RunStep]:
-    """All that is done with a network, in order; without `weights` it is trained first."""
-    data: Words = ["--data", input_file(options.data, "--data"), "--workers", str(options.workers)]
-    size: Words = ["--imgsz", str(options.imgsz), *setup.device]
-    place: Words = ["--project", folder, "--exist-ok", "--name"]
-    if options.groups:
-        place = ["--groups", options.groups, *place]
-    if weights is None:
-        batch, rate = TRAINING[name]
-        last, weights = folder / "train/weights/last.pt", folder / "float.pt"
-        hyp = input_file(options.hyp or str(setup.checkout / "data/demo/hyp.digits-640.yaml"), "--hyp")
-        content = {**yaml.safe_load(hyp.read_text(encoding="utf-8")), "lr0": rate, "warmup_bias_lr": rate}
-        write_text(folder / "hyp.yaml", yaml.safe_dump(content))
-        command: Words = ["scripts/run_upstream.py", "--fast", "train_dual.py", *data, *size]
-        command += ["--cfg", setup.checkout / f"models/detect/{name}.yaml", "--weights", "", "--cache", "ram"]
-        command += ["--hyp", folder / "hyp.yaml", "--optimizer", "AdamW", "--cos-lr", "--noval", "--noplots"]
-        command += ["--batch-size", str(options.batch_size or batch), "--epochs", str(options.epochs)]
-        command += ["--project", folder, "--exist-ok", "--name", "train"]
+@dataclass(frozen=True)
+class NetworkStudy:
+    """All that is done with a network, in order.
+
+    Attributes:
+        weights: the trained FP32 checkpoint; None: the network is trained first.
+        settings: a state's name → options of `qat.py quantize`.
+    """
+
+    name: str
+    weights: Path | None
+    settings: Mapping[str, str]
+    options: AccuracyOptions
+    setup: Setup
+    folder: Path
+
+    @property
+    def data(self) -> Words:
+        """Options of programs that read images."""
+        return ["--data", input_file(self.options.data, "--data"), "--workers", str(self.options.workers)]
+
+    @property
+    def size(self) -> Words:
+        """Options of programs that take a size and a device."""
+        return ["--imgsz", str(self.options.imgsz), *self.setup.device]
+
+    def place(self, name: str) -> Words:
+        """Options of programs that measure AP: where their run folder lies."""
+        place: Words = ["--project", self.folder, "--exist-ok", "--name", name]
+        return ["--groups", self.options.groups, *place] if self.options.groups else place
+
+    def steps(self) -> Iterator[RunStep]:
+        """Train, if there are no weights, evaluate, quantize, export, time, evaluate what was exported."""
+        weights = self.weights or self.folder / "float.pt"
+        if self.weights is None:
+            yield from self.training(weights)
+        command: Words = ["qat.py", "eval", "--weights", weights, *self.data, *self.size, "--save-json"]
+        yield RunStep("float", [*command, *self.place("float")], self.folder / "float/report.json")
+        for setting, words in self.settings.items():
+            for seed in self.options.seeds:
+                yield self.quantization(weights, f"{setting}-seed-{seed}", seed, shlex.split(words))
+        if self.options.deploy != ["none"]:
+            yield from self.deployment(weights)
+
+    def training(self, weights: Path) -> Iterator[RunStep]:
+        """Train the network, and convert it to `weights`."""
+        batch, rate = TRAINING[self.name]
+        last = self.folder / "train/weights/last.pt"
+        hyp = input_file(self.options.hyp or str(self.setup.checkout / "data/demo/hyp.digits-640.yaml"), "--hyp")
+        content = yaml.safe_load(hyp.read_text(encoding="utf-8"))
+        content |= {"lr0": rate, "warmup_bias_lr": rate}
+        write_text(self.folder / "hyp.yaml", yaml.safe_dump(content))
+        command: Words = ["scripts/run_upstream.py", "--fast", "train_dual.py", *self.data, *self.size]
+        command += ["--cfg", self.setup.checkout / f"models/detect/{self.name}.yaml", "--weights", "", "--cache", "ram"]
+        command += ["--hyp", self.folder / "hyp.yaml", "--optimizer", "AdamW", "--cos-lr", "--noval", "--noplots"]
+        command += ["--batch-size", str(self.options.batch_size or batch), "--epochs", str(self.options.epochs)]
+        command += ["--project", self.folder, "--exist-ok", "--name", "train"]
         yield RunStep("train", command, last, resume=(last, ["--resume", last]))
         command = ["reparameterization.py", "--weights", last, "--save", weights, "--device", "cpu"]
         yield RunStep("convert", command, weights)
 
-    command = ["qat.py", "eval", "--weights", weights, *data, *size, "--save-json", *place, "float"]
-    yield RunStep("float", command, folder / "float/report.json")
-    for setting, words in settings.items():
-        for seed in options.seeds:
-            run = folder / f"{setting}-seed-{seed}"
-            command = ["qat.py", "quantize", "--weights", weights, *data, *size, "--seed", str(seed)]
-            command += [*(QUICK_QAT if options.quick else []), *shlex.split(words), *place, run.name]
-            yield RunStep(run.name, command, run / "report.json", (run / "weights/last.pt", ["--resume", run]))
+    def quantization(self, weights: Path, name: str, seed: int, words: Sequence[str]) -> RunStep:
+        """Quantize with the options of a setting."""
+        run = self.folder / name
+        command: Words = ["qat.py", "quantize", "--weights", weights, *self.data, *self.size, "--seed", str(seed)]
+        if self.options.quick:
+            command += QUICK_QAT
+        command += [*words, *self.place(name)]
+        return RunStep(name, command, run / "report.json", resume=(run / "weights/last.pt", ["--resume", run]))
 
-    deployed = [] if options.deploy == ["none"] else ["float", *options.deploy]
-    files = {state: folder / f"{name}-{state}.onnx" for state in deployed}
-    for state, file in files.items():
-        report = folder / f"{state}-seed-{options.seeds[0]}/report.json"
-        source = weights if state == "float" else report.parent / "weights" / Path(last_row(report).file).name
-        command = ["export_qat.py", "--weights", source, *data[:2], *size, "--output", file, "--include", "onnx"]
-        yield RunStep(f"export-{state}", [*command, "--simplify", "--dynamic", "batch", "--typing", setup.typing], file)
-    if not deployed:
-        return
-    ran, engines = ("ONNX", False) if setup.no_engines else ("engine", True)
-    float_file, *int8_files = files.values()
-    command = ["scripts/benchmark_trt.py", *int8_files, "--baseline", float_file, *setup.timing]
-    command += ["--batch-size", *map(str, options.timed_batches), "--project", folder, "--exist-ok", "--name"]
-    times = folder / f"times-{ran}"
-    yield RunStep(times.name, [*command, times.name], times / "benchmark.json", tensorrt=engines)
-    for state, file in files.items():
-        built = file.with_name(f"{file.stem}-b{options.timed_batches[-1]}.engine") if engines else file
-        run = folder / f"{state}-{ran}"
-        command = ["val_trt.py", "--engine-file", built, *data, *([] if engines else ["--device", "cpu"])]
-        command += [] if state == "float" else ["--reference", weights]
-        yield RunStep(run.name, [*command, "--save-json", *place, run.name], run / "report.json", tensorrt=engines)
+    def deployment(self, weights: Path) -> Iterator[RunStep]:
+        """Export the FP32 model and the settings of --deploy, time the files, and evaluate each."""
+        files = {state: self.folder / f"{self.name}-{state}.onnx" for state in ("float", *self.options.deploy)}
+        for state, file in files.items():
+            yield self.export(weights, state, file)
+        has_engines = not self.setup.no_engines
+        ran = "engine" if has_engines else "ONNX"
+        interpreter = ENGINE_PYTHON if has_engines else sys.executable
+        float_file, *int8_files = files.values()
+        name = f"times-{ran}"
+        command: Words = ["scripts/benchmark_trt.py", *int8_files, "--baseline", float_file, *self.setup.timing]
+        command += ["--batch-size", *map(str, self.options.timed_batches)]
+        command += ["--project", self.folder, "--exist-ok", "--name", name]
+        yield RunStep(name, command, self.folder / name / "benchmark.json", interpreter=interpreter)
+        for state, file in files.items():
+            built = file
+            if has_engines:
+                built = file.with_name(f"{file.stem}-b{self.options.timed_batches[-1]}.engine")
+            name = f"{state}-{ran}"
+            command = ["val_trt.py", "--engine-file", built, *self.data]
+            if not has_engines:
+                command += ["--device", "cpu"]
+            if state != "float":
+                command += ["--reference", weights]
+            command += ["--save-json", *self.place(name)]
+            yield RunStep(name, command, self.folder / name / "report.json", interpreter=interpreter)
+
+    def export(self, weights: Path, state: str, file: Path) -> RunStep:
+        """Export the FP32 model, or the best checkpoint of a setting's first seed."""
+        source = weights
+        if state != "float":
+            report = self.folder / f"{state}-seed-{self.options.seeds[0]}/report.json"
+            source = report.parent / "weights" / Path(last_row(report).file).name
+        data, size = self.data[:2], self.size
+        command: Words = ["export_qat.py", "--weights", source, *data, *size, "--output", file, "--include", "onnx"]
+        command += ["--simplify", "--dynamic", "batch", "--typing", self.setup.typing]
+        return RunStep(f"export-{state}", command, file)
 
 
 def last_row(report: Path) -> Row:
-    """What a run came to."""
+    """The last row of a report: what a run came to."""
     return Report.load(report).rows[-1]
 
 
 def over_seeds(rows: list[Row], base: Row) -> Difference | None:
-    """Mean difference of n > 1 runs to the float network; its error, if all are known, is √(image² + seed² / n)."""
+    """Mean difference of n > 1 runs to the FP32 model; its error, if all are known, is √(image² + seed² / n)."""
     differences = [row.difference(base) for row in rows]
-    values = [one.value for one in differences if one]
-    errors = [one.error for one in differences if one and one.error is not None]
+    values = [difference.value for difference in differences if difference]
+    errors = [difference.error for difference in differences if difference and difference.error is not None]
     if len(errors) < len(rows):
         return None
     seed = statistics.variance(values) / len(values)
     return Difference(statistics.mean(values), math.sqrt(statistics.mean(errors) ** 2 + seed))
 
 
+Times = dict[tuple[str, str, int], dict[str, Any]]  # a file's name, what ran it, batch size → its row
+
+
+@dataclass(frozen=True)
+class Results:
+    """The results of all networks in a folder.
+
+    Attributes:
+        rows: by network and step, in the order in which the steps ended.
+        measured_on: the machines that the times are of, in words.
+    """
+
+    rows: dict[str, dict[str, Row]] = field(default_factory=dict)
+    times: Times = field(default_factory=dict)
+    measured_on: set[str] = field(default_factory=set)
+
+    @classmethod
+    def read(cls, output: Path) -> Results:
+        """Read the results of the steps that have ended."""
+        results = cls()
+        for done in sorted(output.glob("*/done/*"), key=lambda path: path.stat().st_mtime_ns):
+            network, run = done.parents[1].name, done.parents[1] / done.name
+            if (run / "report.json").is_file():
+                results.rows.setdefault(network, {})[run.name] = last_row(run / "report.json")
+            elif (run / "benchmark.json").is_file():
+                machine, timed = steps.read_times(run / "benchmark.json")
+                results.measured_on.add(machine)
+                for row in timed:
+                    results.times[row["model"], run.name.removeprefix("times-"), row["batch"]] = row
+        return results
+
+    @property
+    def batches(self) -> list[int]:
+        """The batch sizes that were timed."""
+        return sorted({batch for *_, batch in self.times})
+
+    def speed(self, network: str, step: str) -> list[str]:
+        """Cells of a step: milliseconds at each batch size, images a second at the last."""
+        state, _, ran = step.rpartition("-")
+        timed = [self.times.get((f"{network}-{state}", ran, batch), {}) for batch in self.batches]
+        cells = [f"{row['ms']:.2f}" if row.get("ms") else "" for row in timed]
+        for row in timed[-1:]:
+            rate = row.get("images_per_second")
+            cells.append(f"{rate:,.0f}" if rate else "")
+        return cells
+
+    def lines(self, network: str) -> Iterator[list[str]]:
+        """Cells of a network: a line for each step, then one for each setting with several seeds."""
+        settings: dict[str, list[Row]] = {}
+        base = self.rows[network].get("float")
+        for step, row in self.rows[network].items():
+            settings.setdefault(step.partition("-seed-")[0], []).append(row)
+            yield [network, step, *scores(row, None if step == "float" else base), *self.speed(network, step)]
+        for setting, runs in settings.items():
+            difference = over_seeds(runs, base) if base and len(runs) > 1 else None
+            if difference:
+                mean = statistics.mean(row.ap or 0 for row in runs)
+                yield [network, f"{setting}, mean of {len(runs)} seeds", f"{mean:.4f}", str(difference)]
+
+
 def ap_table(output: Path) -> list[str]:
     """Lines of Markdown: of each network in `output` a row for each step with a report, with its scores and times."""
-    rows: dict[str, dict[str, Row]] = {}  # by network and step, in the order in which they ended
-    times: dict[tuple[str, str, int], dict[str, Any]] = {}  # of a file, as what it ran, at a batch size
-    measured_on: set[str] = set()
-    for done in sorted(output.glob("*/done/*"), key=lambda path: path.stat().st_mtime_ns):
-        network, run = done.parents[1].name, done.parents[1] / done.name
-        if (run / "report.json").is_file():
-            rows.setdefault(network, {})[run.name] = last_row(run / "report.json")
-        elif (run / "benchmark.json").is_file():
-            where, timed = steps.read_times(run / "benchmark.json")
-            times |= {(row["model"], run.name.removeprefix("times-"), row["batch"]): row for row in timed}
-            measured_on.add(where)
-    batches = sorted({batch for *_, batch in times})
+    results = Results.read(output)
     heads = ["network", "state", "AP", "to float", "agreement", "recall at float's threshold", "AP by size"]
-    heads += [*(f"ms, batch {one}" for one in batches), *["images/s"][: len(batches)]]
+    heads += [f"ms, batch {batch}" for batch in results.batches]
+    if results.batches:
+        heads.append("images/s")
     lines = []
-    for network, of_step in rows.items():
-        base, settings = of_step.get("float"), dict[str, list[Row]]()
-        for step, row in of_step.items():
-            settings.setdefault(step.partition("-seed-")[0], []).append(row)
-            state, _, ran = step.rpartition("-")
-            timed = [times.get((f"{network}-{state}", ran, batch), {}) for batch in batches]
-            speed = [f"{one['ms']:.2f}" if one.get("ms") else "" for one in timed]
-            speed += [f"{rate:,.0f}" if (rate := one.get("images_per_second")) else "" for one in timed[-1:]]
-            lines.append([network, step, *scores(row, None if step == "float" else base), *speed])
-        for setting, runs in settings.items():
-            if base and len(runs) > 1 and (difference := over_seeds(runs, base)):
-                mean = f"{statistics.mean(row.ap or 0 for row in runs):.4f}"
-                line = [network, f"{setting}, mean of {len(runs)} seeds", mean, str(difference)]
-                lines.append([*line, *[""] * (len(heads) - len(line))])
-    over = " or ".join(sorted({row.resampled_over for of_step in rows.values() for row in of_step.values()}))
+    for network in results.rows:
+        for line in results.lines(network):
+            lines.append(line + [""] * (len(heads) - len(line)))
+    rows = [row for of_step in results.rows.values() for row in of_step.values()]
+    over = " or ".join(sorted({row.resampled_over for row in rows}))
     return [
-        *markdown_table(heads, lines, heads[:2]), "",
-        *(f"Median milliseconds of a batch, all files in turns: {where}." for where in sorted(measured_on)),
+        *markdown_table(heads, lines, heads[:2]),
+        "",
+        *(f"Median milliseconds of a batch, all files in turns: {machine}." for machine in sorted(results.measured_on)),
         f"±: standard error of the difference, over {over}; of a mean of n seeds √(image² + seed²/n).",
-        "Agreement: AP with the float network's detections as labels.",
-    ]  # fmt: skip
+        "Agreement: AP with the FP32 model's detections as labels.",
+    ]
 
 
 def scores(row: Row, base: Row | None) -> list[str]:
     """AP, its difference to float, agreement, the difference of recall at float's threshold, AP of small to large."""
     agreement = "" if row.agreement is None else f"{row.agreement:.4f}"
-    at, base_at = row.at_threshold, base and base.at_threshold
-    recall = str(at.difference(base_at, "recall")) if at and base_at else ""
+    recall = ""
+    if base and row.at_threshold and base.at_threshold:
+        recall = str(row.at_threshold.difference(base.at_threshold, "recall"))
     sizes = ", ".join(f"{size} {ap:.4f}" for size, ap in row.ap_by_size.items())
-    return [f"{row.ap or 0:.4f}", str(row.difference(base) or "") if base else "", agreement, recall, sizes]
+    difference = str(row.difference(base) or "") if base else ""
+    return [f"{row.ap or 0:.4f}", difference, agreement, recall, sizes]
+
+
+def read_settings(options: AccuracyOptions) -> Mapping[str, str]:
+    """Settings to measure: a state's name → options of `qat.py quantize`; `InputError` where --deploy has others."""
+    settings: Any = SETTINGS
+    if options.quick:
+        settings = {name: SETTINGS[name] for name in ("PTQ", "QAT")}
+    if options.settings:
+        settings = yaml.safe_load(input_file(options.settings, "--settings").read_text(encoding="utf-8"))
+        texts = [text for pair in settings.items() for text in pair] if isinstance(settings, dict) else [None]
+        if not all(isinstance(text, str) for text in texts):
+            raise InputError(f"--settings {options.settings}: expected a state's name: options of qat.py quantize")
+    unknown = {*options.deploy} - {*settings, "none"}
+    if unknown:
+        names = ", ".join(settings)
+        raise InputError(f"--deploy {' '.join(unknown)} is not a setting; expected some of {names}, or none")
+    return dict(settings)
 
 
 def run(options: AccuracyOptions, timing: list[str]) -> int:
     """Measure every network; 1 if a step failed, after the others."""
-    settings = {name: SETTINGS[name] for name in ("PTQ", "QAT")} if options.quick else SETTINGS
+    settings = read_settings(options)
     if options.quick:
-        options = options.model_copy(update={k: v for k, v in QUICK.items() if k not in options.model_fields_set})
-    if options.settings:
-        settings = yaml.safe_load(input_file(options.settings, "--settings").read_text(encoding="utf-8"))
-        if not isinstance(settings, dict) or not all(isinstance(one, str) for pair in settings.items() for one in pair):
-            raise InputError(f"--settings {options.settings}: expected a state's name: options of qat.py quantize")
-    if unknown := {*options.deploy} - {*settings, "none"}:
-        raise InputError(f"--deploy {' '.join(unknown)} is none of the settings {', '.join(settings)}, or none alone")
+        changes = {name: value for name, value in QUICK.items() if name not in options.model_fields_set}
+        options = options.model_copy(update=changes)
     trained = {Path(file).stem: input_file(file, "--weights") for file in options.weights}
     names = [*options.networks, *(Path(file).stem for file in options.weights)]
     if not names or len(set(names)) < len(names):
         raise InputError("give --networks, or --weights, each of another name")
     setup = Setup.of(options, str(input_file(options.data, "--data")), timing)
-    output, failed = Path(options.output).resolve(), False
+    output = Path(options.output).resolve()
+    has_failed = False
     for name in names:
         folder = output / name
         folder.mkdir(parents=True, exist_ok=True)
+        study = NetworkStudy(name, trained.get(name), settings, options, setup, folder)
         try:
             with held(folder):
-                for step in network_steps(name, trained.get(name), settings, options, setup, folder):
+                for step in study.steps():
                     setup.run(step, folder)
         except StepError as error:
             print(f"error: {error}", flush=True)
-            failed = True
+            has_failed = True
     table = "\n".join(ap_table(output))  # also of networks that another process measures
     write_text(output / "accuracy.md", table + "\n")
     print(f"\n{table}\n\n{output / 'accuracy.md'}")
-    return 1 if failed else 0
+    return 1 if has_failed else 0
 
 
 if __name__ == "__main__":

@@ -92,23 +92,31 @@ def busy_processes(count: int) -> Iterator[None]:
 @contextlib.contextmanager
 def quota_of_one_core() -> Iterator[tuple[str, list[str]]]:
     """How one core is granted, and the words before a command: a cgroup's quota, or else the affinity."""
+    affinity = "affinity", ["taskset", "-c", str(min(os.sched_getaffinity(0)))]
+    folder = V1 if (V1 / "cpu.cfs_quota_us").is_file() else V2
+    file, content = ("cpu.cfs_quota_us", "100000") if folder == V1 else ("cpu.max", "100000 100000")
+    group = folder / GROUP
     try:
-        folder = V1 if (V1 / "cpu.cfs_quota_us").is_file() else V2
-        file, content = ("cpu.cfs_quota_us", "100000") if folder == V1 else ("cpu.max", "100000 100000")
-        group = folder / GROUP
         group.mkdir()
-    except OSError:
-        yield "affinity", ["taskset", "-c", str(min(os.sched_getaffinity(0)))]
+    except OSError:  # no cgroups that this user may make
+        yield affinity
         return
     try:
-        try:
-            (group / file).write_text(content, encoding="utf-8")
-            way = f"{file} of a cgroup", [*JOIN, str(group / "cgroup.procs")]
-        except OSError:  # cgroup v2 without the controller
-            way = "affinity", ["taskset", "-c", str(min(os.sched_getaffinity(0)))]
-        yield way
+        if can_write(group / file, content):
+            yield f"{file} of a cgroup", [*JOIN, str(group / "cgroup.procs")]
+        else:
+            yield affinity
     finally:
         group.rmdir()
+
+
+def can_write(file: Path, content: str) -> bool:
+    """Write a setting of a cgroup; False where it cannot be, as in cgroup v2 without the controller."""
+    try:
+        file.write_text(content, encoding="utf-8")
+    except OSError:
+        return False
+    return True
 
 
 def variant_environment(variant: str) -> dict[str, str]:

@@ -182,12 +182,14 @@ class Study:
 
     def row(self, state: Contender) -> dict[str, Any]:
         """The row of a state, a new one if there is none."""
-        for row in self.content["rows"]:
+        rows: list[dict[str, Any]] = self.content["rows"]
+        for row in rows:
             if row["state"] == state.name:
                 return row
-        row = {"state": state.name, "file": state.file, "runtime": state.runtime, "rest": state.rest, "times": {}}
-        self.content["rows"].append(row)
-        return row
+        rows.append(
+            {"state": state.name, "file": state.file, "runtime": state.runtime, "rest": state.rest, "times": {}}
+        )
+        return rows[-1]
 
     # The peers' files
 

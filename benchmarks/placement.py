@@ -25,12 +25,13 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # where benchmarks/ and utils/ lie
 
 from benchmarks import steps
-from benchmarks.steps import RunStep, Setup, StepError, Words, input_file
+from benchmarks.steps import ENGINE_PYTHON, Setup, input_file
 from utils.core.errors import InputError
 from utils.core.files import atomic_path
 from utils.core.options import BatchSize, option
 from utils.core.run_folder import held
 from utils.core.text import markdown_table
+from utils.jobs.pipeline.steps import RunStep, StepError, Words
 from utils.onnx_graph.qdq_view import QdqGraph
 from utils.onnx_graph.view import drop_unused, pure, set_nodes
 
@@ -114,14 +115,16 @@ def model_steps(model: Path, options: PlacementOptions, setup: Setup, folder: Pa
     if not convolutions.exists():
         with atomic_path(convolutions) as temporary:
             onnx.save(convolutions_only(onnx.load(whole)), temporary)
-    engines = not setup.no_engines
+    interpreter = sys.executable if setup.no_engines else ENGINE_PYTHON
     command = ["scripts/benchmark_trt.py", convolutions, ours, "--baseline", fp16, *setup.timing]
     command += ["--batch-size", *map(str, options.batch_size), "--project", folder, "--name", "times", "--exist-ok"]
-    yield RunStep("times", command, folder / "times/benchmark.json", tensorrt=engines)
-    for batch, file in product(options.batch_size if engines else (), (fp16, convolutions, ours)):
+    yield RunStep("times", command, folder / "times/benchmark.json", interpreter=interpreter)
+    batches = () if setup.no_engines else options.batch_size
+    for batch, file in product(batches, (fp16, convolutions, ours)):
         engine = file.with_name(f"{file.stem}-b{batch}.engine")
         command = ["scripts/inspect_engine.py", engine]
-        yield RunStep(f"layers-{engine.stem}", command, engine.with_suffix(".layers.json"), tensorrt=True)
+        output = engine.with_suffix(".layers.json")
+        yield RunStep(f"layers-{engine.stem}", command, output, interpreter=ENGINE_PYTHON)
 
 
 def layer_cells(path: Path) -> list[str]:

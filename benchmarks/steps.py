@@ -1,11 +1,9 @@
-"""Programs of a patched checkout as steps: one that has ended, and whose output is there, is not run again."""
+"""What the studies share: options, the patched checkout whose programs are their steps, and the times they read."""
 
 from __future__ import annotations
 
 import json
 import os
-import shlex
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,16 +11,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from utils import cli
-from utils.core.errors import InputError, QatError
-from utils.core.files import write_text
+from utils.core.errors import InputError
 from utils.core.options import ImageSize, Options, option
+from utils.jobs.pipeline.steps import Pipeline, RunStep, engine_typing
 
-Words = list[str | Path]
 ENGINE_PYTHON = os.environ.get("ENGINE_PYTHON") or sys.executable  # the interpreter that has TensorRT
-
-
-class StepError(QatError):
-    """The program of a step failed; the message names its log."""
 
 
 class StudyOptions(Options):
@@ -32,25 +25,6 @@ class StudyOptions(Options):
     imgsz: ImageSize = option(640, "input size in pixels", "--imgsz", "--img", metavar="PX")
     device: Literal["", "cpu"] = option("", "cpu, or the GPUs of CUDA_VISIBLE_DEVICES", metavar="D")
     typing: Literal["", "weak", "strong"] = option("", "of exported files (default: as TensorRT wants it, or weak)")
-
-
-@dataclass(frozen=True)
-class RunStep:
-    """A program to run.
-
-    Attributes:
-        name: unique in the folder; of a program with `--name` this name.
-        command: a program of the checkout, or an option of Python itself such as -m, then its options.
-        output: the file that the program leaves.
-        resume: a file, and options that are added to the command if a killed run has left that file.
-        tensorrt: whether ENGINE_PYTHON runs the program, an interpreter that has TensorRT.
-    """
-
-    name: str
-    command: Sequence[str | Path]
-    output: Path
-    resume: tuple[Path, Words] | None = None
-    tensorrt: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,47 +51,25 @@ class Setup:
         checkout = Path(options.checkout or os.environ.get("YOLOV9_CHECKOUT", "")).resolve()
         if not (checkout / "scripts/benchmark_trt.py").is_file():
             raise InputError(f"--checkout {checkout} is no checkout that patch_yolov9.sh has patched")
-        device, problem, typing = ["--device", "cpu"], "--device cpu", "weak"
+        on_cpu = ["--device", "cpu"]
+        problem = "--device cpu"
         if options.device != "cpu":
-            command = [ENGINE_PYTHON, "scripts/check_engine_setup.py", data]
-            done = subprocess.run(command, capture_output=True, encoding="utf-8", cwd=checkout, check=False)
-            if done.returncode == 0:
+            typing, problem = engine_typing(ENGINE_PYTHON, checkout, checkout, data)
+            if not problem:
                 alone = ["--useCudaGraph", "--useSpinWait", "--noDataTransfers"]
-                return cls(checkout, "", options.typing or done.stdout.split()[-1], [], [*alone, *timing])
-            problem = (done.stderr.strip().splitlines() or ["check_engine_setup.py failed"])[-1]
+                return cls(checkout, "", options.typing or typing, [], [*alone, *timing])
             print(f"no engines: {problem}", flush=True)
-        timing = [*device, *timing]
-        return cls(checkout, problem, options.typing or typing, device if options.device else [], timing)
+        device = on_cpu if options.device else []
+        return cls(checkout, problem, options.typing or "weak", device, [*on_cpu, *timing])
 
-    def run(self, step: RunStep, folder: Path) -> Path:
-        """Run a program unless it has run; its output. What it prints goes to `folder/logs`.
+    def run(self, step: RunStep, folder: Path) -> None:
+        """Run a program unless it has run; what it prints goes to `folder/logs`.
 
         Raises:
             InputError: the output that is there was made by another command.
             StepError: the program failed.
         """
-        words = [str(word) for word in step.command]
-        command, done = shlex.join(words) + "\n", folder / "done" / step.name
-        if done.is_file() and step.output.exists():
-            if (before := done.read_text(encoding="utf-8")) != command:
-                raise InputError(f"{step.name} in {folder} was made by {before.strip()}; choose another --output")
-            return step.output
-        if step.resume and step.resume[0].exists():
-            words += map(str, step.resume[1])
-        log = folder / "logs" / f"{step.name}.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        print(f"{folder.name}: {step.name}; {log} says how far it is", flush=True)
-        words = [ENGINE_PYTHON if step.tensorrt else sys.executable, *words]
-        with log.open("a", encoding="utf-8") as output:
-            code = subprocess.run(
-                words, stdout=output, stderr=output, stdin=subprocess.DEVNULL, cwd=self.checkout, check=False
-            ).returncode
-        if code or not step.output.exists():
-            ended = f"ended with exit code {code}" if code else f"left no {step.output.name}"
-            raise StepError(f"{folder.name}: {step.name} {ended}; see {log}")
-        done.parent.mkdir(exist_ok=True)
-        write_text(done, command)
-        return step.output
+        Pipeline(folder, self.checkout, only_commands=True).run(step)
 
 
 def input_file(path: str, option: str) -> Path:

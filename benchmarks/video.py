@@ -33,8 +33,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where benchmarks/ and utils/ lie
 
-from benchmarks.steps import ENGINE_PYTHON, StepError, run_benchmark
-from utils.core.errors import InputError
+from benchmarks.steps import ENGINE_PYTHON, run_benchmark
+from utils.core.errors import InputError, QatError
 from utils.core.files import write_text
 from utils.core.options import Count, Options, option
 from utils.evaluation.image_files import find_images
@@ -91,7 +91,8 @@ def mosaic(files: list[str]) -> np.ndarray:
         size = math.ceil(image.shape[1] * ratio), math.ceil(image.shape[0] * ratio)
         cells.append(cv2.resize(image, size)[: CELL[1], : CELL[0]])
     rows = [np.hstack(cells[row * COLUMNS : (row + 1) * COLUMNS]) for row in range(ROWS)]
-    return np.vstack(rows)
+    canvas: np.ndarray = np.vstack(rows)
+    return canvas
 
 
 def window(canvas: np.ndarray, number: int) -> np.ndarray:
@@ -99,7 +100,8 @@ def window(canvas: np.ndarray, number: int) -> np.ndarray:
     free_x, free_y = canvas.shape[1] - WIDTH, canvas.shape[0] - HEIGHT
     x = round(free_x / 2 * (1 + math.sin(number / 31)))
     y = round(free_y / 2 * (1 + math.cos(number / 47)))
-    return np.ascontiguousarray(canvas[y : y + HEIGHT, x : x + WIDTH])
+    frame: np.ndarray = np.ascontiguousarray(canvas[y : y + HEIGHT, x : x + WIDTH])
+    return frame
 
 
 def write_video(path: Path, canvas: np.ndarray, count: int) -> None:
@@ -133,14 +135,14 @@ def make_sources(options: VideoOptions, folder: Path) -> list[Source]:
 
 
 def time_program(words: list[str], checkout: Path, log: Path) -> Cost:
-    """Run val_trt.py; `StepError` if it fails."""
+    """Run val_trt.py; `QatError` if it fails."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     with log.open("w", encoding="utf-8") as output:
         command = [ENGINE_PYTHON, "val_trt.py", *words]
         code = subprocess.run(command, cwd=checkout, stdout=output, stderr=output, check=False).returncode
     wall, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
     if code:
-        raise StepError(f"val_trt.py ended with exit code {code}; see {log}")
+        raise QatError(f"val_trt.py ended with exit code {code}; see {log}")
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return Cost(wall, cpu)
 

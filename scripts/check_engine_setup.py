@@ -13,6 +13,8 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))  # where models/ and utils/ lie
 
+from functools import partial
+
 from utils.cli import run_program
 from utils.core.options import DeviceOptions, option
 from utils.jobs.open import need, need_tensorrt
@@ -26,7 +28,7 @@ class CheckOptions(DeviceOptions):
     generate_graph: bool = option(False, "is graphviz there too?")
 
 
-def main(options: CheckOptions) -> None:
+def check_setup(options: CheckOptions) -> None:
     """Check, and print the typing."""
     from utils.evaluation.data_yaml import load_data
     from utils.trt import tensorrt_api
@@ -52,5 +54,7 @@ def main(options: CheckOptions) -> None:
     print(api.typing)
 
 
+main = partial(run_program, "check_engine_setup.py", (CheckOptions, check_setup), about=__doc__)
+
 if __name__ == "__main__":
-    sys.exit(run_program("check_engine_setup.py", (CheckOptions, main), about=__doc__))
+    sys.exit(main())

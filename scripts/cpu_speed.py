@@ -32,7 +32,7 @@ class SpeedOptions(Options):
     threads: Annotated[int, Field(ge=1, le=1024)] | None = option(None, "default: one for each core", metavar="N")
 
 
-def main(options: SpeedOptions) -> int:
+def time_both(options: SpeedOptions) -> int:
     """Time both; 1 if one of them did not run."""
     need("torch", "onnx", "openvino")
     from utils.jobs import cpu_speed
@@ -40,7 +40,7 @@ def main(options: SpeedOptions) -> int:
     return int(any(row.error for row in cpu_speed.run(options.network or "gelan-s", options.imgsz, options.threads)))
 
 
-run = partial(run_program, "cpu_speed.py", (SpeedOptions, main), about=__doc__)
+main = partial(run_program, "cpu_speed.py", (SpeedOptions, time_both), about=__doc__)
 
 if __name__ == "__main__":
-    sys.exit(run())
+    sys.exit(main())

@@ -32,7 +32,7 @@ class InspectOptions(RuntimeOptions):
     generate_graph: bool = option(False, "draw the layers as SVG, with graphviz")
 
 
-def main(options: InspectOptions) -> None:
+def report_on_layers(options: InspectOptions) -> None:
     """Report."""
     check_file(options.file, "expected an engine")
     if options.openvino:
@@ -56,7 +56,7 @@ def main(options: InspectOptions) -> None:
     layers.inspect_engine(options.file, batch=options.batch_size, draw=options.generate_graph, device=options.device)
 
 
-run = partial(run_program, "inspect_engine.py", (InspectOptions, main), about=__doc__)
+main = partial(run_program, "inspect_engine.py", (InspectOptions, report_on_layers), about=__doc__)
 
 if __name__ == "__main__":
-    sys.exit(run())
+    sys.exit(main())

@@ -24,7 +24,7 @@ from utils.jobs.open import need
 from utils.serving.options import ServingOptions
 
 
-def main(options: ServingOptions) -> None:
+def write_or_check(options: ServingOptions) -> None:
     """Write, or check."""
     if (options.file is None) == (options.check is None):
         raise InputError("give an ONNX file or an engine to serve, or --check a model repository")
@@ -39,7 +39,7 @@ def main(options: ServingOptions) -> None:
         model_repository.make(options)
 
 
-run = partial(run_program, "make_triton.py", (ServingOptions, main), about=__doc__)
+main = partial(run_program, "make_triton.py", (ServingOptions, write_or_check), about=__doc__)
 
 if __name__ == "__main__":
-    sys.exit(run())
+    sys.exit(main())

@@ -15,7 +15,7 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))  # where models/ and utils/ lie
 
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from utils.cli import run_program
@@ -47,10 +47,7 @@ def convert_annotations(options: ConvertOptions) -> None:
     )
 
 
-def run(argv: Sequence[str] | None = None) -> int:
-    """Parse the command line and convert; return the exit code."""
-    return run_program("to_yolo.py", (ConvertOptions, convert_annotations), argv, about=__doc__ or "")
-
+main = partial(run_program, "to_yolo.py", (ConvertOptions, convert_annotations), about=__doc__)
 
 if __name__ == "__main__":
-    sys.exit(run())
+    sys.exit(main())

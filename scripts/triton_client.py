@@ -40,7 +40,7 @@ class TritonClientOptions(RunFolderOptions):
     project: str = project_option("runs/triton")
 
 
-def main(options: TritonClientOptions) -> None:
+def draw_detections(options: TritonClientOptions) -> None:
     """Draw."""
     if options.source is None:
         raise InputError("give --source, an image, a video or a folder to draw detections on")
@@ -64,7 +64,7 @@ def main(options: TritonClientOptions) -> None:
     logger.info("results: %s", folder)
 
 
-run = partial(run_program, "triton_client.py", (TritonClientOptions, main), about=__doc__)
+main = partial(run_program, "triton_client.py", (TritonClientOptions, draw_detections), about=__doc__)
 
 if __name__ == "__main__":
-    sys.exit(run())
+    sys.exit(main())

@@ -34,8 +34,9 @@ ENTRIES = {"main", "run"}  # names that every program or job may have
 
 MOST_BRANCHES = 20  # of a function, conditional expressions and comprehensions counted
 MOST_NODES = 60  # of the syntax tree in a simple statement
-# Looked at by a person at each release, and raised with a reason: unfolded code, --source in threads, docs/build.py
-MOST_NODES_OF_PRODUCT = 236_000
+# Looked at by a person at each release, and raised with a reason: unfolded code, --source in threads, docs/build.py,
+# and quickstart.sh and val_trt.sh, which are steps in Python now
+MOST_NODES_OF_PRODUCT = 243_000
 MOST_WORDS = {"README.md": 750}  # of a page
 MOST_WORDS_OF_A_PAGE = 900
 ROOM = 50  # words that a listed page may grow by, at least, so that a row of a table is no reason to divide it
@@ -348,14 +349,23 @@ def shrink() -> None:
 
 
 def single_importers(trees: dict[Path, ast.Module]) -> list[str]:
-    """Modules that exactly one other imports; a package's `__init__.py` is its face, and no importer."""
+    """Modules that exactly one other imports; a package's `__init__.py` is its face, and no importer.
+
+    Left out are jobs that a program imports: a job is what one program does.
+    """
     modules = {path.with_suffix("").as_posix().replace("/", "."): path for path in trees if path.name != "__init__.py"}
     importers: dict[str, set[Path]] = defaultdict(set)
     for path, tree in trees.items():
         for name in imported_modules(tree) & set(modules):
             if path != modules[name] and path.name != "__init__.py":
                 importers[name].add(path)
-    return [f"{modules[name]} ← {next(iter(by))}" for name, by in sorted(importers.items()) if len(by) == 1]
+    single = {name: next(iter(by)) for name, by in sorted(importers.items()) if len(by) == 1}
+    return [f"{modules[name]} ← {by}" for name, by in single.items() if not is_job_of_program(modules[name], by)]
+
+
+def is_job_of_program(module: Path, importer: Path) -> bool:
+    """Tell whether a module is a job, and what imports it is a program."""
+    return module.parts[:2] == ("utils", "jobs") and importer.parts[0] not in ("models", "utils")
 
 
 def defined_twice(trees: dict[Path, ast.Module]) -> list[str]:
@@ -383,7 +393,7 @@ def measure() -> list[Measure]:
     parallel = [path.as_posix() for path, tree in trees.items() if knows_processes(tree)]
     nodes = sum(nodes_in(tree) for tree in trees.values())
     return [
-        Measure("modules with one importer", len(single), 20, single),
+        Measure("modules with one importer", len(single), 18, single),
         Measure("public names defined twice", len(twice), 0, twice),
         Measure("files that know several processes", len(parallel), 8, parallel),
         Measure("nodes of the product", nodes, MOST_NODES_OF_PRODUCT),

@@ -77,7 +77,7 @@ def client(address: str, *words: str) -> int:
 
 
 def serve(address: str, root: str, warm: str) -> None:
-    """Import, then fork a process for each job, one after the other."""
+    """Import, then fork a process for each job; a program may start others."""
     sys.path[0] = root
     before = set(os.environ)
     exec(warm, {})
@@ -90,16 +90,35 @@ def serve(address: str, root: str, warm: str) -> None:
         os.write(1, b"ready\n")
         while 0 not in select.select([0, listener], [], [])[0]:
             with listener.accept()[0] as connection:
-                _, streams, _, _ = socket.recv_fds(connection, 1, 3)
-                job = json.loads(connection.makefile().readline())
-                child = os.fork()
-                if not child:
+                if os.fork() == 0:
                     listener.close()
-                    connection.close()
-                    become(job, streams, added)
-                for stream in streams:
-                    os.close(stream)
-                connection.sendall(f"{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}\n".encode())
+                    handle(connection, added)
+            while waiting_for_children() and os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+
+def waiting_for_children() -> bool:
+    """Tell whether there are children that run or have ended."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def handle(connection: socket.socket, added: dict[str, str]) -> None:
+    """Fork the process of a job, wait for it, hand over its exit code, and end."""
+    _, streams, _, _ = socket.recv_fds(connection, 1, 3)
+    job = json.loads(connection.makefile().readline())
+    child = os.fork()
+    if not child:
+        connection.close()
+        become(job, streams, added)
+    for stream in streams:
+        os.close(stream)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    connection.sendall(f"{code}\n".encode())
+    os._exit(0)
 
 
 def become(job: dict[str, Any], streams: Sequence[int], added: dict[str, str]) -> None:

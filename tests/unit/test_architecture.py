@@ -133,6 +133,9 @@ def test_what_is_counted():
     trees = {Path("utils/a.py"): ast.parse(source), Path("utils/b.py"): other}
     assert house.defined_twice(trees) == ["same: utils/a.py, utils/b.py"]
     assert house.single_importers(trees) == ["utils/a.py ← utils/b.py"]
+    job, program = ast.parse("x = 1"), ast.parse("from utils.jobs import c")
+    assert house.single_importers({Path("utils/jobs/c.py"): job, Path("scripts/d.py"): program}) == []
+    assert len(house.single_importers({Path("utils/jobs/c.py"): job, Path("utils/d.py"): program})) == 1
     assert [house.knows_processes(tree) for tree in trees.values()] == [False, True]
 
 

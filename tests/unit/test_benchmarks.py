@@ -11,8 +11,9 @@ from decoding_graph import head_graph
 from report_examples import example_row, resampled
 
 from benchmarks import accuracy, peers, placement, video
-from benchmarks.steps import RunStep, Setup, StepError
+from benchmarks.steps import Setup
 from utils.core.errors import InputError
+from utils.jobs.pipeline.steps import RunStep, StepError
 from utils.reports.schema import AtThreshold, Report
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,7 +22,7 @@ import pathlib, sys
 folder, *words = sys.argv[1:]
 with open(pathlib.Path(folder) / "calls", "a") as calls:
     calls.write(" ".join(words) + chr(10))
-(pathlib.Path(folder) / "begun").touch()
+(pathlib.Path(folder) / "state").touch()
 if "fail" in words:
     sys.exit("no such thing")
 (pathlib.Path(folder) / "result").write_text("7")
@@ -35,8 +36,9 @@ def run_step(tmp_path):
     setup = Setup(tmp_path, "", "weak", [], [])
 
     def run(*words: str, output: str = "result") -> Path:
-        resume = (tmp_path / "begun", ["--resume"])
-        return setup.run(RunStep("one", ["program.py", tmp_path, *words], tmp_path / output, resume), tmp_path)
+        resume = (tmp_path / "state", ["--resume"])
+        setup.run(RunStep("one", ["program.py", tmp_path, *words], tmp_path / output, resume), tmp_path)
+        return tmp_path / output
 
     return run
 

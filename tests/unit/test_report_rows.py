@@ -123,7 +123,7 @@ def test_compared_files_stand_under_their_names_at_the_size_they_know(int8, tmp_
     words = ["--data", str(int8.with_name("data.yaml")), "--samples", "1", "--device", "cpu"]
     sizes, collect = [], visualize.collect_samples
     monkeypatch.setattr(visualize, "collect_samples", lambda *a, **b: sizes.append(b["imgsz"]) or collect(*a, **b))
-    assert make_report.run([str(tmp_path), "--compare", *paths, *words]) == 0
+    assert make_report.main([str(tmp_path), "--compare", *paths, *words]) == 0
     report = Report.load(tmp_path / "report-merged.json")
     assert [list(sample.predictions) for sample in report.samples] == [headings]
     assert report.samples_are == "", "these images are others than the run's"

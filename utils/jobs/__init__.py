@@ -11,8 +11,12 @@ evaluate.py           AP of a network, a row of reports   visualize.py        de
 draw.py               detections drawn, and read ahead  sources.py         what --source names, opened and read
 export.py             checkpoint → checked ONNX files     compare_outputs.py  ONNX Runtime beside PyTorch
 compare_tensors.py    the same between quantizers         check_engine.py     TensorRT beside ONNX Runtime
+time_files.py         benchmark_trt.py: options, checks, results; benchmark.py times
+build_engine.py       an ONNX file as an engine             report.py           results of runs on one page
+environment.py        what a bug report needs
 benchmark.py          engines and ONNX files, timed       model_repository.py Triton's: written, checked
 advice.py             the verdict, and what comes next    commands.py         commands that users are offered
 judgement.py          the rule for a loss                 sensitivity/        layers that lose AP in INT8
 openvino_layers.py    layers and times in OpenVINO        cpu_speed.py        INT8 on this CPU, without weights
+pipeline/             programs as resumable steps: quickstart.sh, val_trt.sh, benchmarks/accuracy.py
 """

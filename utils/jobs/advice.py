@@ -82,7 +82,7 @@ class Context:
         size = self.row.input_size or "640"
         is_square = len(set(size.split("x"))) == 1
         if is_square or "rect" in size:
-            return re.findall(r"\d+", size)[0]
+            return str(re.findall(r"\d+", size)[0])
         return size
 
     def repeated(self, flags: Sequence[str]) -> list[str]:

@@ -38,7 +38,7 @@ NAMES = ("cat", "dog", "owl")
 
 
 def run(*words):
-    return build_engine.run([str(word) for word in words])
+    return build_engine.main([str(word) for word in words])
 
 
 # scripts/build_engine.py
@@ -142,6 +142,17 @@ def test_build_and_evaluate_an_onnx_file(known):
     assert "TensorRT 8.6.0" in row["measured_on"]
     assert "batch 4, 64x64" in row["measured_on"]  # the profile's largest
     assert (known / "runs/val_trt/exp/labels").is_dir()
+    built = (known / "answers.engine").stat().st_mtime_ns
+    words = ("val_trt.sh", "answers.onnx", "data.yaml", "64")
+    once_more = shell(*words, folder=known, BATCH="1 2 4", VAL_ARGS="--workers 0")
+    assert (once_more.returncode, "build the engine: reused" in once_more.stdout) == (1 - 1, False), "64, not 64 64"
+    assert (known / "answers.engine").stat().st_mtime_ns > built
+    built = (known / "answers.engine").stat().st_mtime_ns
+    once_more = shell(*words, folder=known, BATCH="1 2 4", VAL_ARGS="--workers 0")
+    assert "build the engine: reused" in once_more.stdout
+    assert (known / "answers.engine").stat().st_mtime_ns == built
+    (same,) = json.loads((known / "runs/val_trt/exp3/report.json").read_text())["rows"]
+    assert same["ap"] == row["ap"]
     again = shell("generate_trt_engine.sh", "answers.onnx", "--check", 0, folder=known)  # at the file's own size
     assert (again.returncode, "replaces answers.engine" in again.stdout) == (0, True)
 

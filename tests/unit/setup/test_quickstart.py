@@ -1,5 +1,6 @@
 """scripts/quickstart.sh with programs that only say how they were called."""
 
+import re
 import shlex
 import shutil
 import subprocess
@@ -19,9 +20,6 @@ setup_environment() {{ PYTHON={python}; }}
 setup_checkout() {{ :; }}
 setup_demo_set() {{ echo "DRAWN ${{*:2}}"; DEMO_DATA=$OVERLAY_ROOT/build/digits${{1:-}}/data.yaml; }}
 """
-NO_OPENVINO = f"""
-no_openvino() {{ [ "$1" != -c ] && {sys.executable} "$@"; }}
-"""
 PROGRAM = """
 import os, shlex, sys
 from pathlib import Path
@@ -36,11 +34,25 @@ if name == "qat.py":
     (run / "weights").mkdir(parents=True, exist_ok=True)
     (run / "weights/last.pt").touch()
     (run / "weights/qat_best_model.pt").touch()
+    (run / "report.json").touch()
+if name == "export_qat.py":
+    weights = Path(arguments[arguments.index("--weights") + 1])
+    ending = "-int8-strong.onnx" if "strong" in arguments else "-int8.onnx"
+    file = weights.with_name(weights.stem + ending)
+    if "--output" in arguments:
+        file = Path(arguments[arguments.index("--output") + 1])
+    file.touch()
+if name == "val_trt.py":
+    folder = Path(arguments[arguments.index("--project") + 1]) / arguments[arguments.index("--name") + 1]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "report.json").touch()
+if name == "build_engine.py":
+    Path(arguments[arguments.index("--output") + 1]).touch()
 if name == "cpu_speed.py":
     print("gelan-s with random weights. INT8 against FP32 in OpenVINO: 2 times as fast at batch 1; use INT8")
 if name == "benchmark_trt.py":
     folder = Path(arguments[arguments.index("--project") + 1], "benchmark")
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     base = "FP32" if "openvino" in arguments else "FP16"
     text = f"| a table |\\n\\nINT8 against {base}: 2 times as fast at batch 1; use INT8\\n"
     (folder / "benchmark.md").write_text(text)
@@ -64,6 +76,7 @@ def folder(tmp_path):
         "scripts/benchmark_trt",
     ):
         (root / "build/yolov9" / f"{name}.py").write_text(PROGRAM)
+    (root / "build/yolov9/scripts/quickstart.py").symlink_to(ROOT / "scripts/quickstart.py")
     return root
 
 
@@ -125,9 +138,9 @@ def test_the_speed_of_own_weights_on_a_cpu_is_that_of_the_own_model(folder, tmp_
     assert "INT8 against FP32: 2 times as fast" in " ".join(called[-1])
 
 
-def test_without_openvino_a_line_names_the_command(folder):
-    (folder / "scripts/lib.sh").write_text(LIBRARY.format(root=ROOT, python="no_openvino") + NO_OPENVINO)
-    done = quickstart(folder)
+def test_without_openvino_a_line_names_the_command(folder, tmp_path):
+    (tmp_path / "openvino.py").write_text("raise ImportError")
+    done = quickstart(folder, PYTHONPATH=str(tmp_path))
     assert "./install_dependencies.sh --openvino" in done.stdout
     assert [words[0] for words in calls(done)][-2:] == ["val_trt.py", "make_report.py"]
     assert "INT8's speed shows in TensorRT and in OpenVINO" in " ".join(calls(done)[-1])
@@ -246,22 +259,71 @@ def test_weights_without_a_name_of_their_own_take_that_of_the_run(folder, tmp_pa
     assert "--weights runs/qat/mine/weights/qat_best_model.pt" in commands
 
 
-def test_an_earlier_run_is_replaced_or_resumed_and_a_folder_of_somebody_else_left_alone(folder, tmp_path):
+def names(done) -> list[str]:
+    """The programs that were called."""
+    return [words[0] for words in calls(done)]
+
+
+def test_a_second_call_reuses_what_has_ended_and_says_so(folder):
+    first = quickstart(folder)
+    again = quickstart(folder)
+    assert names(again) == ["make_report.py"]
+    assert call(again, "make_report.py") == call(first, "make_report.py")
+    reused = [line for line in again.stdout.splitlines() if ": reused" in line]
+    assert len(reused) == len(calls(first)) - 1
+    assert f"{folder}/runs/quickstart/report.json" in reused[0]
+    assert [line for line in again.stdout.splitlines() if line.startswith("== 2 times")] == []
+    assert first.stdout.splitlines()[-2] == again.stdout.splitlines()[-2]  # the speed of INT8
+
+
+def test_what_has_changed_runs_again_and_is_named(folder, tmp_path):
+    weights, data = tmp_path / "my.pt", tmp_path / "my.yaml"
+    weights.write_text("first"), data.touch()
+    own = ("--weights", weights, "--data", data, "--device", "cpu")
+    quickstart(folder, *own)
+    other = quickstart(folder, *own, "--epochs", "7")
+    assert call(other, "qat.py")[-2:] == ["--device", "cpu"], "not --resume: it is another run"
+    assert values(call(other, "qat.py"), "--epochs") == ["7"]
+    assert "1/4 quantize: float, PTQ, QAT: runs again, since command changed" in other.stdout
+    assert "export_qat.py" not in names(other), "its checkpoint is as it was"
+    weights.write_text("second")
+    changed = quickstart(folder, *own, "--epochs", "7")
+    assert "qat.py" in names(changed)
+    assert f"{weights} changed" in changed.stdout
+    (folder / "runs/quickstart/weights/float.onnx").unlink()
+    assert "export_qat.py" in names(quickstart(folder, *own, "--epochs", "7"))
+    (folder / "build/yolov9/val_trt.py").write_text(f"{PROGRAM}\n")
+    updated = quickstart(folder, *own, "--epochs", "7")
+    assert "the programs changed" in updated.stdout
+    assert "qat.py" in names(updated)
+
+
+def test_an_interrupted_qat_is_continued(folder):
+    quickstart(folder, FAILING="qat.py", STATUS="1")
+    state = folder / "runs/quickstart/weights/last.pt"
+    state.parent.mkdir()
+    state.touch()
+    assert call(quickstart(folder), "qat.py")[-2:] == ["--resume", f"{folder}/runs/quickstart"]
+
+
+def test_resume_continues_a_run_whose_options_have_changed(folder):
     first = call(quickstart(folder), "qat.py")
-    assert call(quickstart(folder, "--resume"), "qat.py") == [
-        *first[:-2],
-        "--resume",
-        f"{folder}/runs/quickstart",
-        "--device",
-        "",
-    ]
+    again = call(quickstart(folder, "--resume", "--epochs", "7"), "qat.py")
+    assert again[-2:] == ["--resume", f"{folder}/runs/quickstart"]
     assert call(quickstart(folder), "qat.py") == first
+    assert "--exist-ok" in first  # with which qat.py replaces what an earlier run has left, if it is there
+
+
+def test_a_converted_file_of_another_model_is_not_taken(folder, tmp_path):
     (other := tmp_path / "out/best-converted.pt").parent.mkdir()
     for file in (tmp_path / "best.pt", other, tmp_path / "out/.quickstart"):
         file.touch()
     own = ("--weights", tmp_path / "best.pt", "--data", __file__, "--output", other.parent)
-    assert str(other) not in call(quickstart(folder, *own), "qat.py"), "it is another network's, of the same name"
-    assert "--exist-ok" in first  # with which qat.py replaces what an earlier run has left, if it is there
+    assert str(other) not in call(quickstart(folder, *own), "qat.py")
+    assert call(quickstart(folder, *own, "--epochs", "7", DUAL="1"), "qat.py").count(str(other)) == 0, "reused"
+
+
+def test_a_folder_of_somebody_else_is_left_alone(folder, tmp_path):
     training = tmp_path / "exp/weights/last.pt"
     training.parent.mkdir(parents=True)
     training.touch()
@@ -272,11 +334,15 @@ def test_an_earlier_run_is_replaced_or_resumed_and_a_folder_of_somebody_else_lef
 @pytest.mark.parametrize(
     ("program", "status"), [("qat.py", 1), ("export_qat.py", 2), ("val_trt.py", 130), ("make_report.py", 1)]
 )
-def test_a_failing_program_ends_it_with_its_exit_code(folder, program, status):
+def test_a_failing_program_ends_it_with_its_exit_code_and_the_next_call_goes_on_there(folder, program, status):
     done = quickstart(folder, FAILING=program, STATUS=str(status))
     called = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("CALLED")]
-    assert (done.returncode, called[-1]) == (status, program)
-    assert ("--resume continues" in done.stdout) == (program != "qat.py")  # which has left no state here
+    assert (done.returncode, called[-1], done.stderr.count("\n")) == (status, program, 1)
+    if status != 130:
+        log = re.search(r"see (\S.*\.log);", done.stderr)[1]
+        assert f"CALLED {program}" in Path(log).read_text()
+        assert f"/build/yolov9/{program}" in done.stderr.partition("its command was")[2].replace("scripts/", "")
+    assert names(quickstart(folder))[0] == program
 
 
 @pytest.mark.parametrize(

@@ -338,7 +338,7 @@ def program(tmp_path, monkeypatch, capsys):
         timing = ["--warmUp", 0, "--duration", 0.02, "--rounds", 2, "--batch-size", 1, 4]
         api.module.calls.clear()
         argv = [*map(str, [*fixed, "--project", tmp_path / "runs", *timing, *words])]
-        code = benchmark_trt.run(argv)
+        code = benchmark_trt.main(argv)
         captured = capsys.readouterr()
         return code, captured.out, captured.err, [item for name, item in api.module.calls if name == "build"]
 
