@@ -29,7 +29,7 @@ from utils.trt.tensorrt_api import Api
 
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.append(str(ROOT / "scripts"))
-from inspect_engine import run  # noqa: E402
+from inspect_engine import main  # noqa: E402
 
 RAW = {"extra_output": True}
 FREE = {"shape": ("batch", 3, "h", "w"), "batch": (1, 2, 4), "height": (32, 32, 64), "width": (32, 32, 64)}
@@ -367,7 +367,7 @@ def test_inspecting_an_engine(tmp_path, monkeypatch, capsys, streams):
     engine = build_engine(tmp_path, ("b", 3, "h", "w"), **shapes, max_aux_streams=streams)
     if streams is not None:
         monkeypatch.setattr(Execution, "layer_times", lambda execution, runs: {})
-    assert run([str(engine), "--device", "cpu"]) == 0
+    assert main([str(engine), "--device", "cpu"]) == 0
     out = capsys.readouterr().out
     assert "a.engine: 2x3x32x32, TensorRT 8.6.0, Fake GPU" in out
     if streams is not None:
@@ -385,8 +385,8 @@ def test_inspecting_an_engine(tmp_path, monkeypatch, capsys, streams):
     with pytest.raises(QatError, match=r"a\.svg: no room$"):
         inspector.inspect_engine(engine, draw=True)
     capsys.readouterr()
-    assert run([str(engine), "--device", "cpu", "--batch-size", "9"]) == 2
+    assert main([str(engine), "--device", "cpu", "--batch-size", "9"]) == 2
     assert "[9, 3, 32, 32]" in capsys.readouterr().err
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert run([str(engine), "--device", "cpu"]) == 2
+    assert main([str(engine), "--device", "cpu"]) == 2
     assert "--device cpu" in capsys.readouterr().err
