@@ -347,7 +347,8 @@ class _Builder:
         """A NumPy array, which NumPy makes empty before it gives it its state."""
         _, shape, dtype, is_fortran, data = self.value(state)
         array: np.ndarray = np.ndarray(shape, _checked(dtype), data, order="F" if is_fortran else "C")
-        return array.copy(order="K")
+        copy: np.ndarray = array.copy(order="K")
+        return copy
 
     def _storage(self, _tag: Any, kind: type[_Shell], key: Any, _location: Any, _count: Any) -> torch.Tensor:
         """The elements of a storage in the archive, `[n]`."""
@@ -393,7 +394,8 @@ class _Builder:
         below = self._modules.get(getattr(owner, "name", "")) if isinstance(owner, type) else None
         if below is None or (below.__name__, attribute) != (KEPT_FORWARDS.get(head.__name__), "forward"):
             raise NotAllowed(f"{GETATTR} in a {head.__name__}")
-        return below.forward
+        forward: Callable[..., Any] = below.forward
+        return forward
 
 
 def _tensor(storage: Any, offset: int, size: Any, stride: Any, grad: Any, hooks: Any, metadata: Any = None) -> Any:

@@ -106,7 +106,8 @@ class Prediction:
     @property
     def nc(self) -> int:
         """Number of classes."""
-        return self.raw.shape[1] - BOX - self.nm
+        rows: int = self.raw.shape[1]
+        return rows - BOX - self.nm
 
     @property
     def task(self) -> Task:

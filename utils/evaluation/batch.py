@@ -50,7 +50,8 @@ class RaggedBatch(Sequence["Tensor"]):
 
     @cached_property
     def _images(self) -> tuple[Tensor, ...]:
-        return self.flat.split(self.counts)
+        images: tuple[Tensor, ...] = self.flat.split(self.counts)
+        return images
 
     def to(self, device: torch.device | str) -> RaggedBatch:
         """The same on a device, see `sent`."""
@@ -153,4 +154,5 @@ def on_grid(mask: np.ndarray) -> np.ndarray:
     """
     first, second = slice(1, None, MASK_STRIDE), slice(2, None, MASK_STRIDE)  # the inner ones of each four
     count = mask[first, first] + mask[first, second] + mask[second, first] + mask[second, second]
-    return count >= 3
+    is_inside: np.ndarray = count >= 3
+    return is_inside
