@@ -161,7 +161,7 @@ def _check_format(file: str | Path) -> None:
         begin = stream.read(len(LEGACY))
     length = int.from_bytes(begin[:8], "little")  # of the JSON object with which a safetensors file begins
     if len(begin) > 8 and begin[8:9] == b"{" and length <= os.path.getsize(file) - 8:
-        raise CheckpointError(f"{file} is a safetensors file, which holds weights without the network; {UPSTREAMS}")
+        raise CheckpointError(f"{file} is a safetensors file, which holds weights without the model; {UPSTREAMS}")
     if begin == LEGACY:
         raise CheckpointError(
             f"{file} has the format that PyTorch had before 1.6; if you trust it, write it anew in the checkout: "
@@ -183,11 +183,11 @@ def _refusal(file: str | Path, name: str) -> str:
         )
     package = name.partition(".")[0]
     advice = (
-        "Save the network without fusing or wrapping it, as upstream's train.py does (TORCH_MODULES in utils/upstream/ "
+        "Save the model without fusing or wrapping it, as upstream's train.py does (TORCH_MODULES in utils/upstream/ "
         "lists what is taken)"
     )
     if package.isidentifier() and package not in ("torch", "builtins", "utils"):
-        advice = f"If {package} is another project, {UPSTREAMS}; if it is code of your own, save the network without it"
+        advice = f"If {package} is another project, {UPSTREAMS}; if it is code of your own, save the model without it"
     problem = f"{file} holds {name}, which is neither data nor a module class of YOLOv9 or torch.nn"
     return f"{problem}; it was not loaded. {advice}"
 

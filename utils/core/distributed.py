@@ -40,7 +40,7 @@ WORDS = {signal.SIGTERM: "terminated", signal.SIGINT: "interrupted"}
 # texts in errors of Gloo and NCCL when another process is gone, or too late
 _LOST = ("closed by peer", "connection closed", "connection reset", "broken pipe", "timed out", "timeout",
          "ncclremoteerror")  # fmt: skip
-_LIBRARIES = ("gloo", "nccl", "c10d")  # of which Gloo raises plain RuntimeErrors
+_LIBRARIES = ("gloo", "nccl", "c10d")  # in texts of errors; Gloo raises plain RuntimeErrors
 LOST = "has ended or does not answer; its own line above, or its log, has the cause"
 
 

@@ -10,7 +10,7 @@ UNHIDE = "rename it, or take its folder out of PYTHONPATH"
 
 
 def no_file(path: str | Path, expected: str) -> str:
-    """The message for a path at which there is no regular file, and what was expected there."""
+    """The message for a path without a regular file; `expected` is its second half."""
     if not os.path.exists(path):
         problem = "does not exist"
     elif os.path.isdir(path):

@@ -215,7 +215,7 @@ image_size.__name__ = "image size"  # argparse says: invalid image size value: '
 
 
 def size_text(size: int | Sequence[int]) -> str:
-    """As `image_size` reads it: 640 or (640, 640) → '640', (384, 640) → '384x640'."""
+    """The inverse of `image_size`: 640 or (640, 640) → '640', (384, 640) → '384x640'."""
     height, width = height_width(size)
     return f"{height}" if height == width else f"{height}x{width}"
 

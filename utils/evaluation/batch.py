@@ -54,7 +54,7 @@ class RaggedBatch(Sequence["Tensor"]):
         return images
 
     def to(self, device: torch.device | str) -> RaggedBatch:
-        """The same on a device, see `sent`."""
+        """Copy to a device, see `sent`."""
         return RaggedBatch(sent(self.flat, torch.device(device)), self.counts)
 
     def owners(self) -> Tensor:
@@ -86,7 +86,7 @@ class Item(NamedTuple):
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch, which is empty where none of its images could be decoded.
+    """A batch, which is empty where no image of it could be decoded.
 
     Attributes:
         images: uint8 `[B, 3, H, W]` RGB.
@@ -104,7 +104,7 @@ class Batch:
         return len(self.paths)
 
     def pin_memory(self) -> Batch:
-        """The same in pinned memory; torch's loader asks for it where there is a GPU."""
+        """Copy to pinned memory, as torch's loader does where there is a GPU."""
         labels = RaggedBatch(self.labels.flat.pin_memory(), self.labels.counts)
         return replace(self, images=self.images.pin_memory(), labels=labels)
 

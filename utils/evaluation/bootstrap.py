@@ -69,7 +69,7 @@ def resample(outcomes: Outcomes, replicates: int = REPLICATES) -> Resampled | No
 
 
 class Resamplings(NamedTuple):
-    """How often each image counts in each resampling.
+    """Numbers of times that each image counts in each resampling.
 
     Attributes:
         images: a hash of the resamplings, the images' names, their groups, and the classes of their labels.
@@ -182,7 +182,7 @@ def _listed_group(path: PurePath, listed: Mapping[str, list[_ListedGroup]]) -> s
 
 
 def draw_weights(images: int, replicates: int) -> np.ndarray:
-    """How often each image is drawn in each resampling: int32 `[images, replicates]`, columns of sum `images`.
+    """Draws of each image in each resampling: int32 `[images, replicates]`, a column sums to `images`.
 
     The numbers come from the bare generator, whose stream NumPy promises to keep.
     """

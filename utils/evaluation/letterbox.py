@@ -21,7 +21,7 @@ GROUP = 32  # images that share a shape: the default batch size of val.py
 
 @dataclass(frozen=True)
 class Letterbox:
-    """How an image was placed: pixel `x` of the original lies at `x * ratio[1] + pad[0]` of the input.
+    """Place of an image in an input: pixel `x` of the original lies at `x * ratio[1] + pad[0]` of the input.
 
     Attributes:
         original, resized: (height, width) of the image, and of it in the input.

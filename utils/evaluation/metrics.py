@@ -126,7 +126,7 @@ class ClassScores:
     f1: np.ndarray
 
     def mean(self, row: int | None = None) -> Averages:
-        """Means over classes, zeros when there is no label; or the scores of the class in this row."""
+        """Means over classes, zeros without a label; or the scores of the class in this row."""
         rows = slice(None) if row is None else slice(row, row + 1)
         ap = self.ap[rows]
         ap_coco = self.ap_coco[rows]
@@ -492,7 +492,7 @@ def _resampled_at(
         return None, None
 
     def totals(owners: np.ndarray) -> np.ndarray:
-        """How many there are in each resampling, by the images that they are in: `[B]`."""
+        """Number of objects or detections in each resampling, from the image of each one: `[B]`."""
         counts = np.bincount(owners, minlength=len(outcomes.paths))
         sums: np.ndarray = resamplings.weights.T @ counts
         return sums
