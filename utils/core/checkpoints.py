@@ -161,7 +161,7 @@ def _check_format(file: str | Path) -> None:
         begin = stream.read(len(LEGACY))
     length = int.from_bytes(begin[:8], "little")  # of the JSON object with which a safetensors file begins
     if len(begin) > 8 and begin[8:9] == b"{" and length <= os.path.getsize(file) - 8:
-        raise CheckpointError(f"{file} is a safetensors file, which holds weights without the network; {UPSTREAMS}")
+        raise CheckpointError(f"{file} is a safetensors file, which holds weights without the model; {UPSTREAMS}")
     if begin == LEGACY:
         raise CheckpointError(
             f"{file} has the format that PyTorch had before 1.6; if you trust it, write it anew in the checkout: "
@@ -183,11 +183,11 @@ def _refusal(file: str | Path, name: str) -> str:
         )
     package = name.partition(".")[0]
     advice = (
-        "Save the network without fusing or wrapping it, as upstream's train.py does (TORCH_MODULES in utils/upstream/ "
+        "Save the model without fusing or wrapping it, as upstream's train.py does (TORCH_MODULES in utils/upstream/ "
         "lists what is taken)"
     )
     if package.isidentifier() and package not in ("torch", "builtins", "utils"):
-        advice = f"If {package} is another project, {UPSTREAMS}; if it is code of your own, save the network without it"
+        advice = f"If {package} is another project, {UPSTREAMS}; if it is code of your own, save the model without it"
     problem = f"{file} holds {name}, which is neither data nor a module class of YOLOv9 or torch.nn"
     return f"{problem}; it was not loaded. {advice}"
 
@@ -347,7 +347,8 @@ class _Builder:
         """A NumPy array, which NumPy makes empty before it gives it its state."""
         _, shape, dtype, is_fortran, data = self.value(state)
         array: np.ndarray = np.ndarray(shape, _checked(dtype), data, order="F" if is_fortran else "C")
-        return array.copy(order="K")
+        copy: np.ndarray = array.copy(order="K")
+        return copy
 
     def _storage(self, _tag: Any, kind: type[_Shell], key: Any, _location: Any, _count: Any) -> torch.Tensor:
         """The elements of a storage in the archive, `[n]`."""
@@ -393,7 +394,8 @@ class _Builder:
         below = self._modules.get(getattr(owner, "name", "")) if isinstance(owner, type) else None
         if below is None or (below.__name__, attribute) != (KEPT_FORWARDS.get(head.__name__), "forward"):
             raise NotAllowed(f"{GETATTR} in a {head.__name__}")
-        return below.forward
+        forward: Callable[..., Any] = below.forward
+        return forward
 
 
 def _tensor(storage: Any, offset: int, size: Any, stride: Any, grad: Any, hooks: Any, metadata: Any = None) -> Any:

@@ -40,7 +40,9 @@ def device_name(device: torch.device) -> str:
     """The device in words, such as 'NVIDIA H200' or 'CPU'."""
     import torch
 
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type.upper()
+    if device.type != "cuda":
+        return str(device.type).upper()
+    return str(torch.cuda.get_device_name(device))
 
 
 def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -37,16 +37,16 @@ PATIENCE = 10.0  # seconds of waiting for other processes until a line says so
 GRACE = 1.5  # seconds in which Python has to answer a signal, or else the process ends by itself
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # that torchrun sets
 WORDS = {signal.SIGTERM: "terminated", signal.SIGINT: "interrupted"}
-# what Gloo and NCCL report when another process is gone, or too late
+# texts in errors of Gloo and NCCL when another process is gone, or too late
 _LOST = ("closed by peer", "connection closed", "connection reset", "broken pipe", "timed out", "timeout",
          "ncclremoteerror")  # fmt: skip
-_LIBRARIES = ("gloo", "nccl", "c10d")  # of which Gloo raises plain RuntimeErrors
+_LIBRARIES = ("gloo", "nccl", "c10d")  # in texts of errors; Gloo raises plain RuntimeErrors
 LOST = "has ended or does not answer; its own line above, or its log, has the cause"
 
 
 @dataclass(frozen=True)
 class World:
-    """Which process this is: number `rank` of `size`, and number `local_rank` of those on its machine."""
+    """This process among several: number `rank` of `size`, and number `local_rank` of those on its machine."""
 
     rank: int = 0
     size: int = 1
@@ -56,7 +56,8 @@ class World:
         """This process's part of `count` things: neighbours; the first processes have one more where they must."""
         each, more = divmod(count, self.size)
         start = self.rank * each + min(self.rank, more)
-        return slice(start, start + each + (self.rank < more))
+        length = each + 1 if self.rank < more else each
+        return slice(start, start + length)
 
 
 class _State:
@@ -67,7 +68,9 @@ def launched() -> World:
     """Read torchrun's environment; a process by itself without it. `InputError` for numbers that cannot be."""
     if any(name not in os.environ for name in VARIABLES):
         return World()
-    rank, size, local_rank = (_number(name) for name in VARIABLES[:3])
+    rank = _number("RANK")
+    size = _number("WORLD_SIZE")
+    local_rank = _number("LOCAL_RANK")
     if not rank < size:
         raise InputError(f"RANK={rank} with WORLD_SIZE={size}: processes have the numbers 0 to WORLD_SIZE - 1")
     return World(rank, size, local_rank)
@@ -86,7 +89,7 @@ def world() -> World:
 
 
 def is_main() -> bool:
-    """Is this the process that writes files, logs and shows progress?"""
+    """True for the process that writes files, logs and shows progress."""
     return _State.world.rank == 0
 
 
@@ -135,17 +138,20 @@ def _reason(error: Exception) -> str:
 
 
 class _Meeting:
-    """The processes of a run come to MASTER_ADDR:MASTER_PORT and are counted there; a line after 10 s names who lacks.
+    """Meeting of a run's processes at MASTER_ADDR:MASTER_PORT, which counts them; after 10 s a line names the missing.
 
     Raises `InputError` for a port that cannot be taken, `QatError` where processes do not come within `TIMEOUT`.
     """
 
     def __init__(self, world: World) -> None:
-        self._world, self._host, self._port = world, os.environ["MASTER_ADDR"], _number("MASTER_PORT")
+        self._world = world
+        self._host = os.environ["MASTER_ADDR"]
+        self._port = _number("MASTER_PORT")
         if not 0 < self._port < 1 << 16:
             raise InputError(f"the environment has MASTER_PORT={self._port}; expected a port from 1 to 65535")
         self._place = f"{self._host}:{self._port}"
-        self._missing, self._reached = "process 0", False
+        self._missing = "process 0"
+        self._reached = False
         self._until = time.monotonic() + TIMEOUT.total_seconds()
         self._timer = threading.Timer(PATIENCE, self._say)  # a thread: torch waits outside Python
         self._timer.daemon = True
@@ -158,7 +164,7 @@ class _Meeting:
         self._timer.cancel()
 
     def _say(self) -> None:
-        """Log who lacks; once on each machine where the main process, which counts, can be reached."""
+        """Log the missing processes, once on each machine where the main process, which counts, can be reached."""
         if self._world.local_rank == 0 or not self._reached:  # of other processes than the main one warnings are shown
             level = logging.INFO if self._world.rank == 0 else logging.WARNING
             logger.log(level, "waiting for %s at %s", self._missing, self._place)
@@ -254,7 +260,7 @@ def _signals_end_waits() -> Iterator[None]:
 
 
 def all_sum(values: Tensor) -> Tensor:
-    """The sum over all processes, the same in each of them; the given tensor may be changed."""
+    """Sum a tensor over all processes, the same in each of them; the given tensor may be changed."""
     if _State.world.size > 1:
         import torch
         from torch import distributed
@@ -266,7 +272,7 @@ def all_sum(values: Tensor) -> Tensor:
 
 
 def gather(thing: Thing) -> list[Thing]:
-    """What every process has, by rank, in each of them."""
+    """Give the values of all processes, by rank, to each of them."""
     if _State.world.size == 1:
         return [thing]
     import torch
@@ -300,4 +306,5 @@ def from_main(work: Callable[[], Thing]) -> Thing:
     distributed.broadcast_object_list(box, device=torch.device("cpu"))
     if box[1] is not None:
         raise box[1]
-    return box[0]
+    result: Thing = box[0]
+    return result

@@ -10,9 +10,14 @@ UNHIDE = "rename it, or take its folder out of PYTHONPATH"
 
 
 def no_file(path: str | Path, expected: str) -> str:
-    """The message for a path at which there is no regular file, and what was expected there."""
-    what = "is a folder" if os.path.isdir(path) else "is not a regular file"
-    return f"{path} {what if os.path.exists(path) else 'does not exist'}; {expected}"
+    """The message for a path without a regular file; `expected` is its second half."""
+    if not os.path.exists(path):
+        problem = "does not exist"
+    elif os.path.isdir(path):
+        problem = "is a folder"
+    else:
+        problem = "is not a regular file"
+    return f"{path} {problem}; {expected}"
 
 
 class QatError(Exception):

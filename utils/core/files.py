@@ -48,9 +48,12 @@ def check_file(path: str | Path, expected: str, error: type[InputError] = InputE
 def check_files(**files: str | Path | None) -> None:
     """Raise `InputError` for the first option (a key of `EXPECTED`) whose file, if one was given, is not there."""
     for option, path in files.items():
-        if path and not os.path.isfile(path):
+        if not path:
+            continue
+        if not os.path.isfile(path):
             raise InputError(f"--{option} {no_file(path, f'expected {EXPECTED[option]}')}")
-        if option == "weights" and (kind := NOT_WEIGHTS.get(Path(path or "").suffix.lower())):
+        kind = NOT_WEIGHTS.get(Path(path).suffix.lower())
+        if option == "weights" and kind:
             raise InputError(f"--{option} {path} is {kind}; expected the .pt file that it was made from")
 
 
@@ -77,7 +80,7 @@ def read_unicode(path: Path) -> str:
 
 
 def read_yaml(path: str | Path, expected: str, error: type[InputError] = InputError) -> Any:
-    """The content of a YAML file, plain values only; raises `error` where it is no regular file, or not YAML."""
+    """The content of a YAML file, plain values only; raises `error` where it is not a regular file, or not YAML."""
     import yaml
 
     if not hasattr(yaml, "safe_load"):
@@ -91,7 +94,7 @@ def read_yaml(path: str | Path, expected: str, error: type[InputError] = InputEr
 
 
 def read_json(path: str | Path, expected: str, error: type[InputError] = InputError) -> Any:
-    """The content of a JSON file; raises `error` where it is no regular file, or not JSON."""
+    """The content of a JSON file; raises `error` where it is not a regular file, or not JSON."""
     text = read_text(path, expected, error)
     try:
         return json.loads(text)
@@ -114,7 +117,7 @@ def read_onnx(path: str | Path, *, check: bool = False) -> ModelProto:
         if check:
             onnx.checker.check_model(model)
         if not model.graph.input or not model.graph.node:
-            raise ValueError("it holds no network")
+            raise ValueError("it holds no model")
     except Exception as error:  # protobuf and the checker raise several unrelated types
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise InputError(f"{path} is not an ONNX file, or it is truncated: {reason}") from error
@@ -154,7 +157,7 @@ def check_writable(path: str | Path, advice: str = "") -> None:
     while not folder.exists():
         folder = folder.parent
     if not (folder.is_dir() and os.access(folder, os.W_OK)):
-        raise InputError(f"cannot write {path}: {folder} is no folder that can be written to{advice}")
+        raise InputError(f"cannot write {path}: {folder} is not a writable folder{advice}")
 
 
 def write_bytes(path: str | Path, content: bytes | memoryview) -> None:
@@ -191,15 +194,16 @@ def file_hash(path: str | Path) -> str:
 
 def check_folder_name(text: str) -> str:
     """Return `text` if it is the name of one folder, so that PROJECT/NAME lies in PROJECT, or raise `InputError`."""
-    if text in ("", ".", "..") or {"/", "\\"} & set(text) or not text.isprintable():
-        raise InputError(f"--name {text!r} is not the name of a folder; --project says where it lies")
+    has_separator = "/" in text or "\\" in text
+    if text in ("", ".", "..") or has_separator or not text.isprintable():
+        raise InputError(f"--name {text!r} is not the name of a folder; --project takes the path to it")
     return text
 
 
 def refuse_overwrite(
     outputs: Iterable[str | Path], inputs: Iterable[str | Path | None], advice: str = "choose another --output"
 ) -> None:
-    """Raise `InputError` if an output is a file that is read, no file, the same as another, or cannot be written."""
+    """Raise `InputError` if an output is read, not a regular file, the same as another, or cannot be written."""
     sources = [source for source in inputs if source and os.path.exists(source)]
     planned: dict[str, Path] = {}
     for output in map(Path, outputs):
@@ -219,15 +223,19 @@ def refuse_overwrite(
 def refuse_overwrite_in(
     project: str | Path, name: str, exist_ok: bool, patterns: Iterable[str], inputs: Iterable[str | Path | None]
 ) -> None:
-    """`refuse_overwrite` for what a program writes into PROJECT/NAME, by globs; without `exist_ok` it is new."""
-    check_writable(Path(project) / name / "report.json", "; choose another --project")
-    if exist_ok:
-        outputs = dict.fromkeys(path for pattern in patterns for path in (Path(project) / name).glob(pattern))
-        refuse_overwrite(outputs, inputs, "choose another --name or --project")
+    """`refuse_overwrite` for a program's files in PROJECT/NAME, by globs; without `exist_ok` the folder is new."""
+    folder = Path(project) / name
+    check_writable(folder / "report.json", "; choose another --project")
+    if not exist_ok:
+        return
+    outputs: dict[Path, None] = {}  # each once, in order
+    for pattern in patterns:
+        outputs |= dict.fromkeys(folder.glob(pattern))
+    refuse_overwrite(outputs, inputs, "choose another --name or --project")
 
 
 def distinct_names(names: Iterable[str]) -> list[str]:
-    """The same names, numbered where one would be taken twice, also where the file system ignores case.
+    """Names, numbered where one would be taken twice, also where the file system ignores case.
 
     >>> distinct_names(["a.jpg", "A.jpg", "b.jpg"])
     ['a.jpg', 'A-2.jpg', 'b.jpg']
@@ -235,7 +243,8 @@ def distinct_names(names: Iterable[str]) -> list[str]:
     distinct: dict[str, str] = {}  # in lower case → as it is
     for name in names:
         stem, suffix = os.path.splitext(name)
-        numbered = (f"{stem}-{number}{suffix}" for number in itertools.count(2))
-        name = next(new for new in itertools.chain([name], numbered) if new.casefold() not in distinct)
+        numbers = itertools.count(2)
+        while name.casefold() in distinct:
+            name = f"{stem}-{next(numbers)}{suffix}"
         distinct[name.casefold()] = name
     return [*distinct.values()]

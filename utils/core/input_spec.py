@@ -84,7 +84,7 @@ def channels_of(model: Any) -> int:
     widths = (module.in_channels for module in model.modules() if hasattr(module, "in_channels"))
     channels: int = next(widths, 3)
     if channels not in COLOURS:
-        raise InputError(f"the network takes images of {channels} channels; expected 3 (RGB) or 1 (grey)")
+        raise InputError(f"the model takes images of {channels} channels; expected 3 (RGB) or 1 (grey)")
     return channels
 
 

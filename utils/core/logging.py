@@ -1,4 +1,4 @@
-"""The log: plain lines on standard output and in a run's folder, and how much a part of the program says.
+"""The log: plain lines on standard output and in a run's folder, and the levels of the program's parts.
 
 A warning begins with `warning:`, in colour on a terminal, and is kept for the block above a program's final table.
 """
@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
 
 from utils.core.text import printable
 
@@ -21,7 +22,7 @@ OURS = ("models.quantize", "utils", "__main__")  # loggers whose information is 
 
 
 class _Formatter(logging.Formatter):
-    """A record as a line; a warning begins with a word that says so."""
+    """A record as a line; a warning begins with `warning:`."""
 
     def __init__(self, rank: int = 0) -> None:
         super().__init__("%(message)s")
@@ -35,7 +36,13 @@ class _Formatter(logging.Formatter):
         return printable(super().format(record))
 
 
-class _Console(logging.StreamHandler):  # Python 3.10 cannot subscript it
+if TYPE_CHECKING:
+    StreamHandler = logging.StreamHandler[TextIO]
+else:
+    StreamHandler = logging.StreamHandler  # Python 3.10 cannot subscript it
+
+
+class _Console(StreamHandler):
     """Standard output, on a terminal with `warning:` in colour."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # logging's name
@@ -50,7 +57,7 @@ class _Console(logging.StreamHandler):  # Python 3.10 cannot subscript it
 
 
 class _Memory(logging.Handler):
-    """What was said until now: all lines, for a run's log file that begins later, and the warnings."""
+    """The log until now: all lines, for a run's log file that begins later, and the warnings."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +75,7 @@ class _File(logging.FileHandler):
     """A file beside a run's results. A disk that is full costs lines of it, and not the run."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # logging's name
-        """Say nothing: what the run itself cannot write is its own error."""
+        """Stay silent: if the run itself cannot write, it has its own error."""
 
     def write_line(self, line: str) -> None:
         """Write a line as it is."""
@@ -86,13 +93,13 @@ _memory = _Memory()
 
 
 def _has_colours(stream: object) -> bool:
-    """Whether a stream is a terminal that shows colours (https://no-color.org)."""
+    """True for a stream that is a terminal with colours (https://no-color.org)."""
     is_terminal = getattr(stream, "isatty", lambda: False)()
     return is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def setup_logging(verbose: bool = False, rank: int = 0) -> None:
-    """Send the log to standard output as plain lines; others than the main process only warn, with their number."""
+    """Send the log to standard output as plain lines; processes other than the main one only warn, by number."""
     global _memory
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
@@ -109,15 +116,15 @@ def setup_logging(verbose: bool = False, rank: int = 0) -> None:
 
 
 def warnings_until_now() -> list[str]:
-    """What this program has warned of, each text once, in order; of several processes that of the main one."""
+    """Warnings of this program, each text once, in order; among several processes those of the main one."""
     return list(_memory.warnings)
 
 
 def warn_once(logger: logging.Logger, message: str, what: str = "") -> None:
-    """Warn of what each evaluation of a program would warn of again.
+    """Warn once of something that each evaluation of a program would warn of again.
 
     Args:
-        what: the same for messages that say the same in other words; by default the message.
+        what: a key, equal for messages with the same meaning; by default the message.
     """
     what = what or message
     if what not in _memory.said_once:
@@ -127,7 +134,7 @@ def warn_once(logger: logging.Logger, message: str, what: str = "") -> None:
 
 @contextmanager
 def log_file(path: Path, *, append: bool = False) -> Iterator[None]:
-    """Within it the log goes to a file, too, from the first line of the program on; an error is its last line.
+    """Write the log to a file, too, within this context, from the program's first line on; an error is its last line.
 
     Args:
         append: keep what the file holds, as where a run is continued.
@@ -153,7 +160,7 @@ def log_file(path: Path, *, append: bool = False) -> Iterator[None]:
 
 @contextmanager
 def log_level(name: str, level: int) -> Iterator[None]:
-    """Within it the logger `name` says nothing below `level`."""
+    """Silence the logger `name` below `level`, within this context."""
     log = logging.getLogger(name)
     before = log.level
     log.setLevel(level)

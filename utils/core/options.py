@@ -19,9 +19,10 @@ import inspect
 import types
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, Union, cast, get_args, get_origin
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
 
 from utils.core.device import select_device
 from utils.core.errors import InputError
@@ -35,16 +36,21 @@ if TYPE_CHECKING:
 Kind = TypeVar("Kind", bound="Options")
 __all__ = ["Field"]  # programs take it from here, so that without pydantic `utils.cli` says what is missing
 
+DEFAULT_SIDE = 640  # pixels
 IMAGE_SIZE_FLAGS = ("--imgsz", "--img", "--img-size")
 ImageSize = Annotated[int, Field(ge=1, le=LARGEST_SIDE)]  # pixels
 BatchSize = Annotated[int, Field(ge=1, le=LARGEST_BATCH)]
 
 
 def one_size(size: Any) -> Any:
-    """A side as it is; of a list of one side, or of height and width, the side of a square, or (height, width)."""
-    sides = size if isinstance(size, (list, tuple)) else [size]
-    sides = sides[0] if len(sides) == 1 and isinstance(sides[0], tuple) else sides
-    return sides[0] if len(sides) < 3 and len({*sides}) == 1 else tuple(sides)
+    """A side as it is; a list of one side, or of height and width, as the side of a square, or (height, width)."""
+    if not isinstance(size, (list, tuple)):
+        return size
+    sides = size
+    if len(sides) == 1 and isinstance(sides[0], tuple):  # 384x640 on the command line
+        sides = sides[0]
+    is_square = len(sides) in (1, 2) and sides[0] == sides[-1]
+    return sides[0] if is_square else tuple(sides)
 
 
 InputSize = Annotated[ImageSize | tuple[ImageSize, ImageSize], BeforeValidator(one_size)]
@@ -53,6 +59,9 @@ Workers = Annotated[int, Field(ge=0, le=256)]
 Count = Annotated[int, Field(ge=1, le=100_000_000)]  # of images: more than any dataset has
 CheckImages = Annotated[int, Field(ge=0, le=10_000)]
 FolderName = Annotated[str, AfterValidator(check_folder_name)]
+
+
+OF_ARGPARSE = ("metavar", "nargs", "const", "action", "type")  # keywords of `option` that are argparse's
 
 
 def option(
@@ -64,11 +73,16 @@ def option(
         default: `...` for an option that must be given.
         flags: its name, then its aliases; none for `--name-of-the-field`.
         group: the title of its group, perhaps with a description behind a colon.
-        recipe: the recipe's entry that it stands for, such as `finetune.epochs`.
+        recipe: the recipe's entry that the option sets, such as `finetune.epochs`.
         keywords: metavar, nargs, const, action and type are argparse's; bounds such as ge and le are pydantic's.
     """
-    own = {key: keywords.pop(key) for key in ("metavar", "nargs", "const", "action", "type") if key in keywords}
-    extra: Any = {"flags": None if positional else flags, "group": group, "recipe": recipe, "keywords": own}
+    of_argparse = {key: keywords.pop(key) for key in OF_ARGPARSE if key in keywords}
+    extra: Any = {
+        "flags": None if positional else flags,
+        "group": group,
+        "recipe": recipe,
+        "keywords": of_argparse,
+    }
     return Field(default, description=text, json_schema_extra=extra, **keywords)
 
 
@@ -79,7 +93,7 @@ class Options(StrictModel):
     """Base of every program's options."""
 
     OFTEN: ClassVar[tuple[str, ...]] = ()  # fields that `-h` lists first, in this order
-    HIDDEN: ClassVar[tuple[str, ...]] = ()  # taken, since users of yolov9-qat type it, and not in -h: it does nothing
+    HIDDEN: ClassVar[tuple[str, ...]] = ()  # taken without effect, since users of yolov9-qat type them; not in -h
 
     @classmethod
     def parsed(cls: type[Kind], arguments: argparse.Namespace) -> Kind:
@@ -92,21 +106,25 @@ class Options(StrictModel):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            problem, name = first_problem(cls, error), str(next(iter(error.errors()[0]["loc"]), ""))
-            known = name in cls.model_fields
-            raise InputError(problem.replace(name, cls.flag(name), 1) if known else problem) from error
+            problem = first_problem(cls, error)
+            place = error.errors()[0]["loc"]
+            name = str(place[0]) if place else ""
+            if name in cls.model_fields:
+                problem = problem.replace(name, cls.flag(name), 1)
+            raise InputError(problem) from error
 
     @classmethod
     def argument(cls, name: str) -> dict[str, Any]:
-        """How a field stands on the command line: the arguments of `option`."""
-        extra: Any = cls.model_fields[name].json_schema_extra
-        return extra
+        """The arguments of `option` for a field, by which it stands on the command line."""
+        return cast("dict[str, Any]", cls.model_fields[name].json_schema_extra)
 
     @classmethod
     def flags(cls, name: str) -> tuple[str, ...]:
         """The flags of a field, its name first, then its aliases; the field's name for a positional argument."""
-        flags = cls.argument(name)["flags"]
-        return (name,) if flags is None else flags or (f"--{name.replace('_', '-')}",)
+        flags: tuple[str, ...] | None = cls.argument(name)["flags"]
+        if flags is None:
+            return (name,)
+        return flags or (f"--{name.replace('_', '-')}",)
 
     @classmethod
     def flag(cls, name: str) -> str:
@@ -114,7 +132,7 @@ class Options(StrictModel):
         return cls.flags(name)[0]
 
     def given(self, *names: str) -> list[str]:
-        """The flags of those of these options that were given."""
+        """The flags of these options, if they were given."""
         return [self.flag(name) for name in names if name in self.model_fields_set]
 
     def reject_unused(self, names: Iterable[str], why: str) -> None:
@@ -134,12 +152,14 @@ class DeviceOptions(Options):
 
 
 class RuntimeOptions(DeviceOptions):
-    """What runs an ONNX file: ONNX Runtime, or OpenVINO on a device of its own."""
+    """The runtime of an ONNX file: ONNX Runtime, or OpenVINO on a device of its own."""
 
     device: str = option(
-        "", "'cpu', a CUDA device such as 0, or OpenVINO's openvino:CPU, openvino:GPU, openvino:NPU (default: 0 if "
-        "there is one)", metavar="D",
-    )  # fmt: skip
+        "",
+        "'cpu', a CUDA device such as 0, or OpenVINO's openvino:CPU, openvino:GPU, openvino:NPU (default: 0 if there "
+        "is one)",
+        metavar="D",
+    )
     runtime: Literal["onnxruntime", "openvino"] | None = option(
         None, "what runs an .onnx file. onnxruntime: in float (default); openvino: in INT8 on this CPU"
     )
@@ -149,7 +169,7 @@ class RuntimeOptions(DeviceOptions):
 
     @property
     def openvino(self) -> str | None:
-        """OpenVINO's device, such as 'CPU'; None where OpenVINO runs nothing."""
+        """OpenVINO's device, such as 'CPU'; None where OpenVINO is not used."""
         name, _, device = self.device.strip().partition(":")
         if name.lower() == "openvino":
             return device.upper() or "CPU"
@@ -162,9 +182,11 @@ class RuntimeOptions(DeviceOptions):
     @model_validator(mode="after")
     def check_runtime(self) -> RuntimeOptions:
         """Raise `InputError` for a runtime and a device that exclude each other, or an option of the other runtime."""
-        if self.device.lower().startswith("openvino") and self.runtime == "onnxruntime":
+        device = self.device.lower()
+        is_openvino_device = device.startswith("openvino")
+        if is_openvino_device and self.runtime == "onnxruntime":
             raise InputError(f"--device {self.device} is OpenVINO's; leave --runtime onnxruntime out")
-        if self.openvino and self.device.lower() not in ("", "cpu") and not self.device.lower().startswith("openvino"):
+        if self.openvino and not is_openvino_device and device not in ("", "cpu"):
             raise InputError(f"--runtime openvino does not run on --device {self.device}; give openvino:GPU, or none")
         if not self.openvino:
             self.reject_unused(["float_precision"], "without --runtime openvino")
@@ -172,7 +194,7 @@ class RuntimeOptions(DeviceOptions):
 
 
 class RunFolderOptions(Options):
-    """`--project --name --exist-ok`: where results go; `WRITTEN` are the files of a run there (globs)."""
+    """`--project --name --exist-ok`: the folder of results; `WRITTEN` are the files of a run there (globs)."""
 
     WRITTEN: ClassVar[tuple[str, ...]] = ()
 
@@ -184,26 +206,31 @@ class RunFolderOptions(Options):
 def image_size(text: str) -> int | tuple[int, int]:
     """A side, or height and width: '640' → 640, '384x640' → (384, 640)."""
     height, _, width = text.lower().partition("x")
-    return (int(height), int(width)) if width else int(text)
+    if not width:
+        return int(text)
+    return int(height), int(width)
 
 
 image_size.__name__ = "image size"  # argparse says: invalid image size value: 'abc'
 
 
 def size_text(size: int | Sequence[int]) -> str:
-    """As `image_size` reads it: 640 or (640, 640) → '640', (384, 640) → '384x640'."""
+    """The inverse of `image_size`: 640 or (640, 640) → '640', (384, 640) → '384x640'."""
     height, width = height_width(size)
     return f"{height}" if height == width else f"{height}x{width}"
 
 
 def height_width(sizes: int | Sequence[int] | None) -> tuple[int, int]:
     """Height and width in pixels, of one side or two; 640 where there is none."""
-    sizes = [sizes] if isinstance(sizes, int) else sizes or [640]
+    if isinstance(sizes, int):
+        return sizes, sizes
+    if not sizes:
+        return DEFAULT_SIDE, DEFAULT_SIDE
     return sizes[0], sizes[-1]
 
 
 def size_option(default: str, *flags: str, group: str = "") -> Any:
-    """An `InputSize`: one side, or height and width; `default` says which is taken where none is given."""
+    """An `InputSize`: one side, or height and width; `default` describes the default in the help."""
     text = f"side of the input in pixels, or height and width, as 384 640 or 384x640 (default: {default})"
     return option(None, text, *flags or IMAGE_SIZE_FLAGS, group=group, metavar="PX", nargs="+", type=image_size)
 
@@ -214,20 +241,25 @@ def project_option(default: str) -> Any:
 
 
 data_option = partial(
-    option, None, "dataset's YAML (default: that of the weights' training, of a .pt that knows one which is there)",
+    option,
+    None,
+    "dataset's YAML (default: that of the weights' training, of a .pt that knows one which is there)",
     metavar="FILE",
-)  # fmt: skip
+)
 target_drop_option = partial(
     option, None, "AP that INT8 may lose (default: 0.002; of agreement, with --unlabelled, 0.025)", metavar="AP"
 )
 groups_option = partial(
-    option, None, "images that are resampled together, such as frames of a clip: a file of lines `image group`, or a "
-    "regular expression for the beginning of image names", metavar="FILE|REGEX",
-)  # fmt: skip
+    option,
+    None,
+    "images that are resampled together, such as frames of a clip: a file of lines `image group`, or a regular "
+    "expression for the beginning of image names",
+    metavar="FILE|REGEX",
+)
 
 
 def add_options(parser: argparse.ArgumentParser, kind: type[Options]) -> None:
-    """Add an argument for each field of an options class; what is not given is not in the namespace.
+    """Add an argument for each field of an options class; options that are not given are not in the namespace.
 
     The options of `OFTEN` come first and those of `COMPATIBILITY` last. Between them the class's own fields come first,
     then those of its bases. Positional arguments belong to no group.
@@ -246,30 +278,39 @@ def fields_by_group(kind: type[Options]) -> dict[str, list[str]]:
     others = "more options" if kind.OFTEN else "options"
     groups: dict[str, list[str]] = {"": [], "often used": list(kind.OFTEN), others: []}
     for name in sorted(kind.model_fields, key=declared.__getitem__):
+        if name in kind.OFTEN:
+            continue
         argument = kind.argument(name)
-        title = "" if argument["flags"] is None else argument["group"] or others
-        if name not in kind.OFTEN:
-            groups.setdefault(title, []).append(name)
+        is_positional = argument["flags"] is None
+        title = "" if is_positional else argument["group"] or others
+        groups.setdefault(title, []).append(name)
     groups[COMPATIBILITY] = groups.pop(COMPATIBILITY, [])
     return {title: names for title, names in groups.items() if names}
 
 
 def _argument(kind: type[Options], name: str) -> dict[str, Any]:
     """Return argparse's keywords for a field."""
-    field, argument = kind.model_fields[name], kind.argument(name)
-    text = field.description or ""
-    silent = field.default is False or field.default in (None, "", [])  # 0 is a default to be shown
-    if not (field.is_required() or silent or "(default" in text):
-        default = " ".join(map(str, field.default)) if isinstance(field.default, list) else field.default
-        text = f"{text} (default: {default})"
-    text = text.replace("%", "%%")  # argparse formats it
-    keywords: dict[str, Any] = {"help": argparse.SUPPRESS if name in kind.HIDDEN else text}
-    keywords |= _keywords(field.annotation, field.default) | argument["keywords"]
+    field = kind.model_fields[name]
+    argument = kind.argument(name)
+    help_text = argparse.SUPPRESS if name in kind.HIDDEN else _help(field)
+    keywords: dict[str, Any] = {"help": help_text}
+    keywords |= _keywords(field.annotation, field.default)
+    keywords |= argument["keywords"]
     if keywords.get("action") == "append":
         del keywords["nargs"]
     if argument["flags"] is not None:
         keywords |= {"dest": name, "default": argparse.SUPPRESS, "required": field.is_required()}
     return keywords
+
+
+def _help(field: FieldInfo) -> str:
+    """Return the help of a field, with its default unless the text names one."""
+    text = field.description or ""
+    has_no_value = field.default is False or field.default in (None, "", [])  # 0 is a default to be shown
+    if not (field.is_required() or has_no_value or "(default" in text):
+        default = " ".join(map(str, field.default)) if isinstance(field.default, list) else field.default
+        text = f"{text} (default: {default})"
+    return text.replace("%", "%%")  # argparse formats it
 
 
 def _keywords(annotation: Any, default: Any) -> dict[str, Any]:

@@ -58,7 +58,7 @@ class OutputForm:
         has_nms: the network gives detections after NMS, or after top-k alone, and not raw predictions.
         nms_kind: `efficient`, `onnx` or `none` (top-k alone); empty where the metadata do not name it.
         thresholds: `conf_thres` and `iou_thres` of NMS inside, where the metadata name them and they are used.
-        masks: `prototypes`, of which masks are sums; or masks on the prototypes' `grid` or in the boxes' `frames`;
+        masks: `prototypes`, whose sums are masks; or masks on the prototypes' `grid` or in the boxes' `frames`;
             empty for no masks.
         mask_side: rows and columns of masks in square frames; None for others.
     """

@@ -47,7 +47,7 @@ os.register_at_fork(after_in_child=_close_locks)
 def new_run(
     project: str | Path, name: str, exist_ok: bool = False, written: Sequence[str] = (), *, log: bool = True
 ) -> Iterator[Path]:
-    """Make the folder of a run, see `make_run_dir`, and lock it; with `log` the log goes to its `run.log`, too.
+    """Make the folder of a run, see `make_run_dir`, and lock it; with `log`, write the log to its `run.log`, too.
 
     An error removes a folder that holds no result yet.
 
@@ -63,15 +63,16 @@ def new_run(
         if folder.name != name:
             level = logging.INFO if name == DEFAULT_NAME else logging.WARNING  # a name that was given is expected later
             logger.log(level, "%s exists: results go to %s", Path(project) / name, folder)
-        of_a_run = (folder / LOCK_FILE).exists()
+        is_run_folder = (folder / LOCK_FILE).exists()
         with _locked(folder):
-            for path in {path for pattern in written if of_a_run for path in folder.glob(pattern)}:
-                path.unlink()
+            if is_run_folder:
+                _remove(folder, written)
             try:
                 with log_file(folder / LOG_FILE) if log else contextlib.nullcontext():
                     yield folder
             except BaseException:
-                if not existed and {path.name for path in folder.iterdir()} <= {LOCK_FILE, LOG_FILE}:
+                has_results = {path.name for path in folder.iterdir()} - {LOCK_FILE, LOG_FILE}
+                if not existed and not has_results:
                     shutil.rmtree(folder)
                 raise
 
@@ -81,7 +82,7 @@ def new_run(
 
 @contextlib.contextmanager
 def held(folder: Path, load: Callable[[Path], Any] = lambda _: None, *, log: bool = False) -> Iterator[Any]:
-    """Lock an existing run folder, and give what `load` reads in it; the main process does both.
+    """Lock an existing run folder, and give the content that `load` reads in it; the main process does both.
 
     With `log` the log is added to the folder's `run.log`.
 
@@ -95,12 +96,23 @@ def held(folder: Path, load: Callable[[Path], Any] = lambda _: None, *, log: boo
         yield content
 
 
+def _remove(folder: Path, patterns: Sequence[str]) -> None:
+    """Remove the files of a folder that match one of several globs."""
+    paths: set[Path] = set()
+    for pattern in patterns:
+        paths.update(folder.glob(pattern))
+    for path in paths:
+        path.unlink()
+
+
 def make_run_dir(project: str | Path, name: str, exist_ok: bool = False) -> Path:
     """Make `project/name`; where it exists and `exist_ok` is false, `name2`, ...; of `x2` it is `x2-2`."""
-    folder, number = Path(project) / check_folder_name(name), 1
+    folder = Path(project) / check_folder_name(name)
+    separator = "-" if name[-1].isdigit() else ""
+    number = 1
     while folder.is_dir() and not exist_ok:
         number += 1
-        folder = folder.with_name(f"{name}{'-' if name[-1].isdigit() else ''}{number}")
+        folder = folder.with_name(f"{name}{separator}{number}")
     try:
         folder.mkdir(parents=True, exist_ok=exist_ok)
     except OSError as error:
@@ -113,7 +125,7 @@ def make_run_dir(project: str | Path, name: str, exist_ok: bool = False) -> Path
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Lock a folder and remove what a killed program left half written in it."""
+    """Lock a folder and remove files in it that a killed program left half written."""
     if not folder.is_dir():
         raise InputError(f"{folder} does not exist; expected the folder of a run")
     file = folder / LOCK_FILE

@@ -1,4 +1,4 @@
-"""What a split of a dataset holds, as counts: reports store them, and one line of the log shows them."""
+"""Counts of a split of a dataset, which reports store and one line of the log shows."""
 
 from __future__ import annotations
 

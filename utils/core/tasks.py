@@ -93,9 +93,7 @@ class Prediction:
         """Take the outputs of a network by the task's names; `InputError` for another number of dimensions."""
         for name, axes in zip(task.outputs, ("rows, anchors", "coefficients, height, width"), strict=False):
             if outputs[name].ndim != 2 + axes.count(","):
-                raise InputError(
-                    f"the network's output {name} is {list(outputs[name].shape)}; expected [batch, {axes}]"
-                )
+                raise InputError(f"the model's output {name} is {list(outputs[name].shape)}; expected [batch, {axes}]")
         return cls(*(outputs[name] for name in task.outputs))
 
     @property
@@ -106,7 +104,8 @@ class Prediction:
     @property
     def nc(self) -> int:
         """Number of classes."""
-        return self.raw.shape[1] - BOX - self.nm
+        rows: int = self.raw.shape[1]
+        return rows - BOX - self.nm
 
     @property
     def task(self) -> Task:

@@ -1,4 +1,4 @@
-"""How TensorRT takes the types of a network: weakly or strongly typed, and what follows for a file.
+"""Weakly and strongly typed networks in TensorRT: operator sets, float types, and the versions that want each.
 
 weak     TensorRT chooses the types: versions 8.6 to 10.11
 strong   the types are those of the file: version 10.12 and later
@@ -13,7 +13,7 @@ FloatType = Literal["FP32", "FP16"]
 
 
 class FileTypes(NamedTuple):
-    """What a typing asks of a file: operator sets of quantized ones, and the type of values that are not quantized."""
+    """Properties of a file of one typing: operator sets if it is quantized, and the type of its other values."""
 
     opsets: range
     floats: FloatType

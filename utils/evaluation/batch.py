@@ -50,10 +50,11 @@ class RaggedBatch(Sequence["Tensor"]):
 
     @cached_property
     def _images(self) -> tuple[Tensor, ...]:
-        return self.flat.split(self.counts)
+        images: tuple[Tensor, ...] = self.flat.split(self.counts)
+        return images
 
     def to(self, device: torch.device | str) -> RaggedBatch:
-        """The same on a device, see `sent`."""
+        """Copy to a device, see `sent`."""
         return RaggedBatch(sent(self.flat, torch.device(device)), self.counts)
 
     def owners(self) -> Tensor:
@@ -85,7 +86,7 @@ class Item(NamedTuple):
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch, which is empty where none of its images could be decoded.
+    """A batch, which is empty where no image of it could be decoded.
 
     Attributes:
         images: uint8 `[B, 3, H, W]` RGB.
@@ -103,7 +104,7 @@ class Batch:
         return len(self.paths)
 
     def pin_memory(self) -> Batch:
-        """The same in pinned memory; torch's loader asks for it where there is a GPU."""
+        """Copy to pinned memory, as torch's loader does where there is a GPU."""
         labels = RaggedBatch(self.labels.flat.pin_memory(), self.labels.counts)
         return replace(self, images=self.images.pin_memory(), labels=labels)
 
@@ -153,4 +154,5 @@ def on_grid(mask: np.ndarray) -> np.ndarray:
     """
     first, second = slice(1, None, MASK_STRIDE), slice(2, None, MASK_STRIDE)  # the inner ones of each four
     count = mask[first, first] + mask[first, second] + mask[second, first] + mask[second, second]
-    return count >= 3
+    is_inside: np.ndarray = count >= 3
+    return is_inside

@@ -69,7 +69,7 @@ def resample(outcomes: Outcomes, replicates: int = REPLICATES) -> Resampled | No
 
 
 class Resamplings(NamedTuple):
-    """How often each image counts in each resampling.
+    """Numbers of times that each image counts in each resampling.
 
     Attributes:
         images: a hash of the resamplings, the images' names, their groups, and the classes of their labels.
@@ -175,20 +175,22 @@ def _listed_group(path: PurePath, listed: Mapping[str, list[_ListedGroup]]) -> s
     if not entries:
         return ""
     alike = [entry.common_folders(path) for entry in entries]
-    groups = {entry.group for entry, length in zip(entries, alike, strict=True) if length == max(alike)}
+    groups: set[str] = {entry.group for entry, length in zip(entries, alike, strict=True) if length == max(alike)}
     if len(groups) > 1:
         raise ValueError(f"{path} is in several groups")
     return groups.pop()
 
 
 def draw_weights(images: int, replicates: int) -> np.ndarray:
-    """How often each image is drawn in each resampling: int32 `[images, replicates]`, columns of sum `images`.
+    """Draws of each image in each resampling: int32 `[images, replicates]`, a column sums to `images`.
 
     The numbers come from the bare generator, whose stream NumPy promises to keep.
     """
     raw = np.random.PCG64(SEED).random_raw(images * replicates).reshape(replicates, images)
     drawn: np.ndarray = (raw % np.uint64(images)).astype(np.int64)
-    return np.stack([np.bincount(row, minlength=images) for row in drawn], axis=1).astype(np.int32)
+    counts = [np.bincount(row, minlength=images) for row in drawn]
+    weights: np.ndarray = np.stack(counts, axis=1).astype(np.int32)
+    return weights
 
 
 def weighted_ap(outcomes: Outcomes, weights: np.ndarray) -> np.ndarray:
@@ -216,7 +218,8 @@ def weighted_ap(outcomes: Outcomes, weights: np.ndarray) -> np.ndarray:
         total += np.where(has_labels, ap, 0.0)
         present += has_labels.astype(int)
     mean = total / np.maximum(present, 1)
-    return np.where(present, mean, np.nan)
+    ap_with_labels: np.ndarray = np.where(present, mean, np.nan)
+    return ap_with_labels
 
 
 def _class_ap(owners: np.ndarray, correct: np.ndarray, weights: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -243,7 +246,8 @@ def _class_ap(owners: np.ndarray, correct: np.ndarray, weights: np.ndarray, labe
             if is_hit.any():
                 cumulative = copies_of_hit[is_hit].cumsum(0, dtype=np.int32)
                 areas[block] += _areas(cumulative, rank_of_hit[is_hit], last_rank, total)
-    return areas / correct.shape[1]
+    areas /= correct.shape[1]
+    return areas
 
 
 def _areas(hits: np.ndarray, ranks: np.ndarray, last: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -263,13 +267,15 @@ def _areas(hits: np.ndarray, ranks: np.ndarray, last: np.ndarray, labels: np.nda
     recall = hits[-1] / labels
     precision = hits[-1] / last
     slope = precision / np.where(recall < 1, 1 - recall, 1)
-    return np.einsum("ij,ij->j", shares, envelope) + slope * TAIL[below[-1]]
+    areas: np.ndarray = np.einsum("ij,ij->j", shares, envelope)
+    areas += slope * TAIL[below[-1]]
+    return areas
 
 
 def _recalls_below(hits: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Number of recalls in GRID that lie below each hit's, hits / labels in floating-point numbers: int `[hits, B]`."""
     exact = hits * 100.0 / labels
     above = np.ceil(exact)
-    below = above.astype(np.int32)
+    below: np.ndarray = above.astype(np.int32)
     below += ROUNDED_UP[below] & (above == exact)
     return below

@@ -358,9 +358,9 @@ class CocoEvaluation:
         boxes = self._evaluate(sorted(numbers), numbered, DETECT.iou_type)
         if not self._masks:
             return boxes, None
-        for entry in numbered:
-            del entry["bbox"]  # the areas of results with boxes would be those of the boxes
-        return boxes, self._evaluate(sorted(numbers), numbered, SEGMENT.iou_type)
+        # the areas of results with boxes would be those of the boxes
+        without_boxes = [{key: value for key, value in entry.items() if key != "bbox"} for entry in numbered]
+        return boxes, self._evaluate(sorted(numbers), without_boxes, SEGMENT.iou_type)
 
     def _with_numbers(self, entry: dict[str, Any]) -> dict[str, Any]:
         """A result with pycocotools' ids; 0 for a category that the annotations lack."""

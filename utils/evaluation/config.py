@@ -1,4 +1,4 @@
-"""How networks are evaluated."""
+"""Settings of an evaluation."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from utils.core.tasks import AP_CONFIDENCE, Task
 
 @dataclass(frozen=True)
 class EvalConfig:
-    """How to evaluate.
+    """Settings of an evaluation.
 
     Attributes:
-        imgsz: longer side of the input, or (height, width), in pixels; None takes the network's own, or 640.
+        imgsz: longer side of the input, or (height, width), in pixels; None: the network's own, or 640.
         batch_size: images at a time, unless the network has a static batch.
         conf_thres, iou_thres, max_det: see `nms.non_max_suppression`; without `iou_thres` it is the task's.
         workers: processes that read images ahead.
@@ -21,7 +21,7 @@ class EvalConfig:
         save_txt, save_conf, save_json: write detections, see `coco.py`; save_json also runs pycocotools.
         verbose: log a row for each class.
         limit: only so many images, evenly spread.
-        groups: which images are resampled together, see `bootstrap.group_images`; None: each by itself.
+        groups: images that are resampled together, see `bootstrap.group_images`; None: each by itself.
         unlabelled: the labels are the detections of the reference, or of the network itself where there is none.
         curves: also find the curves of precision, recall and F1, and a confusion matrix.
     """

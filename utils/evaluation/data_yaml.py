@@ -220,7 +220,7 @@ def check_classes(names: Mapping[int, str], data: DataConfig, network: str) -> b
         place = next(number for number, name in enumerate(own) if name != expected[number])
         raise DataError(
             f"{data.file} has the classes of {network} in another order: class {place} is {expected[place]!r} there "
-            f"and {own[place]!r} in the network; give the dataset that the weights were trained on"
+            f"and {own[place]!r} in the model; give the dataset that the weights were trained on"
         )
     warn_once(
         logger,
@@ -239,7 +239,7 @@ def load_data(path: str | Path, split: str = "val") -> DataConfig:
     taken, or else the first that exists; a warning says which, where others hold such images, too.
 
     Raises:
-        DataError: the file is missing or is no such YAML, names and nc disagree, or the split's images are not there.
+        DataError: the file is missing or not such a YAML, names and nc disagree, or the split's images are not there.
     """
     file = Path(path)
     content = validate(DataYaml, read_yaml(file, "--data takes a dataset's YAML", DataError), file, DataError)
@@ -282,7 +282,7 @@ def _not_found(file: Path, split: str, entry: str, root: Path) -> str:
 
 
 def _warn_of_others(file: Path, split: str, entry: str, root: Path, candidates: Sequence[Path]) -> None:
-    """Warn where an entry of the YAML exists in several places, of which the first is taken."""
+    """Warn where an entry of the YAML exists in several places; the first is taken."""
     places = list(dict.fromkeys(place for folder in (root, *candidates) for place in _places(folder, entry)))
     if len(places) > 1:
         text = f"{file}: {split} images {entry!r} are taken from {places[0]}, and not from {', '.join(places[1:])}"

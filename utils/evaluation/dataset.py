@@ -103,7 +103,7 @@ def check_outlines(split: SplitImages) -> None:
             with_boxes.append(image.path)
     if with_boxes:
         raise DataError(
-            f"a network for segmentation needs outlines, and {plural(len(with_boxes), 'image')} of '{split.name}' have "
+            f"a segmentation model needs outlines, and {plural(len(with_boxes), 'image')} of '{split.name}' have "
             "boxes as labels; expected a class and a polygon x1 y1 x2 y2 x3 y3 ...; the first: "
             f"{label_file(with_boxes[0])}"
         )
@@ -203,7 +203,7 @@ def make_loader(
     if keep:
         part = replace(part, images=[image for image in part.images if keep(image.path)])
     if not part.images:
-        raise DataError(f"not one of the images of '{part.name}' takes part here")
+        raise DataError(f"no image of '{part.name}' is left to use")
     dataset: SeededImages | ImageDataset
     if augment:
         assert isinstance(imgsz, int)

@@ -57,7 +57,7 @@ def output_names(runner: Runner) -> dict[str, str]:
         elif name == task.prototypes:
             outputs = ", ".join(map(str, runner.outputs))
             expected = f"{name} [batch, masks, height, width]"
-            raise InputError(f"a network for segmentation gives {expected}, too; this one gives {outputs}")
+            raise InputError(f"a segmentation model gives {expected}, too; this one gives {outputs}")
         else:
             names[name] = runner.outputs[0].name
     return names
@@ -83,7 +83,7 @@ class Detector:
         """
         form = runner.form
         if form.name == DEEPSTREAM:
-            raise InputError("the network's output has DeepStream's form; give a file of export_qat.py's")
+            raise InputError("the model's output has DeepStream's form; give a file of export_qat.py's")
         self.device = runner.device
         self._runner = runner
         self._input = image_input(runner)
@@ -104,7 +104,7 @@ class Detector:
         if form.has_nms:
             self._warn_of_own_nms(form)
         if not single_cls and runner.names:
-            check_classes(runner.names, data, "the network")
+            check_classes(runner.names, data, "the model")
 
     def __call__(self, batch: Batch) -> BatchDetections:
         """Detect in the images; results are on the runner's device. The next call may overwrite prototypes."""
@@ -142,7 +142,7 @@ class Detector:
         """Warn of NMS inside the network, with its settings and those of the loop, and of masks that are missing."""
         settings = ", ".join(f"{name} {value:g}" for name, value in form.thresholds.items())
         logger.warning(
-            "%s is inside the network (%s); the loop has conf_thres %g, iou_thres %g, at most %d. With others AP "
+            "%s is inside the model (%s); the loop has conf_thres %g, iou_thres %g, at most %d. With others AP "
             "does not compare with that of other files",
             form.nms_name,
             settings or "unknown thresholds",
@@ -151,7 +151,7 @@ class Detector:
             self._max_det,
         )
         if form.task.masks and not form.masks:
-            logger.warning("the network gives no %s: its boxes are evaluated", form.task.masks)
+            logger.warning("the model gives no %s: its boxes are evaluated", form.task.masks)
 
     def raw(self, images: Tensor) -> dict[str, Tensor]:
         """The outputs for uint8 `[B, 3, H, W]` RGB by the task's names, on the runner's device, without NMS of ours.
@@ -254,7 +254,7 @@ class Detector:
         shapes = ", ".join(f"{self._outputs[name]} {list(tensor.shape)}" for name, tensor in outputs.items())
         masks = f" + {nm} for masks" if nm else ""
         raise InputError(
-            f"the network gives {shapes}; expected for each image [4 + {self._nc or 'classes'}{masks}, anchors]"
+            f"the model gives {shapes}; expected for each image [4 + {self._nc or 'classes'}{masks}, anchors]"
         )
 
     def _now(self) -> float:

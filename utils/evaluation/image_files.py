@@ -55,7 +55,7 @@ def list_images(paths: Iterable[str]) -> tuple[list[str], list[str]]:
     one that it lies in, which upstream follows 40 times.
 
     Raises:
-        DataError: a path does not exist, or there is no image.
+        DataError: a path does not exist, or no image is found.
     """
     paths = list(paths)
     in_folders: list[str] = []

@@ -66,7 +66,7 @@ def _fitting_batch(runner: Runner, batch_size: int) -> int:
     is_static = smallest == largest
     if largest is None or largest == batch_size or not (is_static or batch_size > largest):
         return batch_size
-    logger.info("the network takes %d images at a time; using that instead of %d", largest, batch_size)
+    logger.info("the model takes %d images at a time; using that instead of %d", largest, batch_size)
     return largest
 
 
@@ -76,7 +76,7 @@ def _dynamic_size(runner: Runner, imgsz: int | tuple[int, int] | None) -> tuple[
     size = fitting_size(imgsz or own_size, runner.stride)
     text = size_text(size)
     if imgsz and own_size and max(own_size) != max(height_width(imgsz)):
-        logger.warning("the input is %s, and the network is for images of %s", text, max(own_size))
+        logger.warning("the input is %s, and the model is for images of %s", text, max(own_size))
     smallest: list[int] = []
     largest: list[int] = []
     for (low, high), side in zip(_ranges(runner)[2:], size, strict=True):
@@ -94,9 +94,9 @@ def _check_static_size(runner: Runner, size: tuple[int, int], imgsz: int | tuple
     spec = image_input(runner)
     if imgsz is not None and imgsz != size and imgsz not in size:
         text = size_text(imgsz)
-        raise InputError(f"--imgsz {text} was given, and the network takes {spec}; export it for that size")
+        raise InputError(f"--imgsz {text} was given, and the model takes {spec}; export it for that size")
     if rect:
-        raise InputError(f"rectangular inference needs a network of dynamic size; this one takes {spec}")
+        raise InputError(f"rectangular inference needs a model of dynamic size; this one takes {spec}")
 
 
 def fitting_size(imgsz: int | tuple[int, int] | None, stride: int) -> tuple[int, int]:
@@ -138,4 +138,4 @@ def image_input(runner: Runner) -> TensorSpec:
         if channels is None or channels in COLOURS:
             return spec
     inputs = ", ".join(map(str, runner.inputs))
-    raise InputError(f"the network takes {inputs}; expected {' or '.join(DTYPES)} [batch, 3 or 1, height, width]")
+    raise InputError(f"the model takes {inputs}; expected {' or '.join(DTYPES)} [batch, 3 or 1, height, width]")

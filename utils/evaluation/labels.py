@@ -130,7 +130,8 @@ def _distinct_order(rows: np.ndarray) -> np.ndarray:
     order = np.lexsort(rows.T[::-1])
     in_order = rows[order]
     differs = (in_order[1:] != in_order[:-1]).any(1)
-    return order[np.append(True, differs)]
+    distinct: np.ndarray = order[np.append(True, differs)]
+    return distinct
 
 
 def _label(words: Sequence[str], nc: int) -> Label:
@@ -156,7 +157,7 @@ def _values(words: Sequence[str], nc: int) -> np.ndarray:
     """The numbers of a line, float32, with a class of the dataset first; raises `ValueError`."""
     line = _shortened(words)
     try:
-        values = np.array(words, dtype=np.float32)
+        values: np.ndarray = np.array(words, dtype=np.float32)
     except ValueError:
         raise ValueError(f"{line} is not a list of numbers") from None
     count = len(values)
@@ -183,12 +184,14 @@ def _corners(box: np.ndarray) -> np.ndarray:
     """The four corners of a box cx cy w h, float32 `[4, 2]`."""
     x1, y1 = box[:2] - box[2:] / 2
     x2, y2 = box[:2] + box[2:] / 2
-    return np.array([[x1, y1], [x2, y1], [x2, y2], [x1, y2]], np.float32)
+    corners: np.ndarray = np.array([[x1, y1], [x2, y1], [x2, y2], [x1, y2]], np.float32)
+    return corners
 
 
 def _box_between(low: np.ndarray, high: np.ndarray) -> np.ndarray:
     """The box cx cy w h `[4]` from its smallest to its largest x, y."""
-    return np.concatenate([(low + high) / 2, high - low])
+    box: np.ndarray = np.concatenate([(low + high) / 2, high - low])
+    return box
 
 
 def _is_nearly_inside(box: np.ndarray) -> bool:

@@ -21,7 +21,7 @@ GROUP = 32  # images that share a shape: the default batch size of val.py
 
 @dataclass(frozen=True)
 class Letterbox:
-    """How an image was placed: pixel `x` of the original lies at `x * ratio[1] + pad[0]` of the input.
+    """Place of an image in an input: pixel `x` of the original lies at `x * ratio[1] + pad[0]` of the input.
 
     Attributes:
         original, resized: (height, width) of the image, and of it in the input.
@@ -82,7 +82,8 @@ def points_to_input(points: np.ndarray, box: Letterbox) -> np.ndarray:
     """Turn x, y as fractions of the image, float32 `[n, 2]`, into pixels of the input."""
     size = np.array(box.resized[::-1], np.float32)
     offset = np.array(box.pad, np.float32)
-    return points * size + offset
+    pixels: np.ndarray = points * size + offset
+    return pixels
 
 
 def boxes_to_image(boxes: Tensor, owner: Tensor, letterboxes: Sequence[Letterbox]) -> Tensor:
@@ -125,8 +126,9 @@ def _relative_sides(ratios: np.ndarray) -> np.ndarray:
     """Height and width of the smallest shape, its longer side 1, that holds images of these height / width `[n]`."""
     lowest = ratios.min()
     highest = ratios.max()
+    sides: np.ndarray = np.ones(2)
     if highest < 1:
-        return np.array([highest, 1.0])
-    if lowest > 1:
-        return np.array([1.0, 1 / lowest])
-    return np.array([1.0, 1.0])
+        sides[0] = highest
+    elif lowest > 1:
+        sides[1] = 1 / lowest
+    return sides

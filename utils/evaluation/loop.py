@@ -326,7 +326,7 @@ class Evaluation:
     def _log(self, result: EvalResult) -> None:
         """Log the table, and a warning where the network gives no numbers."""
         if result.mark:
-            logger.warning("the network %s gives %s: its AP is not meaningful", self._name, result.mark)
+            logger.warning("the model %s gives %s: its AP is not meaningful", self._name, result.mark)
         few_classes = 1 < len(result.per_class) < 50
         for line in result_table(result, per_class=self._config.verbose or few_classes):
             logger.info(line)

@@ -72,7 +72,7 @@ class Masks:
         if framed:
             side = math.isqrt(output.shape[2])
             if side * side != output.shape[2] or not side:
-                raise InputError(f"the network's masks are {list(output.shape)}; expected [batch, detections, R * R]")
+                raise InputError(f"the model's masks are {list(output.shape)}; expected [batch, detections, R * R]")
             output = output.unflatten(2, (side, side))
         return cls(output, picks, boxes, size, framed)
 

@@ -126,7 +126,7 @@ class ClassScores:
     f1: np.ndarray
 
     def mean(self, row: int | None = None) -> Averages:
-        """Means over classes, zeros when there is no label; or the scores of the class in this row."""
+        """Means over classes, zeros without a label; or the scores of the class in this row."""
         rows = slice(None) if row is None else slice(row, row + 1)
         ap = self.ap[rows]
         ap_coco = self.ap_coco[rows]
@@ -203,7 +203,8 @@ def precision_at(recall: np.ndarray, precision: np.ndarray, points: np.ndarray) 
     recall = np.concatenate([[0.0], recall, [1.0]])
     precision = np.concatenate([[1.0], precision, [0.0]])
     envelope = np.maximum.accumulate(precision[::-1])[::-1]
-    return np.interp(points, recall, envelope)
+    values: np.ndarray = np.interp(points, recall, envelope)
+    return values
 
 
 def average_precision(recall: np.ndarray, precision: np.ndarray) -> float:
@@ -237,7 +238,8 @@ def f1_at(confidence: np.ndarray, recall: np.ndarray, precision: np.ndarray, poi
         return np.zeros(len(points))
     recall = np.interp(-points, -confidence, recall, left=0)
     precision = np.interp(-points, -confidence, precision, left=1)
-    return 2 * precision * recall / (precision + recall + _EPSILON)
+    f1: np.ndarray = 2 * precision * recall / (precision + recall + _EPSILON)
+    return f1
 
 
 class ImageOutcome(NamedTuple):
@@ -490,8 +492,10 @@ def _resampled_at(
         return None, None
 
     def totals(owners: np.ndarray) -> np.ndarray:
-        """How many there are in each resampling, by the images that they are in: `[B]`."""
-        return resamplings.weights.T @ np.bincount(owners, minlength=len(outcomes.paths))
+        """Number of objects or detections in each resampling, from the image of each one: `[B]`."""
+        counts = np.bincount(owners, minlength=len(outcomes.paths))
+        sums: np.ndarray = resamplings.weights.T @ counts
+        return sums
 
     hits = totals(outcomes.image[is_hit])
     precision = hits / np.maximum(totals(outcomes.image[is_taken]), 1)

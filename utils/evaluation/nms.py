@@ -81,8 +81,10 @@ def torchvision_nms() -> Callable[..., Tensor]:
     except (IndexError, OSError):
         import torchvision
 
-        return torchvision.ops.nms
-    return torch.ops.torchvision.nms
+        nms: Callable[..., Tensor] = torchvision.ops.nms
+    else:
+        nms = torch.ops.torchvision.nms
+    return nms
 
 
 def candidates(prediction: Prediction, conf_thres: float) -> tuple[Tensor, Tensor]:

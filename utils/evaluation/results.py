@@ -141,7 +141,7 @@ def result_table(result: EvalResult, *, per_class: bool) -> list[str]:
     boxes = ", boxes" if result.masks else ""
     lines.append(f"By pycocotools' definition{boxes}: mAP50 {result.ap50_coco:.3f}, mAP50-95 {result.ap_coco:.3f}")
     if result.mark:
-        lines.append(f"The network gives {result.mark}")
+        lines.append(f"The model gives {result.mark}")
     if result.left_out:
         lines.append(f"{plural(len(result.left_out), 'image')} left out, which cannot be used")
     speeds = ", ".join(f"{value:.1f} ms {part}" for part, value in result.ms.items())

@@ -52,7 +52,7 @@ class SplitImages:
     in_train: set[str] = field(default_factory=set)
 
     def counts(self, root: Path) -> SplitCounts:
-        """How many images, objects and oddities there are; names count from `root`."""
+        """Numbers of images, objects and oddities; names count from `root`."""
         images = [image for image in self.images if image.path not in self.undecodable]
         objects = [len(image.labels.rows) for image in images]
         lines = self._counted_lines(images)
@@ -108,7 +108,7 @@ def read_images(files: Sequence[str], nc: int, *, name: str = "images", progress
         for image in bar:
             _take_in(image, split)
     if not split.images:
-        raise DataError(f"none of {plural(len(files), 'image')} can be used; the first: {split.left_out[0]}")
+        raise DataError(f"cannot use any of {plural(len(files), 'image')}; the first: {split.left_out[0]}")
     return split
 
 
@@ -166,7 +166,7 @@ def images_in_both(images: Iterable[str], others: Sequence[str]) -> set[str]:
 
 
 def _status(path: str) -> os.stat_result | None:
-    """What the file system says of a file that links lead to; None where there is none."""
+    """Status of a file, or of the one that a link leads to; None where it does not exist."""
     try:
         return os.stat(path)
     except OSError:

@@ -344,7 +344,7 @@ def test_networks_arrays_and_paths(tmp_path):
         ("my_package.Head", "If my_package is another project, give the .pt file that upstream's train.py wrote"),
         ("modelopt.torch.quantization.nn.QuantConv2d", "was quantized with NVIDIA's Model Optimizer; give the FP32"),
         ("torch.ao.nn.quantized.modules.conv.Conv2d", "was quantized with PyTorch's own quantization; give the FP32"),
-        ("torch.fx.graph_module.reduce_graph_module", "Save the network without fusing or wrapping it"),
+        ("torch.fx.graph_module.reduce_graph_module", "Save the model without fusing or wrapping it"),
     ],
 )
 def test_checkpoints_of_other_projects_are_named(tmp_path, name, problem):

@@ -228,7 +228,7 @@ def test_a_set_may_have_a_test_split_alone(folder, tmp_path):
 
 @pytest.mark.parametrize(
     ("names", "problem"),
-    [(["cat", "owl", "dog"], "in another order: class 1 is 'dog' there and 'owl' in the network"),
+    [(["cat", "owl", "dog"], "in another order: class 1 is 'dog' there and 'owl' in the model"),
      (["cat", "dog"], "model.pt detects 2 classes ['cat', 'dog'], and ")],
 )  # fmt: skip
 def test_other_classes_are_refused(data, names, problem):

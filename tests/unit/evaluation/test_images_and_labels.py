@@ -275,7 +275,7 @@ def test_images_that_cannot_be_used_are_left_out_and_reported(tmp_path):
     batch = collate([dataset[0], dataset[1], dataset[2]])
     assert len(batch) == len(batch.images) == len(batch.letterboxes) == len(batch.labels) == 2
     assert collate([dataset[0]]).images.shape[0] == len(collate([dataset[0]])) == 0
-    with pytest.raises(DataError, match=r"none of 2 images can be used; the first: .*not an image"):
+    with pytest.raises(DataError, match=r"any of 2 images; the first: .*not an image"):
         read_images([str(path) for path in files[:2]], 1)
 
 

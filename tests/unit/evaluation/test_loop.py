@@ -185,9 +185,9 @@ def test_input_plan(square, caplog):
     assert plan(None) == InputPlan((640, 640), 8, 8)
     assert plan(50) == InputPlan((64, 64), 8, 8)
     assert "50 is not a multiple of the stride 32; using 64" in caplog.text
-    with pytest.raises(InputError, match=r"--imgsz 64 was .*, and the network takes images float32 \[any, 3, 96, 96\]"):
+    with pytest.raises(InputError, match=r"--imgsz 64 was .*, and the model takes images float32 \[any, 3, 96, 96\]"):
         plan(64, 96)
-    with pytest.raises(InputError, match="rectangular inference needs a network of dynamic size"):
+    with pytest.raises(InputError, match="rectangular inference needs a model of dynamic size"):
         plan(96, 96, rect=True)
 
 
@@ -242,7 +242,7 @@ def test_batches_follow_the_profile(square, least, most, batch, expected):
 def test_sizes_and_the_profile(square, mixed):
     runner = Profiled(square.model, (1, 64, 96), (8, 64, 96))  # one size is a fixed size
     assert InputPlan.of(runner, None, 8) == InputPlan((64, 96), 8, 8)
-    with pytest.raises(InputError, match="rectangular inference needs a network of dynamic size"):
+    with pytest.raises(InputError, match="rectangular inference needs a model of dynamic size"):
         InputPlan.of(runner, None, 8, rect=True)
     runner = Profiled(square.model, (1, 64, 64), (8, 128, 96))
     assert InputPlan.of(runner, 96, 8).imgsz == (96, 96)
@@ -321,7 +321,7 @@ def test_a_network_with_nms_inside_scores_the_same(square, caplog, change):
     config = replace(CONFIG, **change)
     result = square.evaluate(config, suppressed(square))
     assert numbers(result) == pytest.approx(numbers(square.evaluate(config)), abs=1e-6)
-    text = f"NMS is inside the network (conf_thres 0.001); the loop has conf_thres {config.conf_thres}"
+    text = f"NMS is inside the model (conf_thres 0.001); the loop has conf_thres {config.conf_thres}"
     assert any(message.startswith(text) for message in caplog.messages)
 
 
@@ -359,7 +359,7 @@ def test_a_wrong_class_count_names_both(square, tmp_path):
     content = yaml.safe_load((square.folder / "data.yaml").read_text()) | {"names": ["a", "b", "c", "d"]}
     file = tmp_path / "four.yaml"
     file.write_text(yaml.safe_dump(content))
-    with pytest.raises(InputError, match=r"the network detects 3 classes .*cat.*, and .*four.yaml has 4 .*d"):
+    with pytest.raises(InputError, match=r"the model detects 3 classes .*cat.*, and .*four.yaml has 4 .*d"):
         evaluate(TorchRunner(square.model, "cpu"), load_data(file), CONFIG, progress=False)
     model = KnowingModel(square.samples, ("cat", "dog", "owl", "bat"), 64)
     runner = TorchRunner(model, "cpu")
