@@ -143,7 +143,7 @@ def environment_text(files: Iterable[str | Path] = ()) -> str:
 def _describe_file(file: str | Path) -> str:
     """Size, digest and metadata; of a path its last name only, and no class names, which are nobody's business."""
     from utils.trt.engine_file import ENGINE_SUFFIXES, EngineNote
-    from utils.trt.preflight import OnnxFile
+    from utils.trt.onnx_file import OnnxFile
 
     path = check_file(file, "expected a .onnx, .engine, .plan or .pt")
     lines = [f"{path.name}: {path.stat().st_size:,} bytes, SHA-256 {file_hash(path)}"]
