@@ -184,7 +184,9 @@ def _network_in(path: str | Path, content: Any) -> Any:
             "torch.save({'model': m}, 'new.pt')"
         )
     if isinstance(model, nn.Module):
-        raise CheckpointError(f"{path} holds a {type(model).__name__}, not a YOLOv9 network; {UPSTREAMS}")
+        raise CheckpointError(
+            f"{path} holds a {type(model).__name__}, which lacks the layers of a YOLOv9 network; {UPSTREAMS}"
+        )
     raise CheckpointError(
         f"{path} holds no YOLOv9 network under 'ema' or 'model' (keys: {short_repr(list(content))}); {UPSTREAMS}"
     )
