@@ -24,13 +24,9 @@ LIBRARIES = ("models.quantize", "utils.onnx_graph", "utils.evaluation", "utils.r
 
 
 def with_map(docstring: str) -> str:
-    """Indent the map of files in a docstring, so that Markdown shows it as it stands."""
-    lines = []
-    in_map = False
-    for line in docstring.splitlines():
-        in_map = bool(line.strip()) and (in_map or bool(ENTRY.match(line)))
-        lines.append(f"    {line}" if in_map else line)
-    return "\n".join(lines)
+    """Fence the map of files in a docstring, so that Markdown shows it as it stands."""
+    parts = docstring.rstrip().split("\n\n")
+    return "\n\n".join(f"```text\n{part}\n```" if ENTRY.match(part) else part for part in parts)
 
 
 def expected_pages() -> set[str]:
