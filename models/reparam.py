@@ -1,4 +1,4 @@
-"""From a YOLOv9 network as it is trained, with an auxiliary branch, to the GELAN network that is deployed.
+"""Conversion of a YOLOv9 network as it is trained, with an auxiliary branch, to the GELAN network that is deployed.
 
 Training networks end in a head of two halves: the first reads the auxiliary branch, the second the main branch. The
 deployed network is the main branch, renumbered: layers move as they are, pruned ones too. Which layers these are is
@@ -36,7 +36,11 @@ class Head:
     prototypes: int = 0  # how many of its last inputs are for the prototypes of masks: one for each half, or none
 
     def inputs(self, sources: Sequence[int]) -> list[int]:
-        """Select those of the head's inputs that its second half reads."""
+        """Select those of the head's inputs that its second half reads.
+
+        >>> Head("DDetect", {}).inputs([31, 34, 37, 16, 19, 22])
+        [16, 19, 22]
+        """
         levels = len(sources) - self.prototypes
         main_levels = sources[levels // 2 : levels]
         main_prototypes = sources[levels + self.prototypes // 2 :]

@@ -61,7 +61,7 @@ class QuantizedCheckpoint:
 
     @property
     def origin(self) -> str:
-        """Who trained the FP32 weights, if not upstream, such as 'Ultralytics 8.4.190'."""
+        """Name of the project that trained the FP32 weights, such as 'Ultralytics 8.4.190'; empty for upstream."""
         return str(self.extra.get("origin", ""))
 
     @property
@@ -74,19 +74,15 @@ def save(path: str | Path, checkpoint: QuantizedCheckpoint) -> None:
     """Write a quantized network that `placement.apply` made; the file appears whole or not at all."""
     from models.quantize import __version__
 
-    state = checkpoint.model.state_dict()
-    content: dict[str, Any] = {
-        "format": FORMAT,
-        "format_version": FORMAT_VERSION,
-        "version": __version__,
-        "recipe": checkpoint.recipe.to_dict(),
-        "names": dict(checkpoint.names),
-        "nc": int(checkpoint.nc),
-        "stride": int(checkpoint.stride),
-        "yaml": dict(checkpoint.yaml),
-        "extra": dict(checkpoint.extra),
-    }
+    content: dict[str, Any] = {"format": FORMAT, "format_version": FORMAT_VERSION, "version": __version__}
+    content["recipe"] = checkpoint.recipe.to_dict()
+    content["names"] = dict(checkpoint.names)
+    content["nc"] = int(checkpoint.nc)
+    content["stride"] = int(checkpoint.stride)
+    content["yaml"] = dict(checkpoint.yaml)
+    content["extra"] = dict(checkpoint.extra)
     content[MODULES] = checkpoint.model.fp32_modules
+    state = checkpoint.model.state_dict()
     content[STATE] = {name: value.detach().cpu().clone() for name, value in state.items()}
     save_torch(content, path)
 
@@ -178,7 +174,7 @@ def _restore(path: str | Path, content: Mapping[str, Any], heads: Sequence[str])
 
 
 def kind(path: str | Path) -> Literal["float", "quantized"]:
-    """Whether a file is a quantized checkpoint of this project or (anything that may be) a float one of upstream's.
+    """Tell a quantized checkpoint of this project from a float one of upstream's, which any other file may be.
 
     Raises:
         CheckpointError: the file is missing, or not a PyTorch file.

@@ -32,7 +32,11 @@ def representable(amax: Tensor) -> Tensor:
 
 
 def float16_scale(scale: Tensor) -> Tensor:
-    """The smallest float16 number that is not below a positive scale (float32), as float32."""
+    """The smallest float16 number that is not below a positive scale (float32), as float32.
+
+    >>> [float(float16_scale(torch.tensor(scale))) for scale in (0.5, 0.5001)]  # steps of float16 are 2^-11 there
+    [0.5, 0.50048828125]
+    """
     scale = scale.clamp(max=LARGEST_SCALE)
     half = scale.to(torch.float16)
     is_below = (half.float() < scale).to(torch.int16)
@@ -46,6 +50,9 @@ def fake_quantize(x: Tensor, amax: Tensor) -> Tensor:
     Args:
         x: float tensor; half precision is computed in float32, as TensorRT's scales are.
         amax: scalar, or `[channels, 1, 1, 1]` for a weight.
+
+    >>> fake_quantize(torch.tensor([0.4, -1.3, 2.5, 300.0, -300.0]), torch.tensor(127.0)).tolist()  # the scale is 1
+    [0.0, -1.0, 2.0, 127.0, -128.0]
     """
     scale = amax / INT8.max
     if x.dtype != torch.float32:
@@ -176,7 +183,7 @@ class TensorQuantizer(nn.Module):
         return fake_quantize(x, self._amax)
 
     def can_fuse_silu(self, x: Tensor) -> bool:
-        """Whether `after_silu` may stand for SiLU of `x` and then this quantizer.
+        """Return whether `after_silu` may stand for SiLU of `x` and then this quantizer.
 
         In training on a GPU it may, unless a hook reads the tensor between the two, which then is never computed.
         """

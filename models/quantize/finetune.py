@@ -117,6 +117,9 @@ def learning_rate(step: int, steps: int, highest: float) -> float:
     """The rate of a step, counted from 0: linear warm-up over 5 % of the steps, then half a cosine down to zero.
 
     Loshchilov and Hutter, "SGDR", ICLR 2017.
+
+    >>> [round(learning_rate(step, 40, 1.0), 2) for step in (0, 1, 2, 20, 39)]
+    [0.5, 1.0, 1.0, 0.52, 0.0]
     """
     warm = max(1, round(WARM_UP * steps))
     if step < warm:
@@ -249,7 +252,7 @@ class Finetuner:
         return EpochResult(loss=_finite(total) / count, iterations=count, seconds=time.perf_counter() - start)
 
     def _is_finite(self) -> bool:
-        """Whether the ranges and all parameters are finite."""
+        """Return whether the ranges and all parameters are finite."""
         weights_are_finite = all(bool(parameter.isfinite().all()) for parameter in self._parameters)
         return weights_are_finite and self.ranges.is_finite()
 
@@ -386,7 +389,7 @@ class LearnedRanges(nn.Module):
             quantizer.set_amax(amax)
 
     def is_finite(self) -> bool:
-        """Whether `settle` can give the quantizers these ranges."""
+        """Return whether `settle` can give the quantizers these ranges."""
         return bool(self._amax(self.log_amax.detach()).isfinite().all())
 
     @staticmethod

@@ -42,7 +42,7 @@ def export_mode() -> Iterator[None]:
 
 
 def exporting() -> bool:
-    """Whether torch's exporter is tracing the network.
+    """Return whether torch's exporter is tracing the network.
 
     Then redundant points quantize too, so that the graph holds every Q/DQ pair, and operations are written in the form
     that suits a graph.
@@ -94,7 +94,7 @@ class Step:
 
     @property
     def is_operation(self) -> bool:
-        """Whether an operation is called, not a submodule."""
+        """Return whether an operation is called, not a submodule."""
         return self.call in OPS
 
     def arguments(self, values: dict[str, Any], module: Any) -> list[Any]:
@@ -158,7 +158,7 @@ class Value:
 
     @property
     def is_image(self) -> bool:
-        """Whether nothing in the network computes it."""
+        """Return whether nothing in the network computes it."""
         return not self.owner
 
 

@@ -25,7 +25,7 @@ BLOCKS = (256, 1024, 4096)  # elements that one program computes
 
 
 def usable(x: Tensor) -> bool:
-    """Whether the kernels can compute on this tensor: on CUDA with Triton, or where Triton only interprets."""
+    """Return whether the kernels can compute on this tensor: on CUDA with Triton, or where Triton only interprets."""
     if x.dtype not in TYPES:
         return False
     if x.is_cuda:
@@ -51,7 +51,7 @@ def _compiles(device: torch.device) -> bool:
 
 
 def fused_fake_quantize(x: Tensor, scale: Tensor, dtype: torch.dtype, *, silu: bool = False) -> Tensor:
-    """As `fake_quantize.trained_fake_quantize`; the result has this type, and is contiguous.
+    """Compute `fake_quantize.trained_fake_quantize`; the result has this type, and is contiguous.
 
     With `silu` comes SiLU first, computed in float32; backward computes it again, so that it is not kept.
     """

@@ -1,4 +1,4 @@
-"""Where quantizers go: `plan(model, recipe)` decides, `apply(model, plan)` replaces modules, `describe(plan)` explains.
+"""Placement of quantizers: `plan(model, recipe)` decides, `apply(model, plan)` replaces modules, `describe` explains.
 
 The network is read once with symbols instead of tensors, along the statements of `rules.py`, into a list of operations
 in order. A convolution in INT8 asks for its input; going backwards, operations pass that on (rules.py says how), and
@@ -283,7 +283,7 @@ def _why_float(model: Any, graph: Graph, path: str, recipe: Recipe) -> str | Non
 
 
 def _is_conv_block(module: nn.Module) -> bool:
-    """Whether a module is upstream's fused convolution with activation."""
+    """Return whether a module is upstream's fused convolution with activation."""
     rule = rules.find(module)
     return rule is not None and rule.kind == "conv" and not isinstance(module, nn.Conv2d)
 
@@ -368,7 +368,7 @@ def scale_key(name: str) -> str:
 
 
 def matches(pattern: str, path: str) -> bool:
-    """Whether a pattern of a recipe's `float` names the convolution whose weight lies at `path`.
+    """Return whether a pattern of a recipe's `float` names the convolution whose weight lies at `path`.
 
     A convolution has two paths: its own, and that of upstream's Conv around it. A pattern that matches either names it.
 

@@ -108,7 +108,7 @@ class Finetune(StrictModel):
     held_out: Images = Field(
         default=200,
         description="training images, at most, that are held out of calibration and QAT to choose method and state: a "
-        "tenth of the split, at least 100; none of fewer than 200",
+        "tenth of the split, at least 100; none if there are fewer than 200",
     )
     grad_clip: Factor = Field(default=10.0, description="largest norm of the gradient")
 
@@ -147,8 +147,11 @@ class Recipe(StrictModel):
     def from_dict(cls, content: Any, source: str | Path = "the recipe") -> Recipe:
         """Build a recipe from a mapping that `source` holds; missing keys keep their default.
 
+        >>> Recipe.from_dict({"calibration": {"percentile": 99.99}}).calibration.method  # a percentile names the method
+        'percentile'
+
         Raises:
-            RecipeError: it is no mapping, or holds an unknown key or a value that the entry may not hold.
+            RecipeError: it is not a mapping, or holds an unknown key or a value that the entry may not hold.
         """
         content = _without_keys_of_1_0(content, only_neutral=True)
         return validate(cls, content, source, RecipeError)
@@ -157,7 +160,7 @@ class Recipe(StrictModel):
     def from_stored(cls, content: Any) -> Recipe:
         """Build the recipe that a checkpoint or a run holds, which may be one of 1.0.
 
-        What only 1.0 could do is left out, since it says how the ranges and weights were found.
+        Settings that only 1.0 had are left out: they tell how ranges and weights were found, which the file holds.
 
         Raises:
             RecipeError: see `from_dict`.
@@ -202,7 +205,7 @@ class Recipe(StrictModel):
 
 
 def _without_keys_of_1_0(content: Any, *, only_neutral: bool) -> Any:
-    """A copy of a recipe's content without the keys of `OF_1_0`, or without those that ask for nothing."""
+    """Copy a recipe's content without the keys of `OF_1_0`, or only without those that have the neutral value."""
     if not isinstance(content, Mapping):
         return content
     result = dict(content)

@@ -29,8 +29,9 @@ from utils.serving.options import ServingOptions
 from utils.serving.runner import TritonRunner
 from utils.trt import tensorrt_api
 from utils.trt.build import build
+from utils.trt.build_options import BuildConfig
 from utils.trt.engine_file import EngineNote
-from utils.trt.preflight import BuildConfig, OnnxFile
+from utils.trt.onnx_file import OnnxFile
 from utils.trt.runner import TensorRTRunner
 
 

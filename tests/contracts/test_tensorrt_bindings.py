@@ -17,7 +17,9 @@ from real_tensorrt import BINDINGS, record, signatures, surface
 from tensorrt_stand_in import GPU
 
 from utils.core.errors import InputError
-from utils.trt.preflight import BuildConfig, OnnxFile, check_target, decide
+from utils.trt.build_options import BuildConfig
+from utils.trt.onnx_file import OnnxFile
+from utils.trt.preflight import check_target, decide
 from utils.trt.tensorrt_api import MODULES, Api, load_tensorrt
 
 ROOT = Path(__file__).resolve().parents[2]

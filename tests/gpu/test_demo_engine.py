@@ -17,8 +17,8 @@ from utils.onnx_graph.view import metadata_of, set_metadata
 from utils.runners.base import as_feed
 from utils.trt import tensorrt_api, timing
 from utils.trt.build import build
+from utils.trt.build_options import BuildConfig
 from utils.trt.layers import layers_of, report_lines, summarize
-from utils.trt.preflight import BuildConfig
 from utils.trt.runner import Execution, TensorRTRunner
 
 FORMS = {"float": FLOATS, "uint8": InputSpec("uint8"), "uint8-nhwc": InputSpec("uint8", "nhwc")}

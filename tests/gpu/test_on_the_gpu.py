@@ -18,7 +18,7 @@ from utils.evaluation.metrics import EvalStatistics
 from utils.evaluation.nms import non_max_suppression
 from utils.jobs.open import open_runner
 from utils.trt.build import build
-from utils.trt.preflight import BuildConfig
+from utils.trt.build_options import BuildConfig
 
 
 @pytest.mark.parametrize(("conf", "iou", "max_det"), [(0.001, 0.7, 300), (0.25, 0.45, 100), (0.001, 0.3, 20)])

@@ -193,7 +193,7 @@ WEIGHT = "model.0.conv.weight"
     [
         (lambda model: setattr(model, "names", ["a"]), "names of 1 class, from 0 on, and its head finds 10"),
         (lambda model: setattr(model, "names", {1 + key: "a" for key in range(10)}), "the first for class 0"),
-        (lambda model: setattr(model, "model", nn.Sequential()), "holds no YOLOv9 network"),
+        (lambda model: setattr(model, "model", nn.Sequential()), "lacks the layers of a YOLOv9 network"),
         (lambda model: model.model.__delitem__(-1), "ends in Concat"),
         (lambda model: setattr(model.model[2], "f", 7), "does not compute"),
         (lambda model: setattr(model, "yaml", 5), "the model description is a int"),

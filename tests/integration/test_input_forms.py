@@ -28,7 +28,7 @@ from utils.runners.base import as_feed
 from utils.runners.onnxrt import OnnxRuntimeRunner
 from utils.trt import tensorrt_api
 from utils.trt.build import build
-from utils.trt.preflight import BuildConfig
+from utils.trt.build_options import BuildConfig
 
 FORMS = {"float": [], "uint8": ["--input", "uint8"], "nhwc": ["--input", "uint8", "--input-layout", "nhwc"]}
 

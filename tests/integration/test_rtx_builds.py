@@ -23,8 +23,8 @@ from utils.onnx_graph.export_config import ExportConfig
 from utils.onnx_graph.output_formats import NmsSettings
 from utils.trt import tensorrt_api
 from utils.trt.build import build
+from utils.trt.build_options import BuildConfig
 from utils.trt.engine_file import EngineNote
-from utils.trt.preflight import BuildConfig
 
 SIDE = 64
 # yolov9-* become these when deployed; each is built in one way, since exporting and building take ten seconds. Other

@@ -18,7 +18,7 @@ from utils.onnx_graph.output_formats import OutputFormat, plain
 from utils.onnx_graph.passes.take_bytes import take_bytes
 from utils.onnx_graph.view import set_metadata
 from utils.trt.engine_file import EngineNote
-from utils.trt.preflight import OnnxFile
+from utils.trt.onnx_file import OnnxFile
 
 HEIGHT, WIDTH, CELL = 64, 96, 8
 NAMES = ("cat", 'a "dog"\\', "uhu ü")

@@ -33,7 +33,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, version: str = "8.6.0") -> Api:
 def build_engine(folder: Path, shape: Sequence[int | str] = (2, 3, 4, 8), file: Any = None, **changes: Any) -> Path:
     """An engine of the network in `one_conv`, of a shape and with options of `write_onnx`, beside its file `a.onnx`."""
     from utils.trt.build import build
-    from utils.trt.preflight import BuildConfig
+    from utils.trt.build_options import BuildConfig
 
     folder.mkdir(exist_ok=True)
     write_onnx(folder / "a.onnx", shape, **file or {})

@@ -204,7 +204,11 @@ class RunFolderOptions(Options):
 
 
 def image_size(text: str) -> int | tuple[int, int]:
-    """A side, or height and width: '640' → 640, '384x640' → (384, 640)."""
+    """A side, or height and width.
+
+    >>> image_size("640"), image_size("384x640")
+    (640, (384, 640))
+    """
     height, _, width = text.lower().partition("x")
     if not width:
         return int(text)
@@ -215,7 +219,11 @@ image_size.__name__ = "image size"  # argparse says: invalid image size value: '
 
 
 def size_text(size: int | Sequence[int]) -> str:
-    """The inverse of `image_size`: 640 or (640, 640) → '640', (384, 640) → '384x640'."""
+    """A size as `image_size` reads it.
+
+    >>> size_text(640), size_text((640, 640)), size_text((384, 640))
+    ('640', '640', '384x640')
+    """
     height, width = height_width(size)
     return f"{height}" if height == width else f"{height}x{width}"
 

@@ -9,12 +9,20 @@ from typing import Any
 
 
 def printable(text: str) -> str:
-    r"""A text for the terminal: control characters, which a name in somebody's file may hold, are shown as \x1b."""
+    r"""A text for the terminal: characters that would steer it, as in a name of somebody's file, are shown as \x1b.
+
+    >>> print(printable("a\x1b[2Jb"))
+    a\x1b[2Jb
+    """
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
 def plural(count: int, noun: str) -> str:
-    """A count and its noun: '1 image', '0 classes', '2 batches', '2 copies', '1500 steps'."""
+    """A count and its noun.
+
+    >>> plural(1, "image"), plural(0, "class"), plural(2, "batch"), plural(3, "epoch"), plural(2, "copy")
+    ('1 image', '0 classes', '2 batches', '3 epochs', '2 copies')
+    """
     if count == 1:
         return f"{count} {noun}"
     ending = "es" if re.search("(s|x|[^o]ch|sh)$", noun) else "s"  # epochs, but batches
@@ -23,7 +31,13 @@ def plural(count: int, noun: str) -> str:
 
 
 def short_repr(value: Any) -> str:
-    """A value in a few words on one line, whatever it is: very long, nested, or holding itself."""
+    """A value in a few words on one line, whatever it is: very long, nested, or holding itself.
+
+    >>> short_repr(list(range(100)))
+    '[0, 1, 2, 3, ...]'
+    >>> short_repr(memoryview(b"a b"))[:8]
+    '<memory '
+    """
     is_tensor = hasattr(value, "dtype") and hasattr(value, "shape")
     if is_tensor:
         dtype = str(value.dtype).removeprefix("torch.")
@@ -48,7 +62,14 @@ def aligned(
     gap: str = "  ",
     rule: bool = False,
 ) -> list[str]:
-    """Lines of text, the titles first; texts of columns in `left` stand at the left, and `rule` underlines titles."""
+    r"""Lines of text, the titles first; texts of columns in `left` stand at the left, and `rule` underlines titles.
+
+    >>> print(*aligned(["model", "ms"], [["FP16", "1.07"], ["INT8", "0.8"]], ["model"], rule=True), sep="\n")
+    model    ms
+    -----  ----
+    FP16   1.07
+    INT8    0.8
+    """
     table = [tuple(titles), *map(tuple, rows)]
     widths = [max(map(len, texts)) for texts in zip(*table, strict=True)]
     if rule:
@@ -63,7 +84,13 @@ def aligned(
 
 
 def markdown_table(titles: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[str] = ()) -> list[str]:
-    """Lines of a Markdown table; characters of Markdown's markup are escaped, but for texts in backquotes."""
+    r"""Lines of a Markdown table; characters of markup are escaped, but for texts in backquotes.
+
+    >>> print(*markdown_table(["file", "AP"], [["`a_b.onnx`", "0.5*"]], ["file"]), sep="\n")
+    | file | AP |
+    | --- | ---: |
+    | `a_b.onnx` | 0.5\* |
+    """
     rule = ["---" if title in left else "---:" for title in titles]
     lines = [[*titles], rule]
     for row in rows:

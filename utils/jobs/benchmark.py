@@ -28,8 +28,10 @@ from utils.runners.onnxrt import OnnxRuntimeRunner
 from utils.runners.openvino import Precision
 from utils.trt import benchmark
 from utils.trt.benchmark import FAILURES, ONNX_RUNTIME, OPENVINO, TENSORRT, BenchmarkRow, Candidate, Entry, one_line
+from utils.trt.build_options import BuildConfig
 from utils.trt.engine_file import EngineNote
-from utils.trt.preflight import BuildConfig, OnnxFile, profile_shapes
+from utils.trt.onnx_file import OnnxFile
+from utils.trt.preflight import profile_shapes
 from utils.trt.tensorrt_api import Api
 from utils.trt.timing import TimingConfig, random_input
 

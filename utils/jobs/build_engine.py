@@ -12,8 +12,8 @@ from utils.core.errors import InputError
 from utils.core.files import check_file, refuse_overwrite
 from utils.core.options import IMAGE_SIZE_FLAGS, BatchSize, Field, ImageSize, image_size, option
 from utils.jobs.open import need, need_tensorrt
+from utils.trt.build_options import BuildOptions, profile_ranges
 from utils.trt.engine_file import ENGINE_SUFFIXES
-from utils.trt.preflight import BuildOptions, profile_ranges
 
 if TYPE_CHECKING:
     import torch

@@ -173,7 +173,7 @@ def observed(graph: ModelProto, task: Task, classes: int) -> Callable[[np.ndarra
 
 
 def same_rows(rows: Tensor, predicted: Prediction) -> bool:
-    """Whether DeepStream's rows `[B, anchors, 6]` are the predictions."""
+    """Return whether DeepStream's rows `[B, anchors, 6]` are the predictions."""
     boxes = torchvision.ops.box_convert(predicted.boxes.mT, "cxcywh", "xyxy")
     scores = predicted.scores.mT
     best = scores.amax(2)

@@ -25,7 +25,7 @@ from utils.onnx_graph.export import trace
 from utils.onnx_graph.export_config import ExportConfig
 from utils.onnx_graph.passes import run_passes
 from utils.trt.benchmark import BenchmarkRow, Entry, verdicts
-from utils.trt.preflight import BuildConfig
+from utils.trt.build_options import BuildConfig
 from utils.trt.timing import TimingConfig
 from utils.upstream.checkout import CHECKOUT
 

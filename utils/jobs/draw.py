@@ -71,19 +71,19 @@ def show(
     artist: Artist, sources: Sequence[str], folder: Path, *, texts: bool = False, scores: bool = False,
     draw: bool = True, progress: bool = True,
 ) -> list[Path]:  # fmt: skip
-    """Draw detections on files and streams; Ctrl-C ends it, and what is written until then is whole.
+    """Draw detections on files and streams; Ctrl-C ends it, and files that are written until then are whole.
 
     Reading, detection, drawing and encoding overlap; order is that of `sources`.
 
     Args:
         texts, scores: write `labels/`, too, as upstream's detect.py does; see `coco.TextWriter`.
-        draw: otherwise no drawing is made, and `texts` are all that is written.
+        draw: make drawings; without them `texts` alone are written.
 
     Returns:
         The drawing of each source that could be read.
 
     Raises:
-        InputError: what is read would be written over.
+        InputError: a source would be overwritten.
         DataError: no source can be decoded.
     """
     show = Show(artist, sources, folder, texts, scores, draw, progress)
@@ -96,10 +96,11 @@ def show(
                 show.video(path, target)
     finally:
         show.report()
-    if not show.done:
-        several = f"none of {len(sources)} files can be read; the first: " if len(sources) > 1 else ""
-        raise DataError(f"{several}{show.unread[0]}")
-    return show.done
+    if show.done:
+        return show.done
+    if len(sources) == 1:
+        raise DataError(show.unread[0])
+    raise DataError(f"cannot read any of {len(sources)} sources; the first: {show.unread[0]}")
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ class Detected(NamedTuple):
 
 
 class VideoForm(NamedTuple):
-    """What a video is: (width, height) in pixels, frames a second, and how many it says that it has, or 0."""
+    """Description of a video: (width, height) in pixels, frames a second, and its number of frames, or 0."""
 
     size: tuple[int, int]
     rate: float
@@ -143,7 +144,9 @@ class Show:
     lie between two of them.
 
     Attributes:
-        targets, done, unread: drawings to be made, those that were, and why others were not, a line each.
+        targets: drawings to be made.
+        done: drawings that were made.
+        unread: reasons why the others were not, a line each.
     """
 
     def __init__(
@@ -153,10 +156,14 @@ class Show:
         """See `show`."""
         self.targets = [folder / name for name in target_names(sources)]
         refuse_overwrite(self.targets if draw else [], sources, "choose another --name or --project")
-        self.done, self.unread = list[Path](), list[str]()
-        self._artist, self._draw, self._progress = artist, draw, progress
+        self.done: list[Path] = []
+        self.unread: list[str] = []
+        self._artist = artist
+        self._draw = draw
+        self._progress = progress
         self._texts = TextWriter(folder / "labels", scores, sources) if texts else None
-        self._counts, self._images = Counter[str](), 0
+        self._counts = Counter[str]()  # objects of each class in the current source
+        self._images = 0
         self._began: float | None = None  # when the network was warm
         self._seconds: dict[str, float] = defaultdict(float)  # of each stage, which one thread writes
 
@@ -170,12 +177,17 @@ class Show:
                     self.unread.append(frame)
 
     def _read_images(self, pairs: Iterable[tuple[str, Path]]) -> Iterator[Frame | str]:
-        """The images, or why one cannot be read."""
+        """Yield each image, or the reason why it cannot be read."""
         for path, target in pairs:
             with self._timed("read"):
                 image = decode_source(path)
                 frame = None if image is None else Frame(path, target, 0, image, self._artist.batch_of(image))
-            yield frame or f"{shown(path)} cannot be {'opened as an image' if '://' in path else 'decoded'}"
+            if frame is not None:
+                yield frame
+            elif "://" in path:
+                yield f"{shown(path)} cannot be opened as an image"
+            else:
+                yield f"{shown(path)} cannot be decoded"
 
     def _detect(self, frame: Frame) -> Detected:
         if self._began is None:
@@ -194,7 +206,7 @@ class Show:
         self._finish(detected.frame.path, target)
 
     def _drawn(self, detected: Detected) -> np.ndarray | None:
-        """The drawing, if there is to be one; writes texts."""
+        """Count the objects of a frame, write its texts, and draw; None if nothing is drawn."""
         frame, rows, masks = detected
         self._images += 1
         self._counts.update(name_of(row[5], self._artist.names) for row in rows)
@@ -207,12 +219,14 @@ class Show:
             return self._artist.paint(frame.image, rows, masks)
 
     def _finish(self, path: str, target: Path, text: str = "") -> None:
-        """Say what there is in a source."""
+        """Log the objects in a source, and `text`."""
         self.done.append(target)
-        source = "" if target.stem == Path(path).stem else f" ({shown(path)})"
-        name = f"{target}{source}" if self._draw else shown(path)
-        classes = ", ".join(f"{name}: {number}" for name, number in self._counts.most_common())
-        objects = f"{plural(self._counts.total(), 'object')}{f' ({classes})' if classes else ''}"
+        name = shown(path)
+        if self._draw:
+            name = str(target) if target.stem == Path(path).stem else f"{target} ({name})"
+        objects = plural(self._counts.total(), "object")
+        if self._counts:
+            objects += f" ({', '.join(f'{label}: {number}' for label, number in self._counts.most_common())})"
         logger.info("%s: %s%s", name, objects, text)
         self._counts.clear()
 
@@ -233,7 +247,7 @@ class Show:
             self._counts.clear()
             self.unread.append(str(error))
             return
-        text = f" in {seen}{f' of {form.total}' if seen < form.total else ''} frames"
+        text = f" in {seen} of {form.total} frames" if seen < form.total else f" in {seen} frames"
         if stopped:
             text += ", interrupted"
         elif is_stream(path) and seen != form.total:
@@ -243,12 +257,9 @@ class Show:
             raise stopped
 
     def _read_video(self, path: str, target: Path) -> Iterator[Any]:
-        """The `VideoForm` of a video, then each `Frame`."""
+        """Yield the `VideoForm` of a video, then each `Frame`."""
         with open_video(path) as video:
-            size = int(video.get(cv2.CAP_PROP_FRAME_WIDTH)), int(video.get(cv2.CAP_PROP_FRAME_HEIGHT))
-            rate, total = video.get(cv2.CAP_PROP_FPS), max(int(video.get(cv2.CAP_PROP_FRAME_COUNT)), 0)
-            rate = round(rate, 2) if 0.01 < rate < 655 else 25.0  # MPEG-4 holds a ratio of numbers up to 65,535
-            yield VideoForm(size, rate, total)
+            yield form_of(video)
             images = frames(video)
             for number in count(1):
                 with self._timed("read"):
@@ -260,7 +271,7 @@ class Show:
 
     @contextmanager
     def _encoder(self, target: Path, form: VideoForm) -> Iterator[Callable[[np.ndarray], None]]:
-        """What takes the drawn frames; nothing is opened where nothing is drawn."""
+        """Give a function that takes drawn frames; nothing is opened if nothing is drawn."""
         if not self._draw:
             yield lambda _: None
             return
@@ -305,10 +316,11 @@ class Show:
         return None
 
     def report(self) -> None:
-        """Say how many sources were read, how fast, and how long each stage took."""
+        """Log how many sources were read, how fast, and how long each stage took."""
         if not self.done or self._began is None:
             return
-        wall, images = time.perf_counter() - self._began, self._images
+        wall = time.perf_counter() - self._began
+        images = self._images
         verb = "drawn" if self._draw else "read"
         logger.info(
             "%d of %d files %s: %s in %.1f s", len(self.done), len(self.targets), verb, plural(images, "image"), wall
@@ -335,8 +347,17 @@ class Show:
             self._seconds[stage] += time.perf_counter() - began
 
 
+def form_of(video: cv2.VideoCapture) -> VideoForm:
+    """Read the form of an opened video; 25 frames a second if its own rate cannot be written."""
+    size = (int(video.get(cv2.CAP_PROP_FRAME_WIDTH)), int(video.get(cv2.CAP_PROP_FRAME_HEIGHT)))
+    rate = video.get(cv2.CAP_PROP_FPS)
+    total = max(int(video.get(cv2.CAP_PROP_FRAME_COUNT)), 0)
+    is_writable = 0.01 < rate < 655  # MPEG-4 holds a ratio of numbers up to 65,535
+    return VideoForm(size, round(rate, 2) if is_writable else 25.0, total)
+
+
 def frames_in(path: Path) -> int:
-    """How many frames a video says that it has; 0 if it cannot be opened."""
+    """Count the frames of a video by its header; 0 if it cannot be opened."""
     with suppress(DataError), open_video(str(path)) as video:
         return int(video.get(cv2.CAP_PROP_FRAME_COUNT))
     return 0
@@ -350,8 +371,9 @@ class Ahead(Generic[Item]):
     """
 
     def __init__(self, items: Iterator[Item], depth: int) -> None:
-        """Begin to make `items`, at most `depth` ahead of what was taken."""
-        self._items, self._stopped = items, False
+        """Start the thread; it makes at most `depth` items ahead of those that were taken."""
+        self._items = items
+        self._stopped = False
         self._made: SimpleQueue[tuple[Item, BaseException | None]] = SimpleQueue()
         self._places = _tokens(depth)
         self._thread = threading.Thread(target=self._run, name="ahead", daemon=True)
@@ -398,14 +420,14 @@ class Ahead(Generic[Item]):
 
 
 class Behind(Generic[Item]):
-    """Does work on items in a thread, one after the other.
+    """A thread that works on items, one after the other.
 
     At the end of the `with` block, also of one that an error or a signal ends, what was put is worked on first. After
     an error of the work nothing more is worked on; `put` raises it, or the end of the block.
     """
 
     def __init__(self, work: Callable[[Item], object], depth: int) -> None:
-        """Wait for items to `work` on, of which at most `depth` lie ready."""
+        """Start the thread; at most `depth` items wait to be worked on."""
         self._work = work
         self.error: BaseException | None = None
         self._items: SimpleQueue[Item] = SimpleQueue()
@@ -433,7 +455,10 @@ class Behind(Generic[Item]):
             raise self.error
 
     def _run(self) -> None:
-        while (item := self._items.get()) is not END:
+        while True:
+            item = self._items.get()
+            if item is END:
+                return
             if self.error is None:
                 self._do(item)
             self._places.put(None)
@@ -446,7 +471,7 @@ class Behind(Generic[Item]):
 
 
 def _tokens(count: int) -> SimpleQueue[None]:
-    """A queue that can be taken from `count` times before somebody puts something back."""
+    """Make a queue of `count` tokens: a thread takes one before it hands an item over, and another puts it back."""
     tokens: SimpleQueue[None] = SimpleQueue()
     for _ in range(count):
         tokens.put(None)

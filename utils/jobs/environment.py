@@ -63,7 +63,7 @@ def metadata_of_file(path: Path) -> Mapping[str, Any]:
     from utils.trt.engine_file import ENGINE_SUFFIXES, EngineNote
 
     if path.suffix == ".onnx":
-        from utils.trt.preflight import OnnxFile
+        from utils.trt.onnx_file import OnnxFile
 
         model = OnnxFile.read(path)
         inputs = ", ".join(map(str, model.inputs))

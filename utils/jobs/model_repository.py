@@ -32,8 +32,10 @@ from utils.runners.base import TensorSpec
 from utils.serving import nms_model
 from utils.serving.config import ENSEMBLE, LABELS, ONNX, PLAN, PYTHON, ServedFile, class_names, data_type, model_configs
 from utils.serving.options import ServingOptions
+from utils.trt.build_options import BuildConfig, profile_ranges
 from utils.trt.engine_file import ENGINE_SUFFIXES, EngineNote
-from utils.trt.preflight import BuildConfig, OnnxFile, profile_ranges, profile_shapes
+from utils.trt.onnx_file import OnnxFile
+from utils.trt.preflight import profile_shapes
 
 logger = logging.getLogger(__name__)
 
@@ -270,7 +272,7 @@ def _with_batch(config: ModelConfig, dims: Sequence[int]) -> list[int]:
 
 
 def _fits(sizes: Sequence[int], spec: TensorSpec) -> bool:
-    """Whether a file takes or gives tensors of these sizes; -1 is any size."""
+    """Return whether a file takes or gives tensors of these sizes; -1 is any size."""
     if len(sizes) != len(spec.shape):
         return False
     return all(own in (None, size) for size, own in zip(sizes, spec.shape, strict=True))

@@ -58,7 +58,7 @@ def _times(runner: OpenVinoRunner, feed: dict[str, Tensor]) -> dict[str, float]:
 
 
 def _was_executed(entry: Any) -> bool:
-    """Whether a layer was executed by itself, and not merged into another one."""
+    """Return whether a layer was executed by itself, and not merged into another one."""
     return str(entry.status).endswith("EXECUTED")
 
 

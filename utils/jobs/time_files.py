@@ -27,7 +27,7 @@ from utils.core.options import (
 from utils.core.run_folder import new_run
 from utils.core.text import aligned
 from utils.jobs.open import need, need_tensorrt
-from utils.trt.preflight import BUILD_OPTIONS, BuildOptions
+from utils.trt.build_options import BUILD_OPTIONS, BuildOptions
 
 if TYPE_CHECKING:
     import torch

@@ -31,7 +31,11 @@ def outline_of(inside: np.ndarray, left: int = 0, top: int = 0) -> tuple[str, ..
     """A mask (bool or uint8 `[h, w]`) as polygons through the middles of its outermost pixels: outer edges, and holes.
 
     Filled together by the even-odd rule, their own pixels included, as `cv2.fillPoly` does, they are the mask. Their
-    form is that of SVG's attribute `points`: "12,30 14,30 14,33"; `left` and `top` are the mask's place in the image.
+    form is that of SVG's attribute `points`; `left` and `top` are the mask's place in the image.
+
+    >>> import numpy as np
+    >>> outline_of(np.ones((2, 3), bool), left=10, top=5)
+    ('10,5 10,6 12,6 12,5',)
     """
     import cv2
     import numpy as np

@@ -58,7 +58,7 @@ class TensorSpec:
         return f"{self.name} {self.dtype} [{', '.join(sizes)}]"
 
     def accepts(self, shape: Sequence[int]) -> bool:
-        """Whether a tensor of this shape fits."""
+        """Return whether a tensor of this shape fits."""
         if len(shape) != len(self.shape):
             return False
         return all(expected in (None, size) for expected, size in zip(self.shape, shape, strict=True))

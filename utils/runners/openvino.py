@@ -153,7 +153,7 @@ PROBE = (
 
 @lru_cache
 def multiplies_exactly(device: str) -> bool:
-    """Whether sums of INT8 products are exact on a device; without VNNI an x86 CPU adds two products in 16 bits.
+    """Return whether sums of INT8 products are exact on a device; without VNNI an x86 CPU adds two products in 16 bits.
 
     A small convolution with the largest values is tried on the device.
     """

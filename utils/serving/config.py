@@ -72,7 +72,7 @@ class ServedFile:
 
     @property
     def is_pending(self) -> bool:
-        """Whether `path` is an ONNX file from which the engine has still to be built."""
+        """Return whether `path` is an ONNX file from which the engine has still to be built."""
         return self.platform == PLAN and self.path.suffix.lower() == ".onnx"
 
     @property
@@ -82,7 +82,7 @@ class ServedFile:
 
     @property
     def is_batched(self) -> bool:
-        """Whether the batch size is dynamic, so that a server can put requests together."""
+        """Return whether the batch size is dynamic, so that a server can put requests together."""
         return all(spec.shape and spec.shape[0] is None for spec in (*self.inputs, *self.outputs))
 
     def check(self) -> None:

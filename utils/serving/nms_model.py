@@ -57,7 +57,7 @@ def suppressed(raw: np.ndarray, settings: Settings) -> np.ndarray:
 
     A box counts once for each class whose score suffices. Boxes that are not finite are left out.
     """
-    rows = candidates(raw, settings.conf_thres)
+    rows = _candidates(raw, settings.conf_thres)
     boxes = rows[:, :4]
     if not settings.class_agnostic:
         boxes = boxes + rows[:, 5:6] * CLASS_OFFSET
@@ -65,7 +65,7 @@ def suppressed(raw: np.ndarray, settings: Settings) -> np.ndarray:
     return detections
 
 
-def candidates(raw: np.ndarray, conf_thres: float) -> np.ndarray:
+def _candidates(raw: np.ndarray, conf_thres: float) -> np.ndarray:
     """Rows `[n, 6]` of xyxy, score and class with scores above the threshold, best first."""
     scores = raw[4:].T
     anchors, label = np.nonzero(scores > np.float32(conf_thres))

@@ -16,7 +16,7 @@ ModelName = Annotated[str, Field(pattern="^[A-Za-z0-9][A-Za-z0-9._-]*$")]  # a f
 
 
 class ServingOptions(Options):
-    """What is served, and how; None where the file decides."""
+    """Options of a model repository; None means that the file decides."""
 
     file: Path | None = option(None, ".onnx, .engine or .plan", positional=True, nargs="?", metavar="FILE")
     check: Path | None = option(None, "check a model repository instead of writing one", metavar="FOLDER")

@@ -14,9 +14,10 @@ import torch
 from utils.core.errors import InputError, QatError
 from utils.core.output_form import OutputForm
 from utils.trt import tensorrt_api
+from utils.trt.build_options import BuildConfig
 from utils.trt.engine_file import ENGINE_SUFFIXES, is_current
 from utils.trt.layers import advice, layers_of, summarize
-from utils.trt.preflight import BuildConfig, OnnxFile
+from utils.trt.onnx_file import OnnxFile
 from utils.trt.runner import Execution
 from utils.trt.tensorrt_api import Api
 from utils.trt.timing import Figures, TimingConfig, time_interleaved
@@ -38,7 +39,7 @@ def one_line(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class Entry:
-    """A file that takes part: an ONNX file, of which engines are built, or an engine."""
+    """A file that takes part: an ONNX file, from which engines are built, or an engine."""
 
     file: Path
     baseline: bool = False  # others are compared with it
@@ -53,7 +54,7 @@ class Entry:
 
     @property
     def is_engine(self) -> bool:
-        """Whether the file is an engine, by its suffix."""
+        """Return whether the file is an engine, by its suffix."""
         return self.file.suffix.lower() in ENGINE_SUFFIXES
 
 
@@ -306,7 +307,7 @@ def _verdict(int8: Sequence[BenchmarkRow], float_rows: Sequence[BenchmarkRow]) -
 
 
 def _recommendation(batches: Sequence[int], faster: Sequence[int], precision: str) -> str:
-    """The precision to use at these batch sizes, of which INT8 is faster at `faster`, in words."""
+    """The precision to use at these batch sizes, in words; INT8 is faster at those in `faster`."""
     if not faster:
         return f"use {precision}"
     if faster == batches:

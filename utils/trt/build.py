@@ -12,6 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,10 @@ from utils.core.errors import InputError, QatError
 from utils.core.files import atomic_path, check_writable, file_hash, read_onnx
 from utils.core.weights import onnx_weight_bytes
 from utils.trt import tensorrt_api
+from utils.trt.build_options import BuildConfig
 from utils.trt.engine_file import EngineNote
-from utils.trt.preflight import BuildConfig, Decision, OnnxFile, decide
+from utils.trt.onnx_file import OnnxFile
+from utils.trt.preflight import Decision, decide
 from utils.trt.tensorrt_api import Api, Gpu
 
 logger = logging.getLogger(__name__)
@@ -31,7 +34,7 @@ logger = logging.getLogger(__name__)
 # one ten seconds to load again.
 _BUILDERS: dict[str, Any] = {}
 
-# Operators whose results are no floats, and the indices of those of others
+# Operators whose results are not floats; and indices of such results of others
 NO_FLOATS = ("NonMaxSuppression", "ArgMax", "Shape", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal")
 NOT_FLOAT = {"TopK": {1}, "EfficientNMS_TRT": {0, 3}}
 SIDES = 4  # of a box: DFL's convolution gives one or four numbers an anchor, those of a network many more
@@ -162,30 +165,34 @@ def _note(
     seconds: float,
     warnings: tuple[str, ...],
 ) -> EngineNote:
-    """The note on an engine that has just been built."""
+    """Make the note on an engine that has just been built."""
     if config.targets:
         gpu_name = architecture = " ".join(config.targets)
     else:
         gpu_name = gpu.name if gpu else ""
         architecture = gpu.architecture if gpu else ""
     profile = {name: [list(shape) for shape in shapes] for name, shapes in decision.shapes.items()}
-    return EngineNote(
+    weights_bytes = onnx_weight_bytes(read_onnx(file.path), _float_bytes(decision))
+    about_file = EngineNote(
         onnx=str(file.path),
         onnx_sha256=file_hash(file.path) if config.strip_weights else "",
+        metadata=dict(file.metadata),
+        plugins=file.plugins,
+        data_dependent=file.data_dependent,
+        tensors=file.tensors,
+        weights_bytes=weights_bytes,
+    )
+    return replace(
+        about_file,
         api=api.name,
         gpu=gpu_name,
         architecture=architecture,
         typing=decision.typing,
         precision=decision.precision,
         profile=profile,
-        metadata=dict(file.metadata),
-        plugins=file.plugins,
-        data_dependent=file.data_dependent,
         seconds=round(seconds, 1),
         warnings=warnings,
         options=config.options,
-        tensors=file.tensors,
-        weights_bytes=onnx_weight_bytes(read_onnx(file.path), _float_bytes(decision)),
     )
 
 

@@ -18,7 +18,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from utils.core.errors import InputError
 from utils.core.files import check_file, file_hash, write_text
-from utils.trt.preflight import BuildConfig
+from utils.trt.build_options import BuildConfig
 from utils.trt.tensorrt_api import Api, Gpu
 
 ENGINE_SUFFIXES = (".engine", ".plan")
@@ -26,7 +26,7 @@ ENGINE_SUFFIXES = (".engine", ".plan")
 
 @dataclass(frozen=True)
 class EngineNote:
-    """Description of an engine; see `preflight` for the fields that come from the ONNX file and the decision."""
+    """Description of an engine; see `OnnxFile` and `preflight.Decision` for fields that come from these."""
 
     __pydantic_config__ = ConfigDict(strict=True)  # for `load`; keys of other versions are left out
 
@@ -67,7 +67,7 @@ class EngineNote:
 
 
 def is_current(engine: Path, onnx: Path, api: Api, gpu: Gpu | None, config: BuildConfig) -> bool:
-    """Whether an engine is newer than its ONNX file, and was built by this TensorRT for this GPU with these options.
+    """Return whether an engine is newer than its ONNX file, and built by this TensorRT for this GPU with these options.
 
     Its precision counts only where the options decide it: whether a weakly typed network is FP32.
     """
@@ -129,7 +129,7 @@ def _refusal(note: EngineNote, api: Api, gpu: Gpu, reason: str) -> str:
 
 
 def _option_that_helps(note: EngineNote, api: Api, gpu: Gpu) -> str:
-    """In words, the builder option with which a refused engine would have been loaded; '' where there is none."""
+    """Name the builder option with which a refused engine would have been loaded; '' if there is none."""
     version = note.api.rpartition(" ")[2]
     if "RTX" in note.api or not (note.api and note.architecture):
         return ""

@@ -74,7 +74,7 @@ class Layer:
 
     @property
     def reformats(self) -> bool:
-        """Whether it computes nothing, but takes time."""
+        """Return whether it computes nothing, but takes time."""
         return self.kind not in ("compute", "idle")
 
 

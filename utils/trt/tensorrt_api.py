@@ -75,12 +75,12 @@ class Api:
 
     @property
     def builds(self) -> bool:
-        """Whether it builds engines; the lean runtime only runs those that were built version compatible."""
+        """Return whether it builds engines; the lean runtime only runs those that were built version compatible."""
         return hasattr(self.module, "Builder")
 
     @property
     def is_rtx(self) -> bool:
-        """Whether it is TensorRT-RTX."""
+        """Return whether it is TensorRT-RTX."""
         return "rtx" in self.module.__name__
 
     @property
@@ -92,17 +92,17 @@ class Api:
 
     @cached_property
     def weakly_typed(self) -> bool:
-        """Whether builder flags choose the precision (until TensorRT 10.x); else the ONNX file alone does."""
+        """Return whether builder flags choose the precision (until TensorRT 10.x); else the ONNX file alone does."""
         return hasattr(self.module.BuilderFlag, "FP16")
 
     @cached_property
     def strongly_typed(self) -> bool:
-        """Whether a network can be built in the types that the ONNX file has (from TensorRT 9)."""
+        """Return whether a network can be built in the types that the ONNX file has (from TensorRT 9)."""
         return not self.weakly_typed or hasattr(self.module.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")
 
     @property
     def can_stop_builds(self) -> bool:
-        """Whether a build that has begun can be stopped (from TensorRT 10)."""
+        """Return whether a build that has begun can be stopped (from TensorRT 10)."""
         return hasattr(self.module, "IProgressMonitor")
 
     @cached_property
@@ -176,7 +176,7 @@ def _log(module: Any) -> Any:
             return tuple(dict.fromkeys(text for kind, text in self.messages if kind == severity))
 
         def reason(self, default: str) -> str:
-            """Why something failed: the last error."""
+            """The reason why something failed: the last error."""
             return (default, *self.said("ERROR"))[-1]
 
     return Log()

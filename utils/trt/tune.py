@@ -24,8 +24,10 @@ from utils.core.logging import log_level
 from utils.core.text import aligned
 from utils.trt import tensorrt_api
 from utils.trt.build import build, cache_path
+from utils.trt.build_options import BuildConfig
 from utils.trt.engine_file import EngineNote
-from utils.trt.preflight import BuildConfig, OnnxFile, decide
+from utils.trt.onnx_file import OnnxFile
+from utils.trt.preflight import decide
 from utils.trt.runner import Execution
 from utils.trt.tensorrt_api import Api
 from utils.trt.timing import TimingConfig, interleaved, time_interleaved

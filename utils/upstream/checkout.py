@@ -1,8 +1,8 @@
 """Importing upstream YOLOv9 from the checkout that this file was copied into, with what it needs on a current stack.
 
-Upstream was written for torch 1.x, NumPy 1.x and an old setuptools. `install()` supplies what has been removed since.
-Replaced is what would reach for the network or unpickle the label caches of a dataset; the parser of model
-descriptions, which evaluates strings, gets nothing unchecked, whoever calls it. Upstream's files are not edited.
+Upstream was written for torch 1.x, NumPy 1.x and an old setuptools. `install()` supplies what these libraries removed.
+`import_upstream()` replaces functions that would download something or unpickle a dataset's label caches, and checks
+model descriptions before upstream's parser evaluates their strings. Upstream's files are not edited.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import torch
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-NO_CACHES = "label caches are switched off"  # upstream says of it that the folder is not writeable
+NO_CACHES = "label caches are switched off"  # upstream reports it as a folder that is not writeable
 
 
 @lru_cache(maxsize=1)
@@ -53,22 +53,39 @@ def import_upstream() -> None:
     import utils.general as general
 
     without_label_caches(dataloaders)
-    check, parse, describe = general.check_font, models.yolo.parse_model, models.yolo.model_info
-    log = logging.getLogger("yolov5")
-    log.setLevel(logging.ERROR)  # its layer table, printed at every build
+    logging.getLogger("yolov5").setLevel(logging.ERROR)  # its layer table, printed at every build
+    general.check_font = _without_network(general.check_font)
+    models.yolo.parse_model = _checked(models.yolo.parse_model)
+    models.yolo.model_info = _if_logged(models.yolo.model_info)
 
-    def check_font(*args: Any, **kwargs: Any) -> Any:  # fonts only serve plot labels: matplotlib's own does
+
+def _without_network(check_font: Callable[..., Any]) -> Callable[..., Any]:
+    """Let upstream go on without a font that it cannot download: fonts serve plot labels, and matplotlib has one."""
+
+    def check(*args: Any, **kwargs: Any) -> Any:
         with contextlib.suppress(OSError):  # URLError is one
-            return check(*args, **kwargs)
+            return check_font(*args, **kwargs)
 
-    def parse_model(d: Any, ch: Any) -> Any:  # upstream's names; it evaluates texts, whoever calls it
-        return parse(check_description(d), ch)
+    return check
 
-    def model_info(*args: Any, **kwargs: Any) -> None:  # runs a copy of the network to count operations
-        if log.isEnabledFor(logging.INFO):
-            describe(*args, **kwargs)
 
-    general.check_font, models.yolo.parse_model, models.yolo.model_info = check_font, parse_model, model_info
+def _checked(parse_model: Callable[..., Any]) -> Callable[..., Any]:
+    """Check a model description before upstream's parser evaluates its texts, whoever calls it."""
+
+    def parse(d: Any, ch: Any) -> Any:  # upstream's names
+        return parse_model(check_description(d), ch)
+
+    return parse
+
+
+def _if_logged(model_info: Callable[..., None]) -> Callable[..., None]:
+    """Leave a summary out that nobody reads: upstream runs a copy of the network to count its operations."""
+
+    def info(*args: Any, **kwargs: Any) -> None:
+        if logging.getLogger("yolov5").isEnabledFor(logging.INFO):
+            model_info(*args, **kwargs)
+
+    return info
 
 
 def install() -> None:
@@ -85,12 +102,14 @@ def install() -> None:
     if not hasattr(FreeTypeFont, "getsize"):  # removed in Pillow 10
         FreeTypeFont.getsize = lambda font, text: font.getbbox(text)[2:]  # type: ignore[attr-defined]
     if "pkg_resources" not in sys.modules:  # gone in setuptools 82; before, importing it warns and takes a second
-        package = sys.modules["pkg_resources"] = types.ModuleType("pkg_resources")
+        package = types.ModuleType("pkg_resources")
         vars(package).update(parse_version=parse, parse_requirements=lambda _: (), require=lambda _: None)
         vars(package).update(DistributionNotFound=ImportError, VersionConflict=ImportError)
+        sys.modules["pkg_resources"] = package
     if "IPython" not in sys.modules and importlib.util.find_spec("IPython") is None:
-        # Upstream asks whether this is a notebook; who finds a module of that name reads its version: matplotlib does
-        package, display = types.ModuleType("IPython"), types.ModuleType("IPython.display")
+        # Upstream asks whether this is a notebook, and matplotlib reads the version of a module of this name.
+        package = types.ModuleType("IPython")
+        display = types.ModuleType("IPython.display")
         vars(display).update(display=lambda *a, **k: None, clear_output=lambda *a, **k: None)
         vars(package).update(get_ipython=lambda: None, display=display, version_info=(9, 0, 0, ""), __version__="9.0.0")
         sys.modules.update({"IPython": package, "IPython.display": display})
@@ -180,7 +199,7 @@ def make_dataset(
     images: Mapping[str, tuple[np.ndarray, tuple[int, int], Sequence[np.ndarray]]], imgsz: int, batch_size: int, *,
     stride: int, single_cls: bool = False, augment: bool = False, hyp: Mapping[str, Any] | None = None,
 ) -> torch.utils.data.Dataset[Any]:  # fmt: skip
-    """Upstream's `LoadImagesAndLabels` of images whose labels are known: it reads no labels, label caches and arrays.
+    """Make upstream's `LoadImagesAndLabels` of images with known labels: it reads no labels, label caches and arrays.
 
     An item is (image uint8 `[3, H, W]` RGB, labels float `[n, 6]` of 0, class, normalised xywh, path, shapes).
     `dataset.collate_fn` makes batches of them. `DataError` where augmentation needs labels, and there are none.
@@ -197,8 +216,11 @@ def make_dataset(
 
     class KnownImages(LoadImagesAndLabels):
         def cache_labels(self, *_: Any, **__: Any) -> dict[str, Any]:  # upstream's name; it reads all labels here
-            known = {path: [rows.copy(), size, [*polygons]] for path, (rows, size, polygons) in images.items()}
-            return {**known, "hash": "", "results": (len(known), 0, 0, 0, len(known)), "msgs": [], "version": 0}
+            cache: dict[str, Any] = {}
+            for path, (rows, size, polygons) in images.items():
+                cache[path] = [rows.copy(), size, [*polygons]]
+            counts = (len(images), 0, 0, 0, len(images))  # labels found, missing, empty, corrupt; all
+            return {**cache, "hash": "", "results": counts, "msgs": [], "version": 0}
 
     with tempfile.TemporaryDirectory() as folder:
         listed = Path(folder) / "list.txt"  # upstream looks for images, too, and for a label cache beside the list

@@ -1,4 +1,4 @@
-"""Libraries that upstream imports and our programs do not use: imported when something of them is asked for.
+"""Libraries that upstream imports and our programs do not use: they are imported when something of them is used.
 
 They are for plots (matplotlib, seaborn with SciPy, pandas) and classification (torchvision, which imports torch's
 compiler), and take half of the time in which a program starts. `scripts/run_upstream.py` imports them beforehand.
@@ -25,14 +25,14 @@ DEFERRED: dict[str, dict[str, Any]] = {  # module → what upstream touches of i
     "pandas": {"options": SimpleNamespace(display=SimpleNamespace())},  # how tables are printed
     "seaborn": {},
     "thop": {},  # counts operations; it imports setuptools
-    "torchvision": {"datasets": SimpleNamespace(ImageFolder=object)},  # of which it makes a class for classification
+    "torchvision": {"datasets": SimpleNamespace(ImageFolder=object)},  # base of a class for classification
     "torchvision.transforms": {},
     "torchvision.transforms.functional": {},
 }
 
 
 class DeferredModule(ModuleType):
-    """A module that is imported when something of it is asked for."""
+    """A module that is imported when something of it is used."""
 
     def __getattr__(self, name: str) -> Any:
         _remove()
@@ -41,20 +41,22 @@ class DeferredModule(ModuleType):
 
 @contextlib.contextmanager
 def deferred() -> Iterator[None]:
-    """Within it `import` gives a `DeferredModule` for each of `DEFERRED`; afterwards only who has imported it then.
+    """Let `import` give a `DeferredModule` for each of `DEFERRED`, within the block.
 
-    A library that is imported already, or not installed, is left as it is.
+    A library that is imported already, or not installed, is left as it is. Modules that were imported within the block
+    keep their `DeferredModule`; later imports give the library.
     """
-    packages = {name.partition(".")[0] for name in DEFERRED}
+    packages = {_package_of(name) for name in DEFERRED}
     free = {name for name in packages if name not in sys.modules and importlib.util.find_spec(name) is not None}
     for name, attributes in DEFERRED.items():
-        package, _, child = name.rpartition(".")
-        if name.partition(".")[0] not in free:
+        if _package_of(name) not in free:
             continue
-        module = sys.modules[name] = DeferredModule(name)
+        module = DeferredModule(name)
         vars(module).update(attributes)
-        if package:
-            setattr(sys.modules[package], child, module)
+        sys.modules[name] = module
+        parent, _, child = name.rpartition(".")
+        if parent:
+            setattr(sys.modules[parent], child, module)
     try:
         yield
     finally:
@@ -62,13 +64,18 @@ def deferred() -> Iterator[None]:
 
 
 def import_all() -> None:
-    """Import all of `DEFERRED`; what is not installed is left to upstream, which can do without some of it."""
+    """Import all of `DEFERRED` that is installed; upstream can do without some of them."""
     for name in DEFERRED:
-        if importlib.util.find_spec(name.partition(".")[0]) is not None:
+        if importlib.util.find_spec(_package_of(name)) is not None:
             importlib.import_module(name)
 
 
+def _package_of(name: str) -> str:
+    return name.partition(".")[0]
+
+
 def _remove() -> None:
+    """Remove all `DeferredModule`s, and the attributes that stood for real ones."""
     for name, attributes in DEFERRED.items():
         module = sys.modules.get(name)
         if isinstance(module, DeferredModule):

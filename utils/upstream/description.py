@@ -43,33 +43,39 @@ LARGEST = 10_000  # of any number: classes, channels, the size of an anchor
 
 
 def check_description(description: Any) -> dict[str, Any]:
-    """The part of a description that upstream reads; `InputError` for the first value that is not allowed."""
+    """Return the part of a description that upstream reads; `InputError` for the first value that is not allowed."""
     if not isinstance(description, Mapping):
         raise InputError(f"the model description is a {type(description).__name__}; expected keys such as nc and head")
-    if missing := [key for key in REQUIRED if key not in description]:
+    missing = [key for key in REQUIRED if key not in description]
+    if missing:
         raise InputError(f"the model description lacks {', '.join(missing)}")
     for key in NUMBERS:
         _check_numbers(description.get(key), key)
-    activation = description.get("activation")
-    changes = {} if activation in (None, "") else {"activation": _check_activation(activation)}
+    keys = (*REQUIRED, *NUMBERS, "activation")
+    checked = {key: value for key, value in description.items() if key in keys}
+    if checked.get("activation") not in (None, ""):
+        checked["activation"] = _check_activation(checked["activation"])
     for part in ("backbone", "head"):
         if type(description[part]) is not list:
             raise _wrong(part, description[part], "a list of layers")
     for index, row in enumerate([*description["backbone"], *description["head"]]):
-        where = f"layer {index}"
-        if type(row) not in (list, tuple) or len(row) != 4 or type(row[3]) not in (list, tuple):
-            raise _wrong(where, row, "[from, number, module, arguments]")
-        sources, count, name, arguments = row
-        if type(name) is not str or name not in MODULES:
-            raise _wrong(where, name, "a module class of upstream's (BLOCKS in utils/upstream/description.py)")
-        _check_numbers([sources, count], where)
-        _check_numbers(arguments, f"{where} ({name})", WORDS)
-    known = (*REQUIRED, *NUMBERS, "activation")
-    return {key: description[key] for key in description if key in known} | changes
+        _check_layer(f"layer {index}", row)
+    return checked
+
+
+def _check_layer(where: str, row: Any) -> None:
+    """Check a layer: its sources, the number of repetitions, the module's class, and arguments."""
+    if type(row) not in (list, tuple) or len(row) != 4 or type(row[3]) not in (list, tuple):
+        raise _wrong(where, row, "[from, number, module, arguments]")
+    sources, count, name, arguments = row
+    if type(name) is not str or name not in MODULES:
+        raise _wrong(where, name, "a module class of upstream's (BLOCKS in utils/upstream/description.py)")
+    _check_numbers([sources, count], where)
+    _check_numbers(arguments, f"{where} ({name})", WORDS)
 
 
 def _check_activation(text: Any) -> str:
-    """The activation of `ACTIVATIONS` that computes the same; `InputError` if none does."""
+    """Return the activation of `ACTIVATIONS` that computes the same; `InputError` if none does."""
     expected = f"one of {', '.join(sorted(ACTIVATIONS))}"
     if type(text) is not str or len(text) > 100:
         raise _wrong("activation", text, expected)
@@ -84,7 +90,13 @@ def _check_activation(text: Any) -> str:
 
 
 def _parsed_call(text: str) -> tuple[str, dict[str, Any]]:
-    """Name and arguments of a call such as `nn.ReLU(True)`, defaults too; nothing is evaluated but constants."""
+    """Parse name and arguments of a call, defaults too; nothing is evaluated but constants.
+
+    >>> _parsed_call("nn.ReLU(True)")
+    ('ReLU', {'inplace': True})
+    >>> _parsed_call("torch.nn.LeakyReLU()")
+    ('LeakyReLU', {'negative_slope': 0.01, 'inplace': False})
+    """
     call = ast.parse(text.strip(), mode="eval").body
     if not isinstance(call, ast.Call):
         raise ValueError("not a call")
@@ -93,20 +105,20 @@ def _parsed_call(text: str) -> tuple[str, dict[str, Any]]:
         raise ValueError("not an activation of torch.nn")
     signature = Signature([Parameter(key, Parameter.POSITIONAL_OR_KEYWORD) for key in PARAMETERS[name]])
     named = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
-    arguments = signature.bind_partial(*map(ast.literal_eval, call.args), **named).arguments
+    positional = [ast.literal_eval(argument) for argument in call.args]
+    arguments = signature.bind_partial(*positional, **named).arguments
     return name, PARAMETERS[name] | arguments
 
 
 def _check_numbers(value: Any, where: str, words: Collection[str] = (), depth: int = 0) -> None:
-    """Numbers, true, false, None, some `words`, and lists of these."""
+    """Raise `InputError` for another value than numbers, true, false, None, some `words`, and lists of these."""
     if type(value) in (list, tuple) and depth < 4:
         for item in value:
             _check_numbers(item, where, words, depth + 1)
-    elif not (
-        value is None
-        or (type(value) is str and value in words)
-        or (type(value) in (bool, int, float) and -LARGEST <= value <= LARGEST)
-    ):
+        return
+    is_word = type(value) is str and value in words
+    is_number = type(value) in (bool, int, float) and -LARGEST <= value <= LARGEST
+    if value is not None and not is_word and not is_number:
         raise _wrong(where, value, f"a number up to {LARGEST}{', or '.join(['', *words])}")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
@@ -70,47 +70,15 @@ def load_float(path: str | Path, heads: Collection[str] = HEADS) -> FloatCheckpo
     No code of the file is run (`utils/core/checkpoints.py`). `CheckpointError` for one that is missing, truncated,
     foreign, quantized, of a network that does not compute, or that ends in another layer than those in `heads`.
     """
-    import torch
     from torch import nn
 
     content = read_checkpoint(path, needed=NETWORK_KEYS)
     if isinstance(content, nn.Module):
         content = {"model": content}
     model = _network_in(path, content)
-    opt = content["opt"] if isinstance(content.get("opt"), Mapping) else {}
     check_head(model, path, heads)
     try:
-        head = model.model[-1]
-        if isinstance(model.stride, (list, tuple)):
-            model.stride = torch.tensor(model.stride)
-        if not isinstance(model.names, (Mapping, list, tuple)):
-            raise CheckpointError(
-                f"{path}: the names of its classes are {short_repr(model.names)}; set a list of {head.nc} texts as the "
-                "network's `names`, and save it again"
-            )
-        names = model.names if isinstance(model.names, Mapping) else dict(enumerate(model.names))
-        names = {int(key): str(value) for key, value in names.items()}
-        check_class_names(path, names, head.nc, AGAIN)
-        check_finite(path, model.state_dict(), AGAIN)
-        model = model.float().eval()
-        for module in model.modules():
-            if type(module).__name__ == "Upsample" and not hasattr(module, "recompute_scale_factor"):
-                module.recompute_scale_factor = None  # saved by a torch before 1.11
-            if isinstance(module, nn.Conv2d):
-                set_channels(module)
-        with torch.no_grad():
-            side, masks = 2 * network_stride(model), int(getattr(head, "nm", 0))
-            outputs = predicted(deepcopy(model)(torch.zeros(1, channels_of(model), side, side)))  # does it compute?
-        if [output.shape[1] for output in outputs] != [4 + head.nc + masks, *[masks] * bool(masks)]:
-            raise CheckpointError(f"{path} computes other classes or masks than its head says; {AGAIN}")
-        yaml = check_description(model.yaml)
-        data = opt.get("data") and str(opt["data"])
-        origin = str(content.get("origin", ""))
-        if origin:
-            logger.info("%s was trained with %s; its network is built of upstream's blocks", path, origin)
-        return FloatCheckpoint(
-            model, names, head.nc, network_stride(model), yaml, size_in(opt), data, origin, hash_of_weights(model)
-        )
+        return _float_checkpoint(path, content, model)
     except InputError:
         raise
     except Exception as error:  # modules whose state is not what their class makes can fail anywhere
@@ -121,8 +89,80 @@ def load_float(path: str | Path, heads: Collection[str] = HEADS) -> FloatCheckpo
         ) from error
 
 
+def _float_checkpoint(path: str | Path, content: Mapping[str, Any], model: Any) -> FloatCheckpoint:
+    """Check a network and bring it into the form that `FloatCheckpoint` has, in place."""
+    import torch
+
+    classes = model.model[-1].nc
+    names = _class_names(path, model.names, classes)
+    check_finite(path, model.state_dict(), AGAIN)
+    if isinstance(model.stride, (list, tuple)):
+        model.stride = torch.tensor(model.stride)
+    model = model.float().eval()
+    _complete_modules(model)
+    _check_computes(path, model)
+    yaml = check_description(model.yaml)
+    origin = str(content.get("origin", ""))
+    if origin:
+        logger.info("%s was trained with %s; its network is built of upstream's blocks", path, origin)
+    opt = content["opt"] if isinstance(content.get("opt"), Mapping) else {}
+    return FloatCheckpoint(
+        model,
+        names,
+        classes,
+        network_stride(model),
+        yaml,
+        imgsz=size_in(opt),
+        data=str(opt["data"]) if opt.get("data") else None,
+        origin=origin,
+        weights_hash=hash_of_weights(model),
+    )
+
+
+def _class_names(path: str | Path, names: Any, count: int) -> dict[int, str]:
+    """Names of the classes by id, of a mapping or a list; `CheckpointError` unless there are `count`."""
+    if isinstance(names, (list, tuple)):
+        names = dict(enumerate(names))
+    if not isinstance(names, Mapping):
+        raise CheckpointError(
+            f"{path}: the names of its classes are {short_repr(names)}; set a list of {count} texts as the network's "
+            "`names`, and save it again"
+        )
+    by_id = {int(key): str(value) for key, value in names.items()}
+    check_class_names(path, by_id, count, AGAIN)
+    return by_id
+
+
+def _complete_modules(model: nn.Module) -> None:
+    """Set attributes that files of an old torch, or of networks pruned by hand, lack or have wrong, in place."""
+    from torch import nn
+
+    for module in model.modules():
+        if type(module).__name__ == "Upsample" and not hasattr(module, "recompute_scale_factor"):
+            module.recompute_scale_factor = None  # saved by a torch before 1.11
+        if isinstance(module, nn.Conv2d):
+            set_channels(module)
+
+
+def _check_computes(path: str | Path, model: Any) -> None:
+    """Run a copy of a network on a small image; `CheckpointError` if it computes other outputs than its head says."""
+    import torch
+
+    head = model.model[-1]
+    masks = int(getattr(head, "nm", 0))
+    side = 2 * network_stride(model)
+    with torch.no_grad():
+        outputs = predicted(deepcopy(model)(torch.zeros(1, channels_of(model), side, side)))
+    channels = [output.shape[1] for output in outputs]
+    expected = [4 + head.nc + masks]
+    if masks:
+        expected.append(masks)
+    if channels != expected:
+        raise CheckpointError(f"{path} computes other classes or masks than its head says; {AGAIN}")
+
+
 def _network_in(path: str | Path, content: Any) -> Any:
-    """The EMA or else the network in a checkpoint's content; `CheckpointError` that names another content."""
+    """Find the EMA or else the network in a checkpoint's content; `CheckpointError` if there is none."""
     from torch import nn
 
     from utils.core.checkpoints import UPSTREAMS
@@ -131,33 +171,38 @@ def _network_in(path: str | Path, content: Any) -> Any:
         raise CheckpointError(f"{path} holds a {type(content).__name__}, not a YOLOv9 checkpoint; {UPSTREAMS}")
     if "state_version" in content:
         raise CheckpointError(f"{path} is what --resume continues from; give qat_best_*, qat_ep_* or ptq_* beside it")
-    model: Any = content.get("model") if content.get("ema") is None else content["ema"]
+    model: Any = content.get("ema")
+    if model is None:
+        model = content.get("model")
     layers = getattr(model, "model", None)
-    if not hasattr(model, "yaml") or not isinstance(layers, nn.Sequential) or not len(layers):
-        if _is_state_dict(content):
-            raise CheckpointError(
-                f"{path} holds weights without the network (a state_dict). Build the network and save both "
-                "together, in the checkout: m = models.yolo.DetectionModel(YAML, nc=CLASSES); "
-                "m.load_state_dict(WEIGHTS); torch.save({'model': m}, 'new.pt')"
-            )
-        if isinstance(model, nn.Module):
-            raise CheckpointError(f"{path} holds no YOLOv9 network but a {type(model).__name__}; {UPSTREAMS}")
+    if hasattr(model, "yaml") and isinstance(layers, nn.Sequential) and len(layers):
+        return model
+    if _is_state_dict(content):
         raise CheckpointError(
-            f"{path} holds no YOLOv9 network under 'ema' or 'model' (keys: {short_repr(list(content))}); {UPSTREAMS}"
+            f"{path} holds weights without the network (a state_dict). Build the network and save both together, in "
+            "the checkout: m = models.yolo.DetectionModel(YAML, nc=CLASSES); m.load_state_dict(WEIGHTS); "
+            "torch.save({'model': m}, 'new.pt')"
         )
-    return model
+    if isinstance(model, nn.Module):
+        raise CheckpointError(
+            f"{path} holds a {type(model).__name__}, which lacks the layers of a YOLOv9 network; {UPSTREAMS}"
+        )
+    raise CheckpointError(
+        f"{path} holds no YOLOv9 network under 'ema' or 'model' (keys: {short_repr(list(content))}); {UPSTREAMS}"
+    )
 
 
 def _is_state_dict(value: Any) -> bool:
-    """Whether it holds weights by name, also below further keys."""
+    """Return whether a mapping holds weights by name, also below further keys."""
     import torch
 
     if not isinstance(value, Mapping):
         return False
-    return any(
-        (isinstance(item, torch.Tensor) and str(name).endswith("weight")) or _is_state_dict(item)
-        for name, item in value.items()
-    )
+    for name, item in value.items():
+        is_weight = isinstance(item, torch.Tensor) and str(name).endswith("weight")
+        if is_weight or _is_state_dict(item):
+            return True
+    return False
 
 
 def hash_of_weights(model: nn.Module) -> str:
@@ -176,37 +221,40 @@ def hash_of_weights(model: nn.Module) -> str:
 
 
 def check_class_names(path: str | Path, names: Mapping[int, str], count: int, remedy: str) -> None:
-    """Raises `CheckpointError` unless the classes 0 to count - 1, and no others, have names."""
-    if set(names) != set(range(count)):
-        if set(names) == set(range(1, count + 1)):
-            remedy = "set the network's `names` to a list of texts, the first for class 0, and save it again"
-        raise CheckpointError(
-            f"{path} has names of {plural(len(names), 'class')}, from {min(names, default=0)} on, and its head finds "
-            f"{count}, from 0 on; {remedy}"
-        )
+    """Raise `CheckpointError` unless the classes 0 to count - 1, and no others, have names."""
+    if set(names) == set(range(count)):
+        return
+    if set(names) == set(range(1, count + 1)):
+        remedy = "set the network's `names` to a list of texts, the first for class 0, and save it again"
+    raise CheckpointError(
+        f"{path} has names of {plural(len(names), 'class')}, from {min(names, default=0)} on, and its head finds "
+        f"{count}, from 0 on; {remedy}"
+    )
 
 
 def check_finite(path: str | Path, state: Mapping[str, torch.Tensor], remedy: str) -> None:
-    """Raises `CheckpointError` for the first tensor that holds NaN or infinity, as a training that diverged leaves."""
+    """Raise `CheckpointError` for the first tensor with NaN or infinity, which a training that diverged leaves."""
     for name, value in state.items():
         if value.is_floating_point() and not bool(value.isfinite().all()):
             raise CheckpointError(f"{path}: {name} holds NaN or infinity; {remedy}")
 
 
 def network_stride(model: Any) -> int:
-    """The pixels that image sizes are multiples of."""
+    """Stride in pixels: image sizes are multiples of it."""
     return max(int(model.stride.max()), 32)
 
 
 def build_model(config: Mapping[str, Any] | str | Path, nc: int | None = None) -> nn.Module:
-    """Upstream's network with random weights, of its YAML (a file or its content); `InputError` where it is refused."""
+    """Build upstream's network of a YAML (a file or its content) with random weights; `InputError` if it cannot be."""
     import_upstream()
     from models.common import Conv, RepConvN
     from models.yolo import DetectionModel, SegmentationModel
 
-    description = deepcopy(check_description(config if isinstance(config, Mapping) else read_description(config)))
-    defaults = Conv.default_act, RepConvN.default_act
-    head = [*description["backbone"], *description["head"]][-1][2]
+    content = config if isinstance(config, Mapping) else read_description(config)
+    description = deepcopy(check_description(content))
+    defaults = (Conv.default_act, RepConvN.default_act)
+    rows = [*description["backbone"], *description["head"]]
+    head = rows[-1][2]
     kind = SegmentationModel if "Segment" in head else DetectionModel
     try:
         return kind(description, ch=description.get("ch", 3), nc=nc).eval()
@@ -226,7 +274,7 @@ def resize(model: nn.Module, state: Mapping[str, Any]) -> None:
     number of groups.
 
     Args:
-        state: name → tensor, as a state_dict; names that the network does not have are left out of account.
+        state: name → tensor, as a state_dict; names that the network does not have are ignored.
     """
     import torch
     from torch import nn
@@ -237,28 +285,36 @@ def resize(model: nn.Module, state: Mapping[str, Any]) -> None:
         if own is None or not isinstance(weight, torch.Tensor) or weight.shape == own.shape:
             continue
         if isinstance(module, nn.BatchNorm2d) and weight.dim() == 1:
-            tensors = {"weight": module.weight, "bias": module.bias}
-            tensors |= {"running_mean": module.running_mean, "running_var": module.running_var}
-            for name, value in tensors.items():
-                if value is not None:
-                    setattr(module, name, _resized(value, weight.shape))
-            module.num_features = len(weight)
+            _resize_batch_norm(module, len(weight))
         if isinstance(module, nn.Conv2d) and weight.shape[2:] == own.shape[2:]:
-            if module.groups == module.out_channels > 1:
-                module.groups = len(weight)
-            module.weight = _resized(own, weight.shape)
-            if module.bias is not None:
-                module.bias = _resized(module.bias, weight.shape[:1])
-            set_channels(module)
+            _resize_convolution(module, weight.shape)
 
 
-def _resized(tensor: torch.Tensor, shape: torch.Size) -> Any:
-    """A tensor of ones, or a parameter where `tensor` is one."""
+def _resize_batch_norm(module: nn.BatchNorm2d, channels: int) -> None:
+    for name in ("weight", "bias", "running_mean", "running_var"):
+        tensor = getattr(module, name)
+        if tensor is not None:
+            setattr(module, name, _resized(tensor, [channels]))
+    module.num_features = channels
+
+
+def _resize_convolution(module: nn.Conv2d, shape: Sequence[int]) -> None:
+    """Give a convolution a weight of a shape, `[out, in / groups, kH, kW]`."""
+    if module.groups == module.out_channels > 1:
+        module.groups = shape[0]
+    module.weight = _resized(module.weight, shape)
+    if module.bias is not None:
+        module.bias = _resized(module.bias, shape[:1])
+    set_channels(module)
+
+
+def _resized(tensor: torch.Tensor, shape: Sequence[int]) -> Any:
+    """Make a tensor of ones of the type of `tensor`, or a parameter if that is one."""
     import torch
     from torch import nn
 
-    made = torch.ones(shape, dtype=tensor.dtype)
-    return nn.Parameter(made) if isinstance(tensor, nn.Parameter) else made
+    ones = torch.ones(shape, dtype=tensor.dtype)
+    return nn.Parameter(ones) if isinstance(tensor, nn.Parameter) else ones
 
 
 def set_channels(convolution: nn.Conv2d) -> None:
@@ -268,7 +324,7 @@ def set_channels(convolution: nn.Conv2d) -> None:
 
 
 def read_description(path: str | Path) -> dict[str, Any]:
-    """A model YAML of upstream's; `InputError` if the file cannot be read, or is no model description."""
+    """Read a model YAML of upstream's; `InputError` if the file cannot be read, or is not a model description."""
     content = read_yaml(path, "--cfg takes a model YAML such as models/detect/gelan-c.yaml")
     if not isinstance(content, dict):
         raise InputError(f"{path} is not a model description: expected keys such as nc, backbone and head")
@@ -300,7 +356,7 @@ def fuse(model: nn.Module) -> nn.Module:
 
 
 def unfused(model: nn.Module) -> Iterator[tuple[str, str]]:
-    """Paths of the Conv and RepConvN that `fuse` has left as they were, each with the reason."""
+    """Yield the path of each Conv and RepConvN that `fuse` has left as it was, with the reason."""
     import_upstream()
     from models.common import Conv, RepConvN
 
@@ -312,7 +368,7 @@ def unfused(model: nn.Module) -> Iterator[tuple[str, str]]:
 
 
 def _why_not_folded(module: Any) -> str:
-    """Why the batch norm of a Conv cannot be folded; empty where it can, or was (and may have left an Identity)."""
+    """Reason why the batch norm of a Conv cannot be folded; empty if it can, or was (and may have left an Identity)."""
     from torch import nn
 
     if not hasattr(module, "bn"):
@@ -327,7 +383,7 @@ def _why_not_folded(module: Any) -> str:
 
 
 def _why_not_merged(module: Any) -> str:
-    """Why the branches of a RepConvN cannot be merged into one convolution; empty where they can, or are."""
+    """Reason why the branches of a RepConvN cannot be merged into one convolution; empty if they can, or are."""
     from torch import nn
 
     from models.common import Conv
@@ -340,7 +396,8 @@ def _why_not_merged(module: Any) -> str:
             return f"has a {type(branch).__name__} as its branch {name}"
         if not isinstance(branch.act, nn.Identity):
             return f"has an activation in its branch {name}"
-        if reason := _why_not_folded(branch):
+        reason = _why_not_folded(branch)
+        if reason:
             return f"has a branch {name} that {reason}"
         if branch.conv.kernel_size != kernel:
             return f"has a branch {name} with the kernel {branch.conv.kernel_size}"
@@ -384,16 +441,20 @@ def module_classes() -> dict[str, type[nn.Module]]:
     """The module classes that a checkpoint may hold, by each name that a pickle may have for them."""
     import_upstream()
     classes: dict[str, type[nn.Module]] = {}
-    for place, names in {**UPSTREAM_MODULES, **TORCH_MODULES}.items():
+    for place, names in TORCH_MODULES.items():
         for name in names:
-            if hasattr(sys.modules[place], name):  # not every release of upstream has all of them
-                packages = PACKAGES if place in UPSTREAM_MODULES else ("",)
-                classes |= {f"{package}{place}.{name}": getattr(sys.modules[place], name) for package in packages}
+            classes[f"{place}.{name}"] = getattr(sys.modules[place], name)
+    for place, names in UPSTREAM_MODULES.items():
+        for name in names:
+            if not hasattr(sys.modules[place], name):
+                continue  # not every release of upstream has all of them
+            for package in PACKAGES:
+                classes[f"{package}{place}.{name}"] = getattr(sys.modules[place], name)
     return classes
 
 
 def read_checkpoint(file: str | Path, needed: Collection[str] | None = None) -> Any:
-    """What a checkpoint of upstream's holds; `needed` and what is raised are as of `checkpoints.read_torch_file`."""
+    """Read a checkpoint of upstream's; `needed` and errors are those of `checkpoints.read_torch_file`."""
     from torch import nn
 
     from utils.core import checkpoints
@@ -408,13 +469,19 @@ def read_checkpoint(file: str | Path, needed: Collection[str] | None = None) -> 
         content = read_renamed(file, content, build_model, resize)
     if isinstance(content, dict) and "quantized_state" in content:
         raise CheckpointError(
-            f"{file} is a quantized checkpoint; this command takes the float weights it was made from, and "
+            f"{file} is a quantized checkpoint; this command takes the FP32 weights that it was made from, and "
             "python qat.py eval takes both"
         )
-    for value in content.values() if isinstance(content, dict) else [content]:
+    values = content.values() if isinstance(content, dict) else [content]
+    for value in values:
         if isinstance(value, nn.Module) and hasattr(value, "yaml"):
-            try:
-                check_description(value.yaml)  # upstream's train.py builds its network from it
-            except InputError as error:
-                raise CheckpointError(f"{file} is not loaded: {error}") from error
+            _check_yaml(file, value.yaml)
     return content
+
+
+def _check_yaml(file: str | Path, yaml: Any) -> None:
+    """Check a description in a checkpoint, from which upstream's train.py builds its network."""
+    try:
+        check_description(yaml)
+    except InputError as error:
+        raise CheckpointError(f"{file} is not loaded: {error}") from error

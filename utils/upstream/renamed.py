@@ -45,15 +45,17 @@ COUNTERS = "num_batches_tracked"
 
 
 def origin_of(content: Any) -> str:
-    """Who wrote a checkpoint, if it was one of both; empty for others."""
+    """Name the project that wrote a checkpoint, if it was one of both; empty for others."""
     if not isinstance(content, Mapping):
         return ""
     if "libreyolo_version" in content:
         return LIBRE
-    names = [str(name) for name in tensors_of(content)]
+    names = {str(name) for name in tensors_of(content)}
     if any(re.match(r"\d+\.(detect\.)?heads\.\d\.", name) for name in names):
         return TECHLAB
-    return LIBRE if {"backbone.conv0.conv.weight", "head.cv2.0.0.conv.weight"} <= {*names} else ""
+    if {"backbone.conv0.conv.weight", "head.cv2.0.0.conv.weight"} <= names:
+        return LIBRE
+    return ""
 
 
 def tensors_of(content: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -72,7 +74,7 @@ def tensors_of(content: Mapping[str, Any]) -> Mapping[str, Any]:
 def read_renamed(
     path: str | Path, content: Mapping[str, Any], build: Callable[[Path, int], Any], resize: Callable[[Any, Any], None]
 ) -> dict[str, Any]:
-    """A checkpoint of MultimediaTechLab/YOLO or LibreYOLO in the form of upstream's: `model`, `opt`, `origin`.
+    """Read a checkpoint of MultimediaTechLab/YOLO or LibreYOLO in the form of upstream's: `model`, `opt`, `origin`.
 
     Args:
         build: makes a network of upstream's with random weights from a YAML and a number of classes.
@@ -94,26 +96,32 @@ def read_renamed(
         raise CheckpointError(
             f"{where} without the class branch of a YOLOv9 detector; its detectors yolov9-t, -s, -m and -c are taken"
         )
-    model = build(CHECKOUT / f"models/detect/gelan-{_variant(state)}.yaml", len(last))
+    classes = len(last)
+    model = build(CHECKOUT / f"models/detect/gelan-{_variant(state)}.yaml", classes)
     resize(model, state)
-    own = {name: value.shape for name, value in model.state_dict().items() if not CONSTANTS.search(name)}
-    shapes = {name: value.shape for name, value in state.items()}
-    for name in sorted({*own, *shapes}):
-        if own.get(name) != shapes.get(name) and not name.endswith(COUNTERS):
-            raise CheckpointError(f"{where}, whose network is not upstream's (first: {name[:100]}); it is not taken")
+    _check_shapes(where, model, state)
     model.load_state_dict({name: value.float() for name, value in state.items()}, strict=False)
-    names = content.get("names")
-    if names is None:
+    model.names = content.get("names")
+    if model.names is None:
         logger.info("%s names no classes: their names are numbers", path)
-        names = {number: str(number) for number in range(len(last))}
-    model.names = names
+        model.names = {number: str(number) for number in range(classes)}
     origin = f"{origin} {content.get('libreyolo_version', '')}".strip()
     return {"model": model, "ema": None, "opt": {"imgsz": content.get("imgsz")}, "origin": origin}
 
 
+def _check_shapes(where: str, model: Any, state: Mapping[str, torch.Tensor]) -> None:
+    """Raise `CheckpointError` for the first tensor that is not the same in the network and in a checkpoint."""
+    expected = {name: value.shape for name, value in model.state_dict().items() if not CONSTANTS.search(name)}
+    shapes = {name: value.shape for name, value in state.items()}
+    for name in sorted({*expected, *shapes}):
+        if expected.get(name) != shapes.get(name) and not name.endswith(COUNTERS):
+            raise CheckpointError(f"{where}, whose network is not upstream's (first: {name[:100]}); it is not taken")
+
+
 def _check_metadata(where: str, content: Mapping[str, Any]) -> None:
-    """Raises `CheckpointError` where LibreYOLO's entries say that the network is another one than a YOLOv9 detector."""
-    family, task = content.get("model_family", "yolo9"), content.get("task", "detect")
+    """Raise `CheckpointError` if LibreYOLO's entries name another network than a YOLOv9 detector."""
+    family = content.get("model_family", "yolo9")
+    task = content.get("task", "detect")
     if (family, task) != ("yolo9", "detect"):
         raise CheckpointError(f"{where} of the family {family!s:.40} for {task!s:.40}; its yolo9 detectors are taken")
     if content.get("quant"):
@@ -130,7 +138,13 @@ def _variant(state: Mapping[str, torch.Tensor]) -> str:
 
 
 def _renamed(name: str) -> str:
-    """Upstream's name of a tensor; empty for the auxiliary branch and constants."""
+    """Upstream's name of a tensor; empty for the auxiliary branch and constants.
+
+    >>> _renamed("backbone.conv0.conv.weight")  # of LibreYOLO
+    'model.0.conv.weight'
+    >>> _renamed("22.heads.1.class_conv.2.bias")  # of MultimediaTechLab
+    'model.22.cv3.1.2.bias'
+    """
     if CONSTANTS.search(name) or name.startswith(("aux.", "aux_head.")):
         return ""
     parts = re.fullmatch(r"(\d+|head|(?:backbone|neck)\.\w+)\.(.+)", name)

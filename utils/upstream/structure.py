@@ -26,12 +26,12 @@ Described = dict[str, dict[str, Any] | None]
 
 
 def describe_modules(model: nn.Module) -> Described:
-    """Path of each module → its class, attributes, buffers, and shapes of its parameters; in the network's order.
+    """Describe each module by its path: class, attributes, buffers, and shapes of parameters; in the network's order.
 
     Tensors among the attributes, such as the strides of a head, are kept.
 
     Raises:
-        CheckpointError: an attribute is no data, or a module with parameters has two paths; it names the first.
+        CheckpointError: an attribute is not data, or a module with parameters has two paths; it names the first.
     """
     described: Described = {}
     paths: dict[int, str] = {}
@@ -59,7 +59,9 @@ def _describe(module: nn.Module, path: str) -> dict[str, Any]:
     if cls.__name__ in KEPT_FORWARDS:
         left_out.add(KEPT_AS)  # the forward of the head below, which is set anew
     attributes = {key: value for key, value in vars(module).items() if key not in left_out}
-    shapes = {name: None if value is None else list(value.shape) for name, value in module._parameters.items()}
+    shapes: dict[str, list[int] | None] = {}
+    for name, parameter in module._parameters.items():
+        shapes[name] = None if parameter is None else list(parameter.shape)
     return {
         "class": f"{cls.__module__}.{cls.__qualname__}",
         "attributes": _all_data(attributes, path),
@@ -69,12 +71,12 @@ def _describe(module: nn.Module, path: str) -> dict[str, Any]:
 
 
 def _all_data(values: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """Copies of what a module has under these names, as `_data`."""
+    """Copy a module's values, by their names, as `_data`."""
     return {name: _data(value, f"{path}.{name}") for name, value in values.items()}
 
 
 def _data(value: Any, where: str) -> Any:
-    """A copy of an attribute, with tensors on the CPU; `CheckpointError` for what is neither data nor a tensor."""
+    """Copy an attribute, with tensors on the CPU; `CheckpointError` if it is neither data nor a tensor."""
     if type(value) in ATOMS or isinstance(value, (torch.dtype, torch.device)):
         return value
     if isinstance(value, torch.Tensor):
@@ -91,7 +93,7 @@ def _data(value: Any, where: str) -> Any:
 
 
 def rebuild_modules(described: Mapping[str, Any], classes: Mapping[str, type[nn.Module]]) -> nn.Module:
-    """A network of the described modules with parameters of ones, in evaluation mode.
+    """Build a network of the described modules with parameters of ones, in evaluation mode.
 
     Args:
         classes: the module classes that it may have, by name, as `module_classes`.
@@ -115,8 +117,9 @@ def rebuild_modules(described: Mapping[str, Any], classes: Mapping[str, type[nn.
 def _rebuild(path: str, entry: Mapping[str, Any], classes: Mapping[str, type[nn.Module]]) -> nn.Module:
     name = entry["class"]
     if name not in classes:
-        raise ValueError(f"{path or 'the network'} is a {name}, which is no class that a checkpoint may hold")
-    if reserved := TORCHS_ATTRIBUTES & {*entry["attributes"]}:
+        raise ValueError(f"{path or 'the network'} is a {name}, a class that a checkpoint may not hold")
+    reserved = TORCHS_ATTRIBUTES & {*entry["attributes"]}
+    if reserved:
         raise ValueError(f"{path} has the attribute {min(reserved)}, which is torch's own")
     cls = classes[name]
     module: nn.Module = object.__new__(cls)

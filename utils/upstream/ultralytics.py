@@ -8,7 +8,7 @@ branch and of pruned layers are not in the description.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -62,14 +62,14 @@ def _empty_module(name: str) -> type[nn.Module]:
 
 
 def is_theirs(error: NotAllowed) -> bool:
-    """Whether a checkpoint was refused since it names a class of Ultralytics."""
+    """Return whether a checkpoint was refused since it names a class of Ultralytics."""
     return error.name.startswith(PREFIX)
 
 
 def read_theirs(
     path: str | Path, build: Callable[[Mapping[str, Any]], Any], resize: Callable[[Any, Mapping[str, Any]], None]
 ) -> dict[str, Any]:
-    """A checkpoint of Ultralytics in the form of upstream's: `model`, `opt`, and `origin` in words.
+    """Read a checkpoint of Ultralytics in the form of upstream's: `model`, `opt`, and `origin` in words.
 
     No code of the file is run.
 
@@ -88,96 +88,114 @@ def read_theirs(
                 f"{_named(path)} that was fused; give weights/best.pt as the training left it"
             ) from error
         raise CheckpointError(f"{_named(path)} that holds {error.name}; {TAKEN}") from error
-    theirs = content.get("model") if content.get("ema") is None else content["ema"]
-    if not isinstance(theirs, nn.Module) or not isinstance(getattr(theirs, "yaml", None), Mapping):
+    network = content.get("ema")
+    if network is None:
+        network = content.get("model")
+    if not isinstance(network, nn.Module) or not isinstance(getattr(network, "yaml", None), Mapping):
         raise CheckpointError(f"{_named(path)} without a network under 'ema' or 'model'; give weights/best.pt")
-    description = described(path, theirs.yaml)
-    layers = getattr(theirs, "model", None)
-    for head in [*layers.children()][-1:] if isinstance(layers, nn.Module) else []:
+    description = described(path, network.yaml)
+    layers = getattr(network, "model", None)
+    if isinstance(layers, nn.Module) and len([*layers.children()]):
+        *_, head = layers.children()
         description["nc"] = getattr(head, "nc", description["nc"])
     try:
         model = build(description)
     except InputError as error:
         raise CheckpointError(f"{_named(path)}: {error}") from error
-    resize(model, theirs.state_dict())
-    _take_weights(path, model, theirs)
-    model.nc, model.names = description["nc"], getattr(theirs, "names", model.names)
+    resize(model, network.state_dict())
+    _take_weights(path, model, network)
+    model.nc = description["nc"]
+    model.names = getattr(network, "names", model.names)
     arguments = content.get("train_args")
-    options = {key: arguments.get(key) for key in ("imgsz", "data")} if isinstance(arguments, Mapping) else {}
+    options = {}
+    if isinstance(arguments, Mapping):
+        options = {key: arguments.get(key) for key in ("imgsz", "data")}
     origin = f"Ultralytics {content.get('version', '')}".strip()
     return {"model": model, "ema": None, "opt": options, "origin": origin}
 
 
-def described(path: str | Path, theirs: Mapping[str, Any]) -> dict[str, Any]:
-    """Upstream's description of a network of Ultralytics, from the description in its checkpoint.
+def described(path: str | Path, yaml: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert the description in a checkpoint of Ultralytics to upstream's.
 
     Raises:
-        CheckpointError: it is another one than a YOLOv9 detector.
+        CheckpointError: the network is not a YOLOv9 detector.
     """
-    name = Path(str(theirs.get("yaml_file", "a network without a name"))).stem
-    backbone, head_rows = (theirs.get(part) for part in ("backbone", "head"))
-    if not (_is_rows(backbone) and _is_rows(head_rows)):
+    name = Path(str(yaml.get("yaml_file", "a network without a name"))).stem
+    backbone = yaml.get("backbone")
+    head = yaml.get("head")
+    if not (_is_rows(backbone) and _is_rows(head)):
         raise CheckpointError(f"{_named(path)}: {name}, whose description has no backbone and head of layers")
-    rows = [[*row] for row in (*backbone, *head_rows)]
-    for row in rows[:-1]:
-        if row[2] not in BLOCKS:
-            raise CheckpointError(
-                f"{_named(path)}: {name}, which is not YOLOv9 (it has the block {row[2]!s:.40}); {TAKEN}"
-            )
-    if not rows or rows[-1][2] != HEAD:
-        head = rows[-1][2] if rows else "no layers"
-        if head == "Segment":
-            raise CheckpointError(f"{_named(path)}: {name}, {MASKS}")
-        raise CheckpointError(f"{_named(path)}: {name}, whose head is {head!s:.40}; {TAKEN}")
-    for row in rows:
-        row[2] = THEIR_NAMES.get(row[2], row[2])
-    split = len(backbone)
+    _check_blocks(f"{_named(path)}: {name}", [row[2] for row in (*backbone, *head)])
     return {
-        "nc": theirs.get("nc"),
-        "ch": theirs.get("channels", theirs.get("ch", 3)),
-        "depth_multiple": theirs.get("depth_multiple", 1.0),
-        "width_multiple": theirs.get("width_multiple", 1.0),
+        "nc": yaml.get("nc"),
+        "ch": yaml.get("channels", yaml.get("ch", 3)),
+        "depth_multiple": yaml.get("depth_multiple", 1.0),
+        "width_multiple": yaml.get("width_multiple", 1.0),
         "anchors": 3,
-        "backbone": rows[:split],
-        "head": rows[split:],
+        "backbone": _in_upstreams_names(backbone),
+        "head": _in_upstreams_names(head),
     }
 
 
+def _check_blocks(where: str, blocks: Sequence[Any]) -> None:
+    """Raise `CheckpointError` unless the blocks, with the head at the end, are those of a YOLOv9 detector."""
+    for block in blocks[:-1]:
+        if block not in BLOCKS:
+            raise CheckpointError(f"{where}, which is not YOLOv9 (it has the block {block!s:.40}); {TAKEN}")
+    head = blocks[-1] if blocks else "no layers"
+    if head == "Segment":
+        raise CheckpointError(f"{where}, {MASKS}")
+    if head != HEAD:
+        raise CheckpointError(f"{where}, whose head is {head!s:.40}; {TAKEN}")
+
+
+def _in_upstreams_names(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    """Layers with the names that upstream has for their blocks."""
+    return [[source, number, THEIR_NAMES.get(block, block), arguments] for source, number, block, arguments in rows]
+
+
 def _is_rows(part: Any) -> TypeGuard[list[list[Any]]]:
-    """Whether a part of a description is a list of layers: from, number, block, arguments."""
+    """Return whether a part of a description is a list of layers: from, number, block, arguments."""
     return isinstance(part, list) and all(isinstance(row, (list, tuple)) and len(row) == 4 for row in part)
 
 
-def _take_weights(path: str | Path, model: nn.Module, theirs: nn.Module) -> None:
-    """Copy all weights by name.
+def _take_weights(path: str | Path, model: nn.Module, network: nn.Module) -> None:
+    """Copy all weights of a network of Ultralytics by name into `model`.
 
     Raises:
         CheckpointError: a weight, or a module of torch's, is not the same in both networks; it names the first.
     """
-    ours, found = model.state_dict(), theirs.state_dict()
-    different = [
-        name
-        for name in sorted({*ours, *found})
-        if name not in ours or name not in found or ours[name].shape != found[name].shape
-    ]
-    modules = dict(theirs.named_modules(remove_duplicate=False))
-    different += [
-        name
-        for name, module in model.named_modules(remove_duplicate=False)
-        if type(module).__module__.startswith("torch.") and name in modules and _differs(module, modules[name])
-    ]
+    state = network.state_dict()
+    different = [*_different_weights(model.state_dict(), state), *_different_modules(model, network)]
     if different:
         raise CheckpointError(
             f"{_named(path)}, whose network is not that of its description (first: {different[0][:100]}); a network "
             "that was fused, or in which blocks were replaced, is not taken"
         )
-    model.load_state_dict({name: value.to(ours[name].dtype) for name, value in found.items()})
+    types = {name: tensor.dtype for name, tensor in model.state_dict().items()}
+    model.load_state_dict({name: tensor.to(types[name]) for name, tensor in state.items()})
 
 
-def _differs(module: nn.Module, theirs: nn.Module) -> bool:
-    """Whether a module of torch's computes something else than theirs of the same weights."""
-    same = type(module).__name__ == type(theirs).__name__
-    return not same or any(getattr(module, key, None) != getattr(theirs, key, None) for key in SETTINGS)
+def _different_weights(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the names of tensors that only one of two states has, or that have other shapes."""
+    for name in sorted({*first, *second}):
+        if name not in first or name not in second or first[name].shape != second[name].shape:
+            yield name
+
+
+def _different_modules(model: nn.Module, network: nn.Module) -> Iterator[str]:
+    """Yield the paths of torch's modules that compute something else, with equal weights, than those of `network`."""
+    modules = dict(network.named_modules(remove_duplicate=False))
+    for name, module in model.named_modules(remove_duplicate=False):
+        if type(module).__module__.startswith("torch.") and name in modules and _differs(module, modules[name]):
+            yield name
+
+
+def _differs(module: nn.Module, other: nn.Module) -> bool:
+    """Return whether a module of torch's has another class or other settings than another one."""
+    if type(module).__name__ != type(other).__name__:
+        return True
+    return any(getattr(module, key, None) != getattr(other, key, None) for key in SETTINGS)
 
 
 def _named(path: str | Path) -> str:

@@ -12,7 +12,7 @@ from utils.onnx_graph import output_formats
 from utils.onnx_graph.output_formats import NmsSettings
 from utils.runners.onnxrt import OnnxRuntimeRunner
 from utils.serving.config import ONNX, ServedFile
-from utils.trt.preflight import OnnxFile
+from utils.trt.onnx_file import OnnxFile
 
 RAW = {"output0": (None, 7, None)}
 DETECTED = {"num_dets": (2, 1), "det_boxes": (2, 10, 4), "det_scores": (2, 10), "det_classes": (2, 10)}

@@ -146,7 +146,7 @@ def test_a_source_that_cannot_be_decoded_leaves_nothing(square, tmp_path, capfd,
     (tmp_path / name).write_bytes(content)
     assert draw(tmp_path / name) == (2, f"error: {tmp_path / name} cannot be decoded\n")
     code, err = draw(tmp_path / name, shutil.copy(tmp_path / name, tmp_path / f"b{name}"))
-    said = f"none of 2 files can be read; the first: {tmp_path / name} cannot be decoded\n"
+    said = f"cannot read any of 2 sources; the first: {tmp_path / name} cannot be decoded\n"
     assert (code, err.split("error: ")[1]) == (2, said)
     assert not list((tmp_path / "made/runs").iterdir())
 

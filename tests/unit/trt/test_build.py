@@ -21,8 +21,10 @@ from utils.onnx_graph.passes.decode_boxes import decode_boxes
 from utils.runners.base import ONNX_TYPES
 from utils.trt import tensorrt_api
 from utils.trt.build import build, fp32_box_layers
+from utils.trt.build_options import BuildConfig
 from utils.trt.engine_file import EngineNote, is_current, load_engine
-from utils.trt.preflight import BuildConfig, OnnxFile, decide, profile_shapes
+from utils.trt.onnx_file import OnnxFile
+from utils.trt.preflight import decide, profile_shapes
 from utils.trt.tensorrt_api import BUILDER_OPTIONS
 
 QUIET = BuildConfig(progress=False)

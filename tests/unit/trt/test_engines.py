@@ -22,8 +22,8 @@ from utils.runners.base import as_feed
 from utils.trt import layers as inspector
 from utils.trt import tensorrt_api
 from utils.trt.build import build
+from utils.trt.build_options import BuildConfig
 from utils.trt.engine_file import EngineNote
-from utils.trt.preflight import BuildConfig
 from utils.trt.runner import Execution, TensorRTRunner
 from utils.trt.tensorrt_api import Api
 

@@ -21,8 +21,8 @@ from utils.jobs.benchmark import benchmark_table
 from utils.trt import tensorrt_api, timing, tune
 from utils.trt.benchmark import BenchmarkRow, Entry, compared, planned, verdicts
 from utils.trt.build import build
+from utils.trt.build_options import BuildConfig
 from utils.trt.engine_file import EngineNote, is_current
-from utils.trt.preflight import BuildConfig
 from utils.trt.runner import Execution
 from utils.trt.timing import Figures, TimeStatistics, TimingConfig
 

@@ -25,7 +25,7 @@ def read_coco_annotations(path: Path, tally: Tally, *, force: bool) -> Annotatio
     Classes are in the order of the ids of their categories; several categories of one name are one class.
 
     Raises:
-        DataError: it is no COCO file; or too many annotations are of no image or of no category, without `force`.
+        DataError: it is not a COCO file; or, without `force`, too many annotations lack their image or category.
     """
     file = read_coco(path)
     file.check_joins(force=force, advice="correct the ids, or leave those annotations out by --force")

@@ -53,7 +53,7 @@ class AnnotatedImage:
 
 @dataclass
 class Annotations:
-    """What a source annotates; `names` are its classes by id, empty where it does not list them."""
+    """Annotations of a source; `names` are its classes by id, empty if it does not list them."""
 
     images: list[AnnotatedImage]
     names: list[str]
@@ -61,7 +61,7 @@ class Annotations:
 
 @dataclass
 class Tally:
-    """What a conversion leaves out and what it changes: for each reason a line for each thing."""
+    """Lists of the things that a conversion leaves out or changes, by reason, a line for each."""
 
     left_out: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     changed: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))

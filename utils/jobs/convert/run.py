@@ -163,7 +163,7 @@ def read_sizes(annotated: Mapping[Path, AnnotatedImage], tally: Tally, *, force:
 
 
 def in_fractions(images: Iterable[AnnotatedImage], tally: Tally) -> bool:
-    """Whether coordinates are fractions of the image: all boxes lie in 0..1, and not all of them on whole numbers.
+    """Return whether coordinates are fractions of the image: all boxes lie in 0..1, not all of them on whole numbers.
 
     Raises:
         DataError: some boxes do, and too many do not.
@@ -183,7 +183,7 @@ def _is_within_one(thing: AnnotatedObject) -> bool:
 
 
 def _is_fraction(thing: AnnotatedObject) -> bool:
-    """Whether a box lies in 0..1, and not on whole numbers as in pixels."""
+    """Return whether a box lies in 0..1, and not on whole numbers as in pixels."""
     return _is_within_one(thing) and bool((thing.corners % 1).any())
 
 
@@ -248,12 +248,12 @@ def _in_words(size: Size) -> str:
 
 
 def _is_outside(thing: AnnotatedObject, size: Size) -> bool:
-    """Whether corners in pixels lie outside of an image by more than a label may."""
+    """Return whether corners in pixels lie outside of an image by more than a label may."""
     return bool((thing.corners > np.array(size) * FRACTIONS_TO + 1).any())
 
 
 def is_scaled(first: Size, second: Size) -> bool:
-    """Whether two sizes have one shape: the smaller is the larger one, scaled and rounded to whole pixels."""
+    """Return whether two sizes have one shape: the smaller is the larger one, scaled and rounded to whole pixels."""
     (width, height), (large_width, large_height) = sorted([first, second], key=lambda size: size[0] * size[1])
     across = abs(large_width * height / large_height - width)
     down = abs(large_height * width / large_width - height)
