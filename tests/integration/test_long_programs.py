@@ -17,6 +17,8 @@ import yaml
 from qat_runs import write_small_set
 from random_networks import TINY
 
+from utils.reports.tables import stage_name
+
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = ("--", "--duration", "0.1", "--warmUp", "0")  # of benchmark_trt.py
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -145,7 +147,7 @@ def test_a_small_set_comes_to_a_report(demo_data, checkout, demo_weights, fork_s
         assert row["ap"] > 0.3
         assert row["size_bytes"] == (root / row["file"]).stat().st_size
         assert row["ms_per_image"] > 0
-        assert re.search(rf"^{re.escape(row['stage'])} (.* )?{row['ap']:.4f} ", done.stdout, re.MULTILINE)
+        assert re.search(rf"^{re.escape(stage_name(row['stage']))} (.* )?{row['ap']:.4f} ", done.stdout, re.MULTILINE)
         assert row["measured_on"] in done.stdout
     assert "ONNX Runtime" in report["rows"][3]["measured_on"]
     assert abs(report["rows"][3]["ap"] - report["rows"][2]["ap"]) < 0.05, "6 images only"
