@@ -130,7 +130,8 @@ def _by_id(entries: list[Any], kind: str, key: str, file: CocoFile) -> dict[int 
     for number, entry in enumerate(entries, 1):
         name = _name(entry, kind, number)
         entry_id = id_key(entry.get("id")) if isinstance(entry, dict) else None
-        if entry_id is None or not isinstance(entry.get(key), (str, int)) or entry[key] == "":
+        has_text = entry_id is not None and isinstance(entry.get(key), (str, int)) and entry[key] != ""
+        if entry_id is None or not has_text:
             file.broken.append(f"{name}: expected 'id' and {key!r}, found {short_repr(entry)}")
             continue
         earlier = by_id.get(entry_id, entry)
