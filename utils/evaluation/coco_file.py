@@ -67,7 +67,14 @@ class CocoFile:
             check_partners(lines, self.total, problem, advice or "correct the ids", force=force)
 
 
-def check_partners(lines: Sequence[str], total: int, problem: str, advice: str, *, force: bool = False) -> None:
+def check_partners(
+    lines: Sequence[str],
+    total: int,
+    problem: str,
+    advice: str,
+    *,
+    force: bool = False,
+) -> None:
     """Raise `DataError` if more than `MOST_WITHOUT_PARTNER` of `total` entries have no partner.
 
     Args:
@@ -124,7 +131,12 @@ def _content(path: Path) -> Mapping[str, list[Any]]:
     return lists
 
 
-def _by_id(entries: list[Any], kind: str, key: str, file: CocoFile) -> dict[int | str, dict[str, Any]]:
+def _by_id(
+    entries: list[Any],
+    kind: str,
+    key: str,
+    file: CocoFile,
+) -> dict[int | str, dict[str, Any]]:
     """Entries by their ids; those without an id or without a text under `key` are broken."""
     by_id: dict[int | str, dict[str, Any]] = {}
     for number, entry in enumerate(entries, 1):

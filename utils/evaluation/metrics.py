@@ -148,7 +148,10 @@ def _mean(values: np.ndarray) -> float:
 
 
 def ap_per_class(
-    correct: np.ndarray, confidence: np.ndarray, classes: np.ndarray, label_classes: np.ndarray
+    correct: np.ndarray,
+    confidence: np.ndarray,
+    classes: np.ndarray,
+    label_classes: np.ndarray,
 ) -> ClassScores:
     """AP, precision and recall of each class that has labels.
 
@@ -237,7 +240,12 @@ def coco_average_precision(recall: np.ndarray, precision: np.ndarray) -> float:
     return float(envelope[places].mean())
 
 
-def f1_at(confidence: np.ndarray, recall: np.ndarray, precision: np.ndarray, points: np.ndarray) -> np.ndarray:
+def f1_at(
+    confidence: np.ndarray,
+    recall: np.ndarray,
+    precision: np.ndarray,
+    points: np.ndarray,
+) -> np.ndarray:
     """F1 at some confidences, of detections `[n]`, best score first: `[points]`."""
     if not len(confidence):
         return np.zeros(len(points))
