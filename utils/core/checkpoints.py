@@ -141,7 +141,10 @@ def _folder_of_pickle(archive: zipfile.ZipFile) -> str:
 
 
 def _parts(
-    content: Mapping[Any, Any], builder: _Builder, needed: Collection[str], skip: Collection[str]
+    content: Mapping[Any, Any],
+    builder: _Builder,
+    needed: Collection[str],
+    skip: Collection[str],
 ) -> dict[Any, Any]:
     """The values of a dictionary that is a file's content, see `read_torch_file`."""
     parts: dict[Any, Any] = {}
@@ -350,7 +353,14 @@ class _Builder:
         copy: np.ndarray = array.copy(order="K")
         return copy
 
-    def _storage(self, _tag: Any, kind: type[_Shell], key: Any, _location: Any, _count: Any) -> torch.Tensor:
+    def _storage(
+        self,
+        _tag: Any,
+        kind: type[_Shell],
+        key: Any,
+        _location: Any,
+        _count: Any,
+    ) -> torch.Tensor:
         """The elements of a storage in the archive, `[n]`."""
         if key not in self._storages:
             content = bytearray(self._read_storage(key))
@@ -380,7 +390,13 @@ class _Builder:
                 raise NotAllowed(f"a hook or a private attribute, {key[:80]} of {shell.name}")
         return module
 
-    def _add_members(self, module: nn.Module, key: str, members: Mapping[Any, Any], owner: str) -> None:
+    def _add_members(
+        self,
+        module: nn.Module,
+        key: str,
+        members: Mapping[Any, Any],
+        owner: str,
+    ) -> None:
         """Add the parameters, buffers or modules of a module, which are None or of the class that MEMBERS names."""
         for name, member in members.items():
             value = self.value(member, module_allowed=True)
@@ -398,7 +414,15 @@ class _Builder:
         return forward
 
 
-def _tensor(storage: Any, offset: int, size: Any, stride: Any, grad: Any, hooks: Any, metadata: Any = None) -> Any:
+def _tensor(
+    storage: Any,
+    offset: int,
+    size: Any,
+    stride: Any,
+    grad: Any,
+    hooks: Any,
+    metadata: Any = None,
+) -> Any:
     if hooks or metadata:
         raise NotAllowed("a tensor with hooks")
     part = storage.as_strided(size, stride, offset)  # raises where the tensor does not lie within its storage

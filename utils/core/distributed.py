@@ -113,7 +113,11 @@ def joined() -> Iterator[World]:
             with _Meeting(world) as meeting:
                 store = meeting.store()
                 distributed.init_process_group(
-                    backend, store=store, rank=world.rank, world_size=world.size, timeout=TIMEOUT
+                    backend,
+                    store=store,
+                    rank=world.rank,
+                    world_size=world.size,
+                    timeout=TIMEOUT,
                 )
             _State.world, device.local_rank = world, world.local_rank
             yield world

@@ -221,7 +221,11 @@ def refuse_overwrite(
 
 
 def refuse_overwrite_in(
-    project: str | Path, name: str, exist_ok: bool, patterns: Iterable[str], inputs: Iterable[str | Path | None]
+    project: str | Path,
+    name: str,
+    exist_ok: bool,
+    patterns: Iterable[str],
+    inputs: Iterable[str | Path | None],
 ) -> None:
     """`refuse_overwrite` for a program's files in PROJECT/NAME, by globs; without `exist_ok` the folder is new."""
     folder = Path(project) / name

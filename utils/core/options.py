@@ -255,7 +255,10 @@ data_option = partial(
     metavar="FILE",
 )
 target_drop_option = partial(
-    option, None, "AP that INT8 may lose (default: 0.002; of agreement, with --unlabelled, 0.025)", metavar="AP"
+    option,
+    None,
+    "AP that INT8 may lose (default: 0.002; of agreement, with --unlabelled, 0.025)",
+    metavar="AP",
 )
 groups_option = partial(
     option,

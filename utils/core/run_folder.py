@@ -45,7 +45,12 @@ os.register_at_fork(after_in_child=_close_locks)
 
 @contextlib.contextmanager
 def new_run(
-    project: str | Path, name: str, exist_ok: bool = False, written: Sequence[str] = (), *, log: bool = True
+    project: str | Path,
+    name: str,
+    exist_ok: bool = False,
+    written: Sequence[str] = (),
+    *,
+    log: bool = True,
 ) -> Iterator[Path]:
     """Make the folder of a run, see `make_run_dir`, and lock it; with `log`, write the log to its `run.log`, too.
 

@@ -159,7 +159,13 @@ class Difference:
     units: int | None = None
 
     @classmethod
-    def between(cls, score: float, base: float, resampled: Resampled | None, of_base: Resampled | None) -> Difference:
+    def between(
+        cls,
+        score: float,
+        base: float,
+        resampled: Resampled | None,
+        of_base: Resampled | None,
+    ) -> Difference:
         """The difference of a score to another one, with the standard error of their difference."""
         error = difference_error(resampled, of_base)
         units = resampled.units if resampled else None

@@ -35,7 +35,12 @@ class StrictModel(BaseModel):
         return self.model_dump(mode="json", by_alias=True)
 
 
-def validate(model: type[Model], content: Any, source: str | Path, error: type[InputError] = InputError) -> Model:
+def validate(
+    model: type[Model],
+    content: Any,
+    source: str | Path,
+    error: type[InputError] = InputError,
+) -> Model:
     """Make a model of the content of `source`; raise `error` with the first wrong key, its value, and what to give."""
     try:
         return model.model_validate(content)

@@ -222,7 +222,12 @@ def weighted_ap(outcomes: Outcomes, weights: np.ndarray) -> np.ndarray:
     return ap_with_labels
 
 
-def _class_ap(owners: np.ndarray, correct: np.ndarray, weights: np.ndarray, labels: np.ndarray) -> np.ndarray:
+def _class_ap(
+    owners: np.ndarray,
+    correct: np.ndarray,
+    weights: np.ndarray,
+    labels: np.ndarray,
+) -> np.ndarray:
     """AP of one class, mean over IoU thresholds, for each resampling: `[B]`.
 
     Args:
@@ -250,7 +255,12 @@ def _class_ap(owners: np.ndarray, correct: np.ndarray, weights: np.ndarray, labe
     return areas
 
 
-def _areas(hits: np.ndarray, ranks: np.ndarray, last: np.ndarray, labels: np.ndarray) -> np.ndarray:
+def _areas(
+    hits: np.ndarray,
+    ranks: np.ndarray,
+    last: np.ndarray,
+    labels: np.ndarray,
+) -> np.ndarray:
     """Area under each resampling's precision envelope, as `metrics.average_precision` defines it: `[B]`.
 
     Up to the recall of a hit, but not below that of the hit before, the envelope is the best precision from that hit

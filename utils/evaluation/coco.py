@@ -402,7 +402,13 @@ class TextWriter:
         refuse_overwrite(self._files.values(), map(label_file, paths), "choose another --name or --project")
         folder.mkdir(parents=True, exist_ok=True)
 
-    def add(self, path: str, detections: list[list[float]], size: Sequence[int], frame: int = 0) -> None:
+    def add(
+        self,
+        path: str,
+        detections: list[list[float]],
+        size: Sequence[int],
+        frame: int = 0,
+    ) -> None:
         """Write one image's detections `[n, 6]` (xyxy in pixels, score, class); `size` is its (height, width)."""
         file = self._file(path, frame)
         lines = [self._line(row, size) for row in detections]

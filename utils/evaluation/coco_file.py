@@ -67,7 +67,14 @@ class CocoFile:
             check_partners(lines, self.total, problem, advice or "correct the ids", force=force)
 
 
-def check_partners(lines: Sequence[str], total: int, problem: str, advice: str, *, force: bool = False) -> None:
+def check_partners(
+    lines: Sequence[str],
+    total: int,
+    problem: str,
+    advice: str,
+    *,
+    force: bool = False,
+) -> None:
     """Raise `DataError` if more than `MOST_WITHOUT_PARTNER` of `total` entries have no partner.
 
     Args:
@@ -124,13 +131,19 @@ def _content(path: Path) -> Mapping[str, list[Any]]:
     return lists
 
 
-def _by_id(entries: list[Any], kind: str, key: str, file: CocoFile) -> dict[int | str, dict[str, Any]]:
+def _by_id(
+    entries: list[Any],
+    kind: str,
+    key: str,
+    file: CocoFile,
+) -> dict[int | str, dict[str, Any]]:
     """Entries by their ids; those without an id or without a text under `key` are broken."""
     by_id: dict[int | str, dict[str, Any]] = {}
     for number, entry in enumerate(entries, 1):
         name = _name(entry, kind, number)
         entry_id = id_key(entry.get("id")) if isinstance(entry, dict) else None
-        if entry_id is None or not isinstance(entry.get(key), (str, int)) or entry[key] == "":
+        has_text = entry_id is not None and isinstance(entry.get(key), (str, int)) and entry[key] != ""
+        if entry_id is None or not has_text:
             file.broken.append(f"{name}: expected 'id' and {key!r}, found {short_repr(entry)}")
             continue
         earlier = by_id.get(entry_id, entry)

@@ -263,7 +263,12 @@ def load_data(path: str | Path, split: str = "val") -> DataConfig:
     return DataConfig(file, root, content.names, splits, is_coco, missing)
 
 
-def _root(file: Path, path: str | None, entries: Mapping[str, tuple[str, ...]], split: str) -> Path:
+def _root(
+    file: Path,
+    path: str | None,
+    entries: Mapping[str, tuple[str, ...]],
+    split: str,
+) -> Path:
     """The folder that the entries of a data.yaml are relative to, see `load_data`; `path` is the YAML's own."""
     checkout = Path(__file__).resolve().parents[2]
     beside = file.resolve().parent
@@ -277,11 +282,22 @@ def _root(file: Path, path: str | None, entries: Mapping[str, tuple[str, ...]], 
     return next(filter(os.path.isdir, candidates), candidates[0])
 
 
-def _not_found(file: Path, split: str, entry: str, root: Path) -> str:
+def _not_found(
+    file: Path,
+    split: str,
+    entry: str,
+    root: Path,
+) -> str:
     return f"{file}: {split} images {entry!r} not found in {root}; correct 'path:' or '{split}:'"
 
 
-def _warn_of_others(file: Path, split: str, entry: str, root: Path, candidates: Sequence[Path]) -> None:
+def _warn_of_others(
+    file: Path,
+    split: str,
+    entry: str,
+    root: Path,
+    candidates: Sequence[Path],
+) -> None:
     """Warn where an entry of the YAML exists in several places; the first is taken."""
     places = list(dict.fromkeys(place for folder in (root, *candidates) for place in _places(folder, entry)))
     if len(places) > 1:

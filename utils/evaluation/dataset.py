@@ -148,7 +148,14 @@ class Batches(Sampler[list[int]]):
     `images` is their number in a pass.
     """
 
-    def __init__(self, batches: Any, batch_size: int, images: int, *, shared: bool) -> None:
+    def __init__(
+        self,
+        batches: Any,
+        batch_size: int,
+        images: int,
+        *,
+        shared: bool,
+    ) -> None:
         self.batches, self.batch_size, self.images = batches, batch_size, images
         self._world = distributed.world()
         self.shared = shared and self._world.size > 1
@@ -238,14 +245,25 @@ def make_loader(
 
 
 def _augmented(
-    part: SplitImages, imgsz: int, batch_size: int, stride: int, single_cls: bool, hyp: Mapping[str, Any] | None
+    part: SplitImages,
+    imgsz: int,
+    batch_size: int,
+    stride: int,
+    single_cls: bool,
+    hyp: Mapping[str, Any] | None,
 ) -> SeededImages:
     """The images of a split with upstream's training augmentation."""
     from utils import upstream
 
     images = {image.path: (image.labels.rows, image.size, image.labels.polygons) for image in part.images}
     dataset = upstream.make_dataset(
-        images, imgsz, batch_size, stride=stride, single_cls=single_cls, augment=True, hyp=hyp
+        images,
+        imgsz,
+        batch_size,
+        stride=stride,
+        single_cls=single_cls,
+        augment=True,
+        hyp=hyp,
     )
     return SeededImages(dataset)
 

@@ -125,7 +125,11 @@ class Detector:
         """Detections in pixels of the input of `size`, and their masks, after NMS of ours."""
         prediction = Prediction.of(raw, self._runner.task)
         rows = non_max_suppression(
-            prediction, self._conf_thres, self._iou_thres, max_det=self._max_det, agnostic=self._single_cls
+            prediction,
+            self._conf_thres,
+            self._iou_thres,
+            max_det=self._max_det,
+            agnostic=self._single_cls,
         )
         masks = Masks.of(prediction, rows.to(self.device), size) if prediction.nm else None
         return rows, masks

@@ -36,7 +36,12 @@ class InputPlan:
 
     @classmethod
     def of(
-        cls, runner: Runner, imgsz: int | tuple[int, int] | None, batch_size: int, *, rect: bool = False
+        cls,
+        runner: Runner,
+        imgsz: int | tuple[int, int] | None,
+        batch_size: int,
+        *,
+        rect: bool = False,
     ) -> InputPlan:
         """Plan for a network and options: a network of static size decides; else `imgsz`, rounded up to the stride.
 
@@ -89,7 +94,12 @@ def _dynamic_size(runner: Runner, imgsz: int | tuple[int, int] | None) -> tuple[
     return size
 
 
-def _check_static_size(runner: Runner, size: tuple[int, int], imgsz: int | tuple[int, int] | None, rect: bool) -> None:
+def _check_static_size(
+    runner: Runner,
+    size: tuple[int, int],
+    imgsz: int | tuple[int, int] | None,
+    rect: bool,
+) -> None:
     """Raise `InputError` if a network of static size cannot take images of this size, or rectangles."""
     spec = image_input(runner)
     if imgsz is not None and imgsz != size and imgsz not in size:

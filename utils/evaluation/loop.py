@@ -77,7 +77,13 @@ def evaluate(
     )
     loader = evaluation_loader(runner, data, config, plan, progress=progress)
     evaluation = Evaluation(
-        loader, data, config, out_dir=out_dir, name=name, reference=reference, as_reference=as_reference
+        loader,
+        data,
+        config,
+        out_dir=out_dir,
+        name=name,
+        reference=reference,
+        as_reference=as_reference,
     )
     images = sum(map(len, loader.batch_sampler))
     silent = not (progress and distributed.is_main())
@@ -93,7 +99,12 @@ def evaluate(
 
 
 def evaluation_loader(
-    runner: Runner, data: DataConfig, config: EvalConfig, plan: InputPlan, *, progress: bool
+    runner: Runner,
+    data: DataConfig,
+    config: EvalConfig,
+    plan: InputPlan,
+    *,
+    progress: bool,
 ) -> Loader:
     """The images that are evaluated, with their labels; each process loads its part of every batch."""
     with_masks = bool(runner.form.masks) and not config.unlabelled
@@ -113,7 +124,12 @@ def evaluation_loader(
     )
 
 
-def measurement(runner: Runner, detector: Detector, plan: InputPlan, config: EvalConfig) -> Measurement:
+def measurement(
+    runner: Runner,
+    detector: Detector,
+    plan: InputPlan,
+    config: EvalConfig,
+) -> Measurement:
     """Measurements beside the scores; every process calls this."""
     processes = distributed.world().size
     words = [runner.description, f"batch {plan.batch_size}", plan.size(config.rect)]

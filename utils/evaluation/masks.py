@@ -65,7 +65,11 @@ class Masks:
 
     @classmethod
     def from_model(
-        cls, output: Tensor, picks: Sequence[Tensor], boxes: Sequence[Tensor], size: tuple[int, int]
+        cls,
+        output: Tensor,
+        picks: Sequence[Tensor],
+        boxes: Sequence[Tensor],
+        size: tuple[int, int],
     ) -> Masks:
         """A network's own masks, `[B, K, R * R]` in the boxes' frames, or `[B, K, h, w]`; `InputError` for others."""
         framed = output.ndim == 3
@@ -127,7 +131,12 @@ def between(low: Tensor, high: Tensor, count: int) -> Tensor:
     return (places >= low[..., None]) & (places < high[..., None])
 
 
-def pasted(shares: Tensor, boxes: Tensor, size: tuple[float, float], grid: tuple[int, int]) -> Tensor:
+def pasted(
+    shares: Tensor,
+    boxes: Tensor,
+    size: tuple[float, float],
+    grid: tuple[int, int],
+) -> Tensor:
     """Masks `[n, R, R]` in the frames of `boxes` `[n, 4]`, on a grid over an input: `[n, *grid]`.
 
     Each pixel of the grid looks up the place of its middle in the frame, bilinearly, outside of it that of its border.
@@ -140,7 +149,12 @@ def pasted(shares: Tensor, boxes: Tensor, size: tuple[float, float], grid: tuple
     return grid_sample(shares[:, None], places, padding_mode="border", align_corners=False)[:, 0]
 
 
-def _places_in_frames(low: Tensor, high: Tensor, pixels: float, cells: int) -> Tensor:
+def _places_in_frames(
+    low: Tensor,
+    high: Tensor,
+    pixels: float,
+    cells: int,
+) -> Tensor:
     """Middles of the cells of an axis, as places in frames from `low` to `high` `[n]`: -1..1 inside, `[n, cells]`."""
     middles = torch.arange(cells, device=low.device, dtype=low.dtype) + 0.5
     middles = middles * (pixels / max(cells, 1))
@@ -148,7 +162,12 @@ def _places_in_frames(low: Tensor, high: Tensor, pixels: float, cells: int) -> T
     return (middles - low[:, None]) / length[:, None] * 2 - 1
 
 
-def mask_overlaps(masks: Masks, truth: Tensor, detections: Sequence[Tensor], labels: Sequence[Tensor]) -> list[Tensor]:
+def mask_overlaps(
+    masks: Masks,
+    truth: Tensor,
+    detections: Sequence[Tensor],
+    labels: Sequence[Tensor],
+) -> list[Tensor]:
     """IoU of the masks of labels and of detections, for each image float32 `[m, n]`; 0 where no label has the class.
 
     Args:
@@ -231,7 +250,12 @@ class Patch:
     inside: np.ndarray
 
 
-def patches(masks: Masks, image: int, chosen: Tensor, letterbox: Letterbox) -> Iterator[Patch]:
+def patches(
+    masks: Masks,
+    image: int,
+    chosen: Tensor,
+    letterbox: Letterbox,
+) -> Iterator[Patch]:
     """Masks of some of an image's detections for drawing, one after the other, each within its box.
 
     The sigmoid of the sum of prototypes, or what the network gives, is resized bilinearly to the image, and only there

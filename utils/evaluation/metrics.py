@@ -148,7 +148,10 @@ def _mean(values: np.ndarray) -> float:
 
 
 def ap_per_class(
-    correct: np.ndarray, confidence: np.ndarray, classes: np.ndarray, label_classes: np.ndarray
+    correct: np.ndarray,
+    confidence: np.ndarray,
+    classes: np.ndarray,
+    label_classes: np.ndarray,
 ) -> ClassScores:
     """AP, precision and recall of each class that has labels.
 
@@ -166,18 +169,15 @@ def ap_per_class(
         end = np.searchsorted(classes, label, side="right")
         if start == end:
             continue
-        ranks: np.ndarray = np.arange(1, end - start + 1)
-        for column, hits in enumerate(hits_at[:, start:end]):
-            cumulative = hits.cumsum()
-            class_recall = cumulative / (count + _EPSILON)
-            class_precision = cumulative / ranks
-            ap[row, column] = average_precision(class_recall, class_precision)
-            ap_coco[row, column] = coco_average_precision(class_recall, class_precision)
-            if column == 0:
-                scores = -confidence[start:end]
-                recall[row] = np.interp(-CONFIDENCES, scores, class_recall, left=0)
-                precision[row] = np.interp(-CONFIDENCES, scores, class_precision, left=1)
-    f1 = (2 * precision * recall / (precision + recall + _EPSILON)).sum(0) / max(len(ids), 1)
+        curves = [_recall_and_precision(hits, count) for hits in hits_at[:, start:end]]
+        ap[row] = [average_precision(*curve) for curve in curves]
+        ap_coco[row] = [coco_average_precision(*curve) for curve in curves]
+        recall_at_50, precision_at_50 = curves[0]
+        scores = -confidence[start:end]
+        recall[row] = np.interp(-CONFIDENCES, scores, recall_at_50, left=0)
+        precision[row] = np.interp(-CONFIDENCES, scores, precision_at_50, left=1)
+    f1_of_class = 2 * precision * recall / (precision + recall + _EPSILON)
+    f1 = f1_of_class.sum(0) / max(len(ids), 1)
     best = _smoothed(f1).argmax()
     return ClassScores(
         classes=ids.astype(int),
@@ -189,6 +189,14 @@ def ap_per_class(
         threshold=float(CONFIDENCES[best]),
         f1=f1,
     )
+
+
+def _recall_and_precision(hits: np.ndarray, labels: int) -> tuple[np.ndarray, np.ndarray]:
+    """Recall and precision after each detection, best score first; `hits` bool `[n]`."""
+    cumulative = hits.cumsum()
+    recall = cumulative / (labels + _EPSILON)
+    precision = cumulative / np.arange(1, len(hits) + 1)
+    return recall, precision
 
 
 def _smoothed(curve: np.ndarray) -> np.ndarray:
@@ -232,7 +240,12 @@ def coco_average_precision(recall: np.ndarray, precision: np.ndarray) -> float:
     return float(envelope[places].mean())
 
 
-def f1_at(confidence: np.ndarray, recall: np.ndarray, precision: np.ndarray, points: np.ndarray) -> np.ndarray:
+def f1_at(
+    confidence: np.ndarray,
+    recall: np.ndarray,
+    precision: np.ndarray,
+    points: np.ndarray,
+) -> np.ndarray:
     """F1 at some confidences, of detections `[n]`, best score first: `[points]`."""
     if not len(confidence):
         return np.zeros(len(points))

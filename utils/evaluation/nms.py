@@ -34,7 +34,12 @@ STEPS = 8  # between two looks whether anything still changes
 
 
 def non_max_suppression(
-    prediction: Prediction, conf_thres: float, iou_thres: float, *, max_det: int = 300, agnostic: bool = False
+    prediction: Prediction,
+    conf_thres: float,
+    iou_thres: float,
+    *,
+    max_det: int = 300,
+    agnostic: bool = False,
 ) -> RaggedBatch:
     """Detections of each image, best first. A box counts once for each class whose score suffices.
 
@@ -124,7 +129,12 @@ def _best_first(rows: Tensor, image: Tensor, images: int) -> tuple[Tensor, Tenso
     return rows[best], counts.clamp(max=MAX_CANDIDATES), image[best]
 
 
-def _suppressed(rows: Tensor, iou_thres: float, max_det: int, agnostic: bool) -> Tensor:
+def _suppressed(
+    rows: Tensor,
+    iou_thres: float,
+    max_det: int,
+    agnostic: bool,
+) -> Tensor:
     """Indices of an image's candidates that stay after suppression, int64 `[m]`, best first.
 
     At first only the best take part, and more while less than `max_det` remain, since time grows with the square of
@@ -148,7 +158,11 @@ def _apart(rows: Tensor, agnostic: bool) -> Tensor:
 
 
 def suppress_together(
-    prediction: Prediction, above: tuple[Tensor, Tensor], iou_thres: float, max_det: int, agnostic: bool
+    prediction: Prediction,
+    above: tuple[Tensor, Tensor],
+    iou_thres: float,
+    max_det: int,
+    agnostic: bool,
 ) -> RaggedBatch:
     """Suppress in all images of a batch at once, with a few waits for the GPU however many images there are.
 
@@ -173,7 +187,14 @@ def suppress_together(
     return RaggedBatch(detections, numbers)
 
 
-def _staying(rows: Tensor, counts: Tensor, width: int, iou_thres: float, max_det: int, agnostic: bool) -> Tensor:
+def _staying(
+    rows: Tensor,
+    counts: Tensor,
+    width: int,
+    iou_thres: float,
+    max_det: int,
+    agnostic: bool,
+) -> Tensor:
     """Mask of the rows that greedy suppression leaves, bool `[n]`, where the first `width` of each image take part.
 
     A box goes if a better box that stays overlaps it. Starting from "all stay" and applying that again and again, the

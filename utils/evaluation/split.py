@@ -99,7 +99,13 @@ def _relative(line: str, root: Path) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def read_images(files: Sequence[str], nc: int, *, name: str = "images", progress: bool = False) -> SplitImages:
+def read_images(
+    files: Sequence[str],
+    nc: int,
+    *,
+    name: str = "images",
+    progress: bool = False,
+) -> SplitImages:
     """Read sizes and labels of `files`; `DataError` if a label file cannot be opened, or no image can be used."""
     split = SplitImages(name, [], [], [])
     with ThreadPoolExecutor(THREADS) as pool:

@@ -1,14 +1,13 @@
 """What a user can ask for, a file each; the only place where the libraries meet. Programs call these.
 
-options.py   the options of qat.py and val_trt.py, one declaration each
-export_options.py  options that the export programs share
+options.py   the options of qat.py and val_trt.py, one declaration each; export_options.py: those of both exporters
 inputs.py    what a run works on, checked before it writes
 run_state.py the state from which a killed run continues, and the hash of what it was started on
 open.py      a file → runner; needed libraries
 
 quantize.py           float → PTQ → QAT → the best        calibrate.py        AP of each calibration method
 evaluate.py           AP of a network, a row of reports   visualize.py        detections on images, for reports
-draw.py               detections drawn, and read ahead  sources.py         what --source names, opened and read
+draw.py               detections drawn, read ahead      sources.py          images and videos of --source
 export.py             checkpoint → checked ONNX files     compare_outputs.py  ONNX Runtime beside PyTorch
 compare_tensors.py    the same between quantizers         check_engine.py     TensorRT beside ONNX Runtime
 time_files.py         benchmark_trt.py: options, checks, results; benchmark.py times
