@@ -31,42 +31,42 @@ TRAINING = ("hyp", "epochs", "iters", "lr", "train", "eval_epochs", "keep_epochs
 # Each command imports its job when its options are checked: torch takes seconds.
 
 
-def quantize(options: QuantizeOptions) -> None:
+def run_quantize(options: QuantizeOptions) -> None:
     """Calibrate and finetune a model."""
     unused = ["supervision_stride"]
     if options.qat == "never":
         unused += TRAINING
-    check_options(options, unused, resume=options.resume)
+    check_run(options, unused, resume=options.resume)
     from utils.jobs import quantize as job
 
     job.run(options)
 
 
-def sensitive(options: SensitiveOptions) -> None:
+def run_sensitive(options: SensitiveOptions) -> None:
     """Find the layers that lose AP in INT8."""
-    check_options(options, ["hyp"], resume=options.resume)
+    check_run(options, ["hyp"], resume=options.resume)
     from utils.jobs.sensitivity import run as job
 
     job.run(options)
 
 
-def calibrate(options: CalibrateOptions) -> None:
+def run_calibrate(options: CalibrateOptions) -> None:
     """Compare calibration methods."""
-    check_options(options, ["hyp"])
+    check_run(options, ["hyp"])
     from utils.jobs import calibrate as job
 
     job.run(options)
 
 
-def evaluate(options: EvalOptions) -> None:
+def run_eval(options: EvalOptions) -> None:
     """Evaluate a checkpoint."""
-    check_options(options)
+    check_run(options)
     from utils.jobs import evaluate as job
 
     job.run(options)
 
 
-def check_options(options: QatOptions, unused: Sequence[str] = (), resume: str | None = None) -> None:
+def check_run(options: QatOptions, unused: Sequence[str] = (), resume: str | None = None) -> None:
     """Warn of options that do nothing, and check the files of a new run; those of a resumed run are in its state.
 
     Raises:
@@ -87,10 +87,10 @@ def check_options(options: QatOptions, unused: Sequence[str] = (), resume: str |
 
 
 COMMANDS: dict[str, Command] = {
-    "quantize": (QuantizeOptions, quantize),
-    "sensitive": (SensitiveOptions, sensitive),
-    "calibrate": (CalibrateOptions, calibrate),
-    "eval": (EvalOptions, evaluate),
+    "quantize": (QuantizeOptions, run_quantize),
+    "sensitive": (SensitiveOptions, run_sensitive),
+    "calibrate": (CalibrateOptions, run_calibrate),
+    "eval": (EvalOptions, run_eval),
 }
 TOGETHER = ("quantize", "calibrate", "eval")  # by several processes, as torchrun starts them
 

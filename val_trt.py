@@ -45,12 +45,12 @@ def evaluate_or_draw(options: ValOptions) -> None:
         options.reject_unused(["no_draw"], "without --save-txt, since nothing would be written")
     check_file(options.network, "expected an ONNX file, an engine or a .pt")
     if options.source is None:
-        evaluate(options)
+        evaluate_on_dataset(options)
     else:
-        draw(options, options.source)
+        draw_detections(options, options.source)
 
 
-def draw(options: ValOptions, source: list[str]) -> None:
+def draw_detections(options: ValOptions, source: list[str]) -> None:
     """Draw detections on the images and videos of `source`."""
     from utils.jobs.sources import find_sources
 
@@ -63,7 +63,7 @@ def draw(options: ValOptions, source: list[str]) -> None:
         job.run(options, sources, folder)
 
 
-def evaluate(options: ValOptions) -> None:
+def evaluate_on_dataset(options: ValOptions) -> None:
     """Check the options of an evaluation, and evaluate.
 
     Raises:

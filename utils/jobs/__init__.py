@@ -1,11 +1,11 @@
-"""What a user can ask for, a file each; the only place where the libraries meet. Programs call these.
+"""Jobs that users ask for, a file each; the only place where the libraries meet. Programs call these.
 
 options.py   the options of qat.py and val_trt.py, one declaration each; export_options.py: those of both exporters
-inputs.py    what a run works on, checked before it writes
+inputs.py    everything that a run works on, checked before it writes
 run_state.py the state from which a killed run continues, and the hash of what it was started on
 open.py      a file → runner; needed libraries
 
-quantize.py           float → PTQ → QAT → the best        calibrate.py        AP of each calibration method
+quantize.py           FP32 → PTQ → QAT → the best         calibrate.py        AP of each calibration method
 evaluate.py           AP of a network, a row of reports   visualize.py        detections on images, for reports
 draw.py               detections drawn, read ahead      sources.py          images and videos of --source
 export.py             checkpoint → checked ONNX files     compare_outputs.py  ONNX Runtime beside PyTorch

@@ -57,12 +57,12 @@ class Context:
 
     @property
     def is_unlabelled(self) -> bool:
-        """Whether AP is agreement, since there are no labels."""
+        """True if AP is agreement, since there are no labels."""
         return AGREEMENT in self.row.ap_with
 
     @property
     def is_trained(self) -> bool:
-        """Whether QAT has run."""
+        """True if QAT has run."""
         return bool(self.report.history)
 
     @property
@@ -176,12 +176,12 @@ class Facts(Context):
 
     @property
     def is_loss(self) -> bool:
-        """Whether something is to be done about a loss."""
+        """True if something is to be done about a loss."""
         return self.level is Level.LOSS
 
     @property
     def needs_more_images(self) -> bool:
-        """Whether more images are needed to tell."""
+        """True if more images are needed to tell."""
         return self.judgement.level is Level.CHECK
 
     @cached_property
@@ -199,7 +199,7 @@ class Facts(Context):
 
     @property
     def can_export_before(self) -> bool:
-        """Whether the step before is a checkpoint that can be exported in place of this one."""
+        """True if the step before is a checkpoint that can be exported in place of this one."""
         row = self.checkpoint_before
         if row is None or self.suffix != ".pt" or not self.report.difference(row):
             return False
@@ -207,7 +207,7 @@ class Facts(Context):
 
     @property
     def has_lost_since_before(self) -> bool:
-        """Whether the row is measurably worse than the checkpoint of the step before."""
+        """True if the row is measurably worse than the checkpoint of the step before."""
         if self.checkpoint_before is None:
             return False
         difference = self.row.difference(self.checkpoint_before, self.score)
@@ -215,12 +215,12 @@ class Facts(Context):
 
     @property
     def is_recipe(self) -> bool:
-        """Whether the result is a recipe that a model is quantized by."""
+        """True if the result is a recipe that a model is quantized by."""
         return self.row.stage in RECIPE_STAGES or (self.suffix == ".yaml" and not self.is_loss)
 
     @property
     def has_chosen_method(self) -> bool:
-        """Whether the row is the INT8 model of `qat.py sensitive`, by a method that the user chose."""
+        """True if the row is the INT8 model of `qat.py sensitive`, by a method that the user chose."""
         if self.row.stage != "INT8":
             return False
         options = self.repeated(CALIBRATION_OPTIONS)
@@ -228,7 +228,7 @@ class Facts(Context):
 
     @property
     def can_train(self) -> bool:
-        """Whether QAT may help: the row is a model, and was not trained."""
+        """True if QAT may help: the row is a model, and was not trained."""
         return self.suffix != ".yaml" and not self.is_trained and self.row.stage != BEST_PTQ
 
     @property
@@ -238,7 +238,7 @@ class Facts(Context):
 
     @property
     def units_more(self) -> str:
-        """How many more images or groups could tell, in words."""
+        """Number of further images or groups that could tell, in words."""
         resampled = getattr(self.row, f"{self.score}_resampled")
         units = self.row.images or 1
         if resampled and resampled.units:
@@ -254,7 +254,7 @@ def _standard_errors_gained(difference: Difference) -> float:
 
 
 def is_float(row: Row) -> bool:
-    """Whether a row is the FP32 model's."""
+    """True if a row is the FP32 model's."""
     return row.stage.lower() == "float"
 
 
@@ -411,7 +411,7 @@ def advise(report: Report) -> Advice:
 
 
 def _is_single_run(report: Report) -> bool:
-    """Whether a report is one run's."""
+    """True if a report is one run's."""
     return len(report.command.splitlines()) <= 1
 
 

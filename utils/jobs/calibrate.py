@@ -166,7 +166,7 @@ class Sweep:
         return max(better, key=lambda method: self.results[method].agreement or 0.0, default=self.auto)
 
     def _is_better(self, method: str) -> bool:
-        """Whether a method agrees measurably more than that of `auto`, and does not lose AP measurably."""
+        """True if a method agrees measurably more than that of `auto`, and does not lose AP measurably."""
         agreement = self.agreement_gained(method)
         ap = self.ap_gained(method)
         if agreement is None or (ap.significant and ap.value < 0):

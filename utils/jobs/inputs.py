@@ -171,11 +171,11 @@ class Inputs(Generic[Kind]):
         )
 
     def _is_held_out(self, file: str) -> bool:
-        """Whether an image is held out."""
+        """True if an image is held out."""
         return os.path.realpath(file) in self.held_out
 
     def _is_not_held_out(self, file: str) -> bool:
-        """Whether an image calibrates and trains."""
+        """True if an image calibrates and trains."""
         return not self._is_held_out(file)
 
     @cached_property
@@ -203,7 +203,7 @@ class Inputs(Generic[Kind]):
 
     @property
     def has_masks(self) -> bool:
-        """Whether the network is one for segmentation."""
+        """True if the network is one for segmentation."""
         return bool(task_of_head(last_layer(self.source.model)).prototypes)
 
 

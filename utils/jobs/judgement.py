@@ -20,7 +20,7 @@ TARGET_DISAGREEMENT = 0.025  # the same of agreement, which is AP where there ar
 
 
 class Judgement(NamedTuple):
-    """Whether a difference is a loss, and why, as words that follow 'INT8'."""
+    """Level of a difference, and the reason for it, as words that follow 'INT8'."""
 
     level: Level
     words: str

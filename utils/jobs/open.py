@@ -103,7 +103,7 @@ class Network:
 
     @property
     def quantized(self) -> bool:
-        """Whether there are quantizers in it."""
+        """True if there are quantizers in it."""
         return self.kind != "float"
 
     @property

@@ -225,7 +225,7 @@ class QuantizeOptions(MethodOptions):
 
     @property
     def evaluates_nothing(self) -> bool:
-        """Whether the command evaluates no model, so that it does not need validation images."""
+        """True if the command evaluates no model, so that it does not need validation images."""
         return self.qat == "never" and self.no_eval_origin and self.no_eval_ptq
 
     @model_validator(mode="after")

@@ -102,7 +102,7 @@ class Session:
 
     @property
     def can_measure(self) -> bool:
-        """Whether networks can be evaluated: without labels, the detections of the FP32 model take their place."""
+        """True if networks can be evaluated: without labels, the detections of the FP32 model take their place."""
         if not self.options.unlabelled:
             return True
         return "val" in self.inputs.data.splits and not self.options.no_eval_origin
@@ -369,7 +369,7 @@ class Session:
         return entry
 
     def _is_best(self, ptq: HeldOutLoss, losses: Mapping[str, float]) -> bool:
-        """Whether an epoch's loss is lower than PTQ's by two standard errors, and lower than that of the best epoch."""
+        """True if an epoch's loss is lower than PTQ's by two standard errors, and lower than that of the best epoch."""
         loss = losses["held_out"]
         difference = Difference(loss - ptq.value, losses["held_out_error"], len(ptq.terms))
         if not difference.significant or difference.value > 0:

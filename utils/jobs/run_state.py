@@ -404,6 +404,6 @@ def find_run(where: str | Path, project: str | Path, state: str) -> Path:
 
 
 def _is_unfinished(run: Path) -> bool:
-    """Whether a run has no report, or its report says that the run is not finished."""
+    """True if a run has no report, or its report says that the run is not finished."""
     report = run / "report.json"
     return not report.is_file() or UNFINISHED in report.read_text(encoding="utf-8", errors="replace")

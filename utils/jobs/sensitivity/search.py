@@ -239,7 +239,7 @@ class Search:
         return self._choose(gains | self._measure_gains(sets))
 
     def _is_enough(self, chosen: Selection) -> bool:
-        """Whether a choice of single units reaches the target, or regains enough of the loss."""
+        """True if a choice of single units reaches the target, or regains enough of the loss."""
         target = ap_of(self.float_row) - self._allowed
         regained = chosen.ap - ap_of(self.int8_row)
         lost = gain(self.float_row, self.int8_row).value
