@@ -17,15 +17,12 @@ reports, are in `utils/jobs/`.
     step_graph.py      a step's kernels, recorded and replayed
     checkpoint.py      recipe + state on disk; loading never runs code from the file
 
-In a checkout, with `batches` of images `[B, 3, H, W]` in 0..1:
-
-    from models.quantize import calibration, placement
-    from models.quantize.recipe import Calibration, Recipe
-    from utils import upstream
-
-    model = upstream.fuse(upstream.load_float("yolov9-c-converted.pt").model)
-    placement.apply(model, placement.plan(model, Recipe()))
-    statistics = calibration.calibrate(model, batches, Calibration(method="mse"))
+    >>> from models.quantize import calibration, placement
+    >>> from models.quantize.recipe import Calibration, Recipe
+    >>> from utils import upstream
+    >>> model = upstream.fuse(upstream.load_float("yolov9-c-converted.pt").model)
+    >>> placement.apply(model, placement.plan(model, Recipe()))
+    >>> statistics = calibration.calibrate(model, batches, Calibration(method="mse"))  # images [B, 3, H, W] in 0..1
 
 `finetune.Finetuner` trains it, `checkpoint.save` and `load_quantized` keep it, as in `utils/jobs/quantize.py`.
 """

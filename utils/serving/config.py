@@ -191,6 +191,7 @@ def _with_nms(file: ServedFile, options: ServingOptions, batch: int) -> list[Mod
     (predictions,) = (spec for spec in file.outputs if spec.name == DETECT.prediction)
     results = _results_of_nms(file.images.shape[0], settings.max_det)
     detections = _outputs(results, file.metadata, batch)
+    entries = {name: json.dumps(value) for name, value in asdict(settings).items()}
     network = _network(file, options, f"{options.model_name}_network", batch, {})
     nms = ModelConfig(
         name=f"{options.model_name}_nms",
@@ -199,7 +200,7 @@ def _with_nms(file: ServedFile, options: ServingOptions, batch: int) -> list[Mod
         input=[_tensor(predictions, batch)],
         output=detections,
         instance_group=[{"count": 1, "kind": "KIND_CPU"}],
-        parameters=_parameters({name: json.dumps(value) for name, value in asdict(settings).items()}),
+        parameters=_parameters(entries),
     )
     between = {predictions.name: f"raw_{predictions.name}"}
     steps = [

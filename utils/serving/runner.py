@@ -47,10 +47,11 @@ class TritonRunner(Runner):
                 f"no answer about model {model} from {self._address} ({_one_line(error)}); start tritonserver there, "
                 "or give another model or --url"
             ) from error
+        metadata = {key: value.string_value for key, value in config.parameters.items()}
         super().__init__(
             inputs=_specs(described.inputs),
             outputs=_specs(described.outputs),
-            metadata={key: value.string_value for key, value in config.parameters.items()},
+            metadata=metadata,
             device=torch.device("cpu"),
             description=f"Triton at {self._address}, {described.platform}, answers on the CPU",
         )
