@@ -218,7 +218,7 @@ run_on_cpu() {
 
 write_report() {
   local note="PTQ and QAT simulate INT8 in PyTorch, and ONNX Runtime convolves in FP32 on a CPU:"
-  program "4/4 report" scripts/make_report.py "$run" "${evaluated[@]}" --title "YOLOv9 quickstart" \
+  run_part "4/4 report" "$PYTHON" "$YOLOV9_CHECKOUT/scripts/make_report.py" "$run" "${evaluated[@]}" --title "YOLOv9 quickstart" \
     --note "$note their ms/image say nothing about the speed of INT8." --note "$speed"
 }
 
