@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What INT8 costs networks in AP, and what it gains in time: train, quantize, export, build, evaluate, time.
+"""Measure what INT8 costs in AP, and what it gains in time: train, quantize, export, build, evaluate, time.
 
     python benchmarks/accuracy.py --data datasets/digits-640/data.yaml --networks yolov9-s --epochs 12
     python benchmarks/accuracy.py --data data/coco.yaml --weights yolov9-c-converted.pt -- --optimization-level 2
@@ -55,7 +55,7 @@ QUICK_QAT: Words = ["--calib-images", "20", "--epochs", "1", "--iters", "5", "--
 
 
 class AccuracyOptions(steps.StudyOptions):
-    """What is measured."""
+    """The study of accuracy."""
 
     data: str = option(..., "dataset's YAML", metavar="FILE")
     networks: list[Literal["yolov9-t", "yolov9-s", "yolov9-m", "yolov9-c"]] = option([], "of upstream's, to train")

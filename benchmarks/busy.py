@@ -91,7 +91,7 @@ def busy_processes(count: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def quota_of_one_core() -> Iterator[tuple[str, list[str]]]:
-    """How one core is granted, and the words before a command: a cgroup's quota, or else the affinity."""
+    """Grant one core, by a cgroup's quota or else the affinity: that in words, and the words before a command."""
     affinity = "affinity", ["taskset", "-c", str(min(os.sched_getaffinity(0)))]
     folder = V1 if (V1 / "cpu.cfs_quota_us").is_file() else V2
     file, content = ("cpu.cfs_quota_us", "100000") if folder == V1 else ("cpu.max", "100000 100000")

@@ -65,7 +65,7 @@ Part = Literal["quantize", "time", "evaluate"]
 
 
 class CpuOptions(Options):
-    """What is compared."""
+    """The comparison on a CPU."""
 
     float_file: str = option(..., "float .onnx, in FP32", "--float", metavar="FILE")
     int8_file: str = option(..., "INT8 .onnx of the same weights, weakly typed", "--int8", metavar="FILE")

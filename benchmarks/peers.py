@@ -37,7 +37,7 @@ class Images:
     file: Path
 
     def feeds(self) -> Iterator[dict[str, Any]]:
-        """What the file is given for each image: its input's name and a NumPy array."""
+        """Yield the feed of each image: the input's name and a NumPy array."""
         with OnnxRuntimeRunner(self.file) as runner:
             form, spec = runner.input_spec, runner.inputs[0]
         for image in self.images:

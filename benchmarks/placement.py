@@ -41,7 +41,7 @@ WHOLE = "--no-int8-rewrites"  # of the file that int8-convs is made of
 
 
 class PlacementOptions(steps.StudyOptions):
-    """What is compared."""
+    """The comparison of placements."""
 
     models: list[str] = option(..., "YAML of upstream's models/, or float checkpoint", positional=True, metavar="MODEL")
     output: str = option("runs/placement", "where all files go", metavar="DIR")
@@ -143,7 +143,7 @@ def layer_cells(path: Path) -> list[str]:
 
 
 def model_rows(folder: Path) -> tuple[str, list[list[str]]]:
-    """What a model was measured on; of each batch size and variant milliseconds, how long FP16 takes, layers."""
+    """Return the machine, in words, and a row for each batch size and variant: milliseconds, FP16's share, layers."""
     measured_on, timed = steps.read_times(folder / "times/benchmark.json")
     found = {(row["batch"], row["model"].removeprefix(f"{folder.name}-")): row for row in timed}
     rows = []

@@ -1,4 +1,4 @@
-"""What the studies share: options, the patched checkout whose programs are their steps, and the times they read."""
+"""Shared by the studies: options, the patched checkout whose programs are their steps, and the times they read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ENGINE_PYTHON = os.environ.get("ENGINE_PYTHON") or sys.executable  # the interpr
 
 
 class StudyOptions(Options):
-    """What both benchmarks take."""
+    """Options of both studies."""
 
     checkout: str = option("", "the patched checkout (default: the variable YOLOV9_CHECKOUT)", metavar="DIR")
     imgsz: ImageSize = option(640, "input size in pixels", "--imgsz", "--img", metavar="PX")
@@ -29,7 +29,7 @@ class StudyOptions(Options):
 
 @dataclass(frozen=True)
 class Setup:
-    """What programs are called with.
+    """The options that programs are called with.
 
     Attributes:
         checkout: the patched checkout.

@@ -50,7 +50,7 @@ MODES = {"draw": ["--save-txt", "--save-conf"], "no-draw": ["--save-txt", "--sav
 
 
 class VideoOptions(Options):
-    """What is measured."""
+    """The measurement of a video."""
 
     network: str = option(..., "an .engine, .onnx or .pt", positional=True, metavar="FILE")
     images: str = option(..., "folder of images that the frames are made of", metavar="DIR")
@@ -74,7 +74,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a run took: seconds by the clock, and of the CPU with all cores."""
+    """The time of a run: seconds by the clock, and of the CPU with all cores."""
 
     wall: float
     cpu: float
@@ -167,7 +167,7 @@ def label_difference(text: str, other: str) -> float:
 
 
 def compare_labels(labels: dict[str, str], first: dict[str, str]) -> dict[str, Any]:
-    """How many files differ, and by how much, as a share of the image; None if numbers or classes of boxes differ."""
+    """Count differing files, and the largest difference as a share of the image; None if numbers or classes differ."""
     names = {**labels, **first}
     differing = [name for name in names if labels.get(name) != first.get(name)]
     largest = max((label_difference(labels.get(name, ""), first.get(name, "")) for name in differing), default=0.0)
@@ -175,7 +175,7 @@ def compare_labels(labels: dict[str, str], first: dict[str, str]) -> dict[str, A
 
 
 def has_no_draw(checkout: Path) -> bool:
-    """Whether the val_trt.py of a checkout takes `--no-draw`."""
+    """Tell whether the val_trt.py of a checkout takes `--no-draw`."""
     command = [ENGINE_PYTHON, "val_trt.py", "-h"]
     return "--no-draw" in subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=True).stdout
 

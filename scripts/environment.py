@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What install_dependencies.sh asks of a Python environment; run by that environment's python, and needs only pip.
+"""Check a Python environment for install_dependencies.sh; run by that environment's python, and needs only pip.
 
 environment.py check SET        what is missing or too old; exit code 1 if there is anything
 environment.py constraints SET  the constraints to install the set with
@@ -19,31 +19,35 @@ FOLDER = Path(__file__).resolve().parents[1] / "requirements"
 
 
 def constraints(name: str) -> list[str]:
-    """The tested versions, except for what is installed and meets the bounds: that is kept.
+    """Return the tested versions, except for packages that are installed and meet the bounds: these stay.
 
     NVIDIA's builds of torch for Jetson and for its containers come from elsewhere and must not be replaced.
     """
     replaced = unmet(name)
-    kept = {package: version for package, version in installed().items() if package not in replaced}
-    tested = {str(canonicalize_name(wanted.name)): str(wanted) for wanted in requirements(FOLDER / "constraints.txt")}
-    if "torch" in kept:
-        tested.pop("torchvision", None)  # which one fits that torch, the installer finds out
-    return [f"{package}=={kept[package]}" if package in kept else line for package, line in tested.items()]
+    versions = {package: version for package, version in installed().items() if package not in replaced}
+    lines = []
+    for requirement in requirements(FOLDER / "constraints.txt"):
+        package = str(canonicalize_name(requirement.name))
+        if package == "torchvision" and "torch" in versions:
+            continue  # the installer finds the one that fits the installed torch
+        lines.append(f"{package}=={versions[package]}" if package in versions else str(requirement))
+    return lines
 
 
 def unmet(name: str) -> dict[str, str]:
-    """Package → what is wrong with it, for the direct requirements of a set that are missing or too old."""
+    """Return the direct requirements of a set that are missing or too old: package → problem."""
     problems: dict[str, str] = {}
     versions = installed()
-    for wanted in requirements(FOLDER / f"{name}.txt"):
-        version = versions.get(canonicalize_name(wanted.name))
-        if version is None or not wanted.specifier.contains(version, prereleases=True):
-            problems[canonicalize_name(wanted.name)] = f"{wanted} is needed, and {version or 'none'} is installed"
+    for requirement in requirements(FOLDER / f"{name}.txt"):
+        package = str(canonicalize_name(requirement.name))
+        version = versions.get(package)
+        if version is None or not requirement.specifier.contains(version, prereleases=True):
+            problems[package] = f"{requirement} is needed, and {version or 'none'} is installed"
     return problems
 
 
 def requirements(path: Path) -> Iterator[Requirement]:
-    """The requirements in a file and in those that it includes."""
+    """Yield the requirements in a file and in those that it includes."""
     for line in path.read_text(encoding="utf-8").splitlines():
         text = line.split("#")[0].strip()
         if text.startswith("-r"):
@@ -53,9 +57,13 @@ def requirements(path: Path) -> Iterator[Requirement]:
 
 
 def installed() -> dict[str, str]:
-    """Package → version."""
-    found = ((package.metadata["Name"], package.version) for package in metadata.distributions())
-    return {str(canonicalize_name(name)): version for name, version in found if name}  # a folder that pip left has none
+    """Return package → version."""
+    versions = {}
+    for package in metadata.distributions():
+        name = package.metadata["Name"]
+        if name:  # a folder that pip left has none
+            versions[str(canonicalize_name(name))] = package.version
+    return versions
 
 
 if __name__ == "__main__":

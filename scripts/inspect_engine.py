@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What an engine is made of: layers by precision and time, INT8 coverage, reformatting, the slowest layers.
+"""Show what an engine is made of: layers by precision and time, INT8 coverage, reformatting, the slowest layers.
 
     python scripts/inspect_engine.py yolov9-c-int8.engine --generate-graph
     python scripts/inspect_engine.py yolov9-c-int8.onnx --runtime openvino     # its layers on this CPU

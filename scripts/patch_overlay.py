@@ -48,23 +48,20 @@ def patch(checkout: Path, root: Path, *, force: bool, revert: bool, dry_run: boo
         names = first_names(plan["backup"])
         raise Refusal(f"{checkout} has files that are not the overlay's, or changed: {names}; --force puts them aside")
     if dry_run:
-        print("".join(f"{action:8}{path}\n" for action, paths in plan.items() for path in paths), end="")
+        for action, paths in plan.items():
+            for path in paths:
+                print(f"{action:8}{path}")
         print(f"{checkout}: nothing was changed (--dry-run)")
         return
-    carry_out(checkout, plan, files, {"version": version, "files": {path: {"sha256": new[path]} for path in new}})
+    record: dict[str, object] = {
+        "version": version,
+        "files": {path: {"sha256": sha256} for path, sha256 in new.items()},
+    }
+    carry_out(checkout, plan, files, record)
     tidy(checkout, {*old} - {*new})
-    if revert:
-        done = "is not patched: nothing to revert"
-        if old:
-            done = f"is as it was before overlay {old_version}"
-            if plan["leave"]:
-                done += ", except for files that you had changed"
-    elif any(plan.values()) or version != old_version:
-        done = f"has overlay {version} now"
-    else:
-        done = f"has overlay {version} already: nothing to do"
-    counts = [f"{action} {len(paths)}" for action, paths in plan.items() if paths]
-    print(f"{checkout} {done}" + (f" ({', '.join(counts)})" if counts else ""))
+    result = reverted(plan, old_version, old) if revert else patched(plan, old_version, version)
+    counts = ", ".join(f"{action} {len(paths)}" for action, paths in plan.items() if paths)
+    print(f"{checkout} {result} ({counts})" if counts else f"{checkout} {result}")
     if plan["backup"]:
         print(f"put aside in {checkout / BACKUP}: {first_names(plan['backup'])}; --revert brings them back")
     if plan["leave"]:
@@ -74,11 +71,27 @@ def patch(checkout: Path, root: Path, *, force: bool, revert: bool, dry_run: boo
         print("or, for a GELAN, which has no auxiliary branch: python qat.py quantize --weights WEIGHTS.pt")
 
 
+def patched(plan: Plan, old_version: str, version: str) -> str:
+    """Return what a run of the overlay came to, in words."""
+    if any(plan.values()) or version != old_version:
+        return f"has overlay {version} now"
+    return f"has overlay {version} already: nothing to do"
+
+
+def reverted(plan: Plan, old_version: str, old: Digests) -> str:
+    """Return what taking the overlay out came to, in words."""
+    if not old:
+        return "is not patched: nothing to revert"
+    if plan["leave"]:
+        return f"is as it was before overlay {old_version}, except for files that you had changed"
+    return f"is as it was before overlay {old_version}"
+
+
 def read_record(checkout: Path) -> tuple[str, Digests]:
-    """The version and the files that a checkout remembers of the overlay."""
+    """Return the version and the files that a checkout remembers of the overlay."""
     model, path = checkout / "models/yolo.py", checkout / RECORD
     if not (model.is_file() and b"def parse_model" in model.read_bytes() and (checkout / "utils/general.py").is_file()):
-        raise Refusal(f"{checkout} is no YOLOv9 checkout: it lacks models/yolo.py or utils/general.py of upstream's")
+        raise Refusal(f"{checkout} is not a YOLOv9 checkout: it lacks models/yolo.py or utils/general.py of upstream's")
     if not path.exists():
         return "", {}
     try:
@@ -89,14 +102,17 @@ def read_record(checkout: Path) -> tuple[str, Digests]:
 
 
 def overlay_files(root: Path) -> dict[str, Path]:
-    """The files that the manifest lists: path in the checkout → file."""
+    """Return the files that the manifest lists: path in the checkout → file."""
     files: dict[str, Path] = {}
     for line in (root / "scripts/overlay_manifest.txt").read_text(encoding="utf-8").splitlines():
-        if pattern := line.split("#")[0].strip():
-            matches = [path for path in root.glob(pattern) if path.is_file() and path.suffix != ".pyc"]
-            if not matches:
-                raise Refusal(f"overlay_manifest.txt lists {pattern}, which is not there; is this copy complete?")
-            files.update((path.relative_to(root).as_posix(), path) for path in matches)
+        pattern = line.split("#")[0].strip()
+        if not pattern:
+            continue
+        matches = [path for path in root.glob(pattern) if path.is_file() and path.suffix != ".pyc"]
+        if not matches:
+            raise Refusal(f"overlay_manifest.txt lists {pattern}, which is not there; is this copy complete?")
+        for path in matches:
+            files[path.relative_to(root).as_posix()] = path
     return files
 
 
@@ -104,18 +120,30 @@ def make_plan(checkout: Path, new: Digests, old: Digests) -> Plan:
     """Compare what lies in the checkout with what was copied and with what is to lie there."""
     plan: Plan = {action: [] for action in ACTIONS}
     for path in sorted({*new, *old}):
-        content, wanted = digest(checkout / path), new.get(path, "")
         has_backup = os.path.lexists(checkout / BACKUP / path)
-        if content != wanted:
-            if not content:
-                plan["add"].append(path)
-            elif content == old.get(path):
-                plan["update" if wanted else "remove"].append(path)
-            else:
-                plan["backup" if wanted or has_backup else "leave"].append(path)
-        if has_backup and not wanted:
+        action = action_for(digest(checkout / path), new.get(path, ""), old.get(path), has_backup)
+        if action:
+            plan[action].append(path)
+        if has_backup and path not in new:
             plan["restore"].append(path)
     return plan
+
+
+def action_for(content: str, new: str, old: str | None, has_backup: bool) -> str:
+    """Return the action for a file, '' for none.
+
+    Args:
+        content: the digest of what lies in the checkout, '' for nothing.
+        new: of what is to lie there, '' for nothing.
+        old: of what an earlier run copied; None if it copied no such file.
+    """
+    if content == new:
+        return ""
+    if not content:
+        return "add"
+    if content == old:
+        return "update" if new else "remove"
+    return "backup" if new or has_backup else "leave"
 
 
 def carry_out(checkout: Path, plan: Plan, files: dict[str, Path], record: dict[str, object]) -> None:
@@ -124,7 +152,7 @@ def carry_out(checkout: Path, plan: Plan, files: dict[str, Path], record: dict[s
     moves += [(path, f"{OLD}/{path}") for path in plan["update"] + plan["remove"]]
     moves += [(f"{BACKUP}/{path}", path) for path in plan["restore"]]
     copies = [path for action in ("add", "update", "backup") for path in plan[action] if path in files]
-    begun: list[tuple[str, str]] = []
+    begun: list[tuple[str, str]] = []  # (source, target) of renames, ('', target) of copies
     written = checkout / OLD / "new"  # a kill leaves no half file under its name
     try:
         for source, target in moves:
@@ -145,13 +173,18 @@ def carry_out(checkout: Path, plan: Plan, files: dict[str, Path], record: dict[s
         else:
             (checkout / RECORD).unlink(missing_ok=True)
     except BaseException:
-        for source, target in reversed(begun):
-            if not source:
-                (checkout / target).unlink(missing_ok=True)
-            elif not os.path.lexists(checkout / source):
-                (checkout / target).rename(checkout / source)
+        put_back(checkout, begun)
         tidy(checkout, {*copies})
         raise
+
+
+def put_back(checkout: Path, begun: list[tuple[str, str]]) -> None:
+    """Undo renames and copies, the last one first."""
+    for source, target in reversed(begun):
+        if not source:
+            (checkout / target).unlink(missing_ok=True)
+        elif not os.path.lexists(checkout / source):
+            (checkout / target).rename(checkout / source)
 
 
 def tidy(checkout: Path, gone: set[str]) -> None:
@@ -168,26 +201,27 @@ def tidy(checkout: Path, gone: set[str]) -> None:
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of a file, '' where nothing is, and a word for anything else."""
+    """Return the SHA-256 of a file, '' where nothing is, and a word for anything else."""
     if path.is_symlink() or not path.is_file():
         return "no file" if os.path.lexists(path) else ""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def first_names(paths: list[str]) -> str:
-    """The first three names, and how many more there are."""
-    return ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
+    """Return the first three names, and how many more there are."""
+    names = ", ".join(paths[:3])
+    return f"{names} and {len(paths) - 3} more" if len(paths) > 3 else names
 
 
 class LineParser(argparse.ArgumentParser):
-    """Says in one line what is wrong with the command line."""
+    """A parser whose errors are one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {message} ({self.prog} -h lists the options)\n")
 
 
 def main(argv: list[str] | None = None, root: Path = ROOT) -> int:
-    """Read the command line; returns the exit code."""
+    """Read the command line, and return the exit code."""
     parser = LineParser(
         "patch_yolov9.sh", description="Copy this overlay into a YOLOv9 checkout, or bring it up to date."
     )
@@ -200,7 +234,8 @@ def main(argv: list[str] | None = None, root: Path = ROOT) -> int:
     try:
         with ExitStack() as stack:
             if checkout.is_dir():  # of two runs at once the second waits for the first
-                stack.callback(os.close, lock := os.open(checkout, os.O_RDONLY))
+                lock = os.open(checkout, os.O_RDONLY)
+                stack.callback(os.close, lock)
                 fcntl.flock(lock, fcntl.LOCK_EX)
             patch(checkout, root, force=args.force, revert=args.revert, dry_run=args.dry_run)
     except Refusal as error:

@@ -23,7 +23,7 @@ from utils.core.options import Fraction, Options, option
 
 
 class ConvertOptions(Options):
-    """What is converted."""
+    """Convert annotations to a dataset."""
 
     annotations: Path = option(..., "folder of VOC's XML files, or COCO's JSON file", positional=True, metavar="SOURCE")
     images: Path = option(..., "folder of the images", metavar="DIR")

@@ -34,22 +34,30 @@ ONE_FILE = {
 
 def make_checkout(wheel: Path, folder: Path) -> None:
     """Write the checkout that the wheel holds into a folder, which is made if it is missing."""
-    files = {}
     with zipfile.ZipFile(wheel) as archive:
-        for path in archive.namelist():
-            name, data = path.removeprefix("yolo9/"), archive.read(path)
-            if path.endswith("/METADATA"):
-                requirements = re.findall(r"^Requires-Dist: (.*\n)", data.decode(), re.MULTILINE)
-                files["requirements.txt"] = "".join(requirements).encode()
-            elif path.endswith("/licenses/LICENSE.md"):
-                files["LICENSE.md"] = data
-            elif name != path and name not in OWN_FILES:
-                for pattern, replacement in (*EVERY_FILE, *ONE_FILE.get(name, ())) if name.endswith(".py") else ():
-                    data = re.sub(pattern, replacement, data.decode(), flags=re.MULTILINE).encode()
-                files[name] = data
-    for name, data in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(data)
+        files = [checkout_file(path, archive.read(path)) for path in archive.namelist()]
+    for name, data in files:
+        if name:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(data)
+
+
+def checkout_file(path: str, data: bytes) -> tuple[str, bytes]:
+    """Return a file of the wheel as upstream has it: its name, '' if upstream has no such file, and its content."""
+    if path.endswith("/METADATA"):
+        requirements = re.findall(r"^Requires-Dist: (.*\n)", data.decode(), re.MULTILINE)
+        return "requirements.txt", "".join(requirements).encode()
+    if path.endswith("/licenses/LICENSE.md"):
+        return "LICENSE.md", data
+    name = path.removeprefix("yolo9/")
+    if name == path or name in OWN_FILES:
+        return "", b""
+    if name.endswith(".py"):
+        text = data.decode()
+        for pattern, replacement in (*EVERY_FILE, *ONE_FILE.get(name, ())):
+            text = re.sub(pattern, replacement, text, flags=re.MULTILINE)
+        data = text.encode()
+    return name, data
 
 
 if __name__ == "__main__":

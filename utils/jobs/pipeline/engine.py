@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from utils.core.errors import InputError
@@ -23,48 +24,76 @@ class EngineApOptions(Options):
     imgsz: list[str] = option(..., "input size in pixels, one or two", positional=True, nargs="+", metavar="PX")
     generate_graph: bool = option(False, "also report on the engine's layers, and draw them as SVG with graphviz")
 
+    @property
+    def size(self) -> list[str]:
+        """The options of programs that take a size."""
+        return ["--imgsz", *(side for word in self.imgsz for side in word.split("x"))]
+
+    @property
+    def graph(self) -> list[str]:
+        """The options of programs that draw layers."""
+        return ["--generate-graph"] if self.generate_graph else []
+
 
 def run(options: EngineApOptions) -> int:
     """Check, export, build, evaluate; return the exit code of the check where that fails."""
     weights, interpreter = options.weights, os.environ.get("PYTHON", sys.executable)
     if weights.suffix not in KINDS:
         raise InputError(f"{weights} is neither .pt, .onnx nor .engine")
-    size = [part for word in options.imgsz for part in word.split("x")]
-    graph: Words = ["--generate-graph"] if options.generate_graph else []
     # What would only be noticed after the export and the build, which take minutes
-    check = [interpreter, PROGRAMS / "scripts/check_engine_setup.py", options.data, *graph]
-    if weights.suffix == ".pt":
-        check += ["--weights", weights]
-    answer = subprocess.run(check, stdout=subprocess.PIPE, encoding="utf-8", check=False)
+    answer = subprocess.run(
+        [interpreter, *check_command(options)], stdout=subprocess.PIPE, encoding="utf-8", check=False
+    )
     if answer.returncode:
         return answer.returncode
     lines = answer.stdout.splitlines()
-
-    onnx, typing = weights, lines[-1]
-    if weights.suffix == ".pt":
-        onnx = Path(lines[-2])
+    onnx = Path(lines[-2]) if weights.suffix == ".pt" else weights
     engine = weights if weights.suffix == ".plan" else onnx.with_suffix(".engine")
-    folder = None if weights.suffix in (".engine", ".plan") else onnx.with_suffix(".steps")
-    pipeline = Pipeline(folder, Path.cwd(), software_of(PROGRAMS) if folder else {})
-
-    def step(name: str, title: str, program: str, *words: str | Path, output: Path | None = None) -> RunStep:
-        return RunStep(name, [PROGRAMS / program, *words], output, title=title, interpreter=interpreter)
-
-    if weights.suffix == ".pt":
-        words: Words = ["--weights", weights, "--imgsz", *size, "--include", "onnx", "--simplify"]
-        words += ["--dynamic", "batch", "--typing", typing, "--output", onnx, *words_of("EXPORT_ARGS")]
-        pipeline.run(step("export", "export to ONNX", "export_qat.py", *words, output=onnx))
-    if folder is not None:
-        words = [onnx, "--imgsz", *size, "--output", engine, "--check", "0"]
-        if batch := words_of("BATCH"):
-            words += ["--batch-size", *batch]
-        words += [*graph, *words_of("BUILD_ARGS")]
-        pipeline.run(step("build", "build the engine", "scripts/build_engine.py", *words, output=engine))
-    elif options.generate_graph:
-        pipeline.run(step("inspect", "inspect the engine", "scripts/inspect_engine.py", engine, *graph))
-    words = ["--engine-file", engine, "--data", options.data, "--imgsz", *size, *words_of("VAL_ARGS")]
-    pipeline.run(step("evaluate", "evaluate it", "val_trt.py", *words))
+    is_built = weights.suffix in (".engine", ".plan")
+    folder = None if is_built else onnx.with_suffix(".steps")
+    pipeline = Pipeline(folder, Path.cwd(), {} if is_built else software_of(PROGRAMS))
+    steps = steps_for_engine(options, engine) if is_built else steps_to_engine(options, onnx, engine, lines[-1])
+    for step in [*steps, evaluation(options, engine)]:
+        pipeline.run(replace(step, interpreter=interpreter))
     return 0
+
+
+def check_command(options: EngineApOptions) -> Words:
+    """Return the command that prints the ONNX file of a checkpoint, and how TensorRT here wants it to be typed."""
+    command: Words = [PROGRAMS / "scripts/check_engine_setup.py", options.data, *options.graph]
+    if options.weights.suffix == ".pt":
+        command += ["--weights", options.weights]
+    return command
+
+
+def steps_to_engine(options: EngineApOptions, onnx: Path, engine: Path, typing: str) -> list[RunStep]:
+    """Return the export of a checkpoint, and the build of its engine."""
+    steps = []
+    if options.weights.suffix == ".pt":
+        command: Words = [PROGRAMS / "export_qat.py", "--weights", options.weights, *options.size]
+        command += ["--include", "onnx", "--simplify", "--dynamic", "batch", "--typing", typing]
+        command += ["--output", onnx, *words_of("EXPORT_ARGS")]
+        steps.append(RunStep("export", command, onnx, title="export to ONNX"))
+    command = [PROGRAMS / "scripts/build_engine.py", onnx, *options.size, "--output", engine, "--check", "0"]
+    if batch := words_of("BATCH"):
+        command += ["--batch-size", *batch]
+    command += [*options.graph, *words_of("BUILD_ARGS")]
+    steps.append(RunStep("build", command, engine, title="build the engine"))
+    return steps
+
+
+def steps_for_engine(options: EngineApOptions, engine: Path) -> list[RunStep]:
+    """Return the report on the layers of an engine, if it was asked for."""
+    if not options.generate_graph:
+        return []
+    command: Words = [PROGRAMS / "scripts/inspect_engine.py", engine, *options.graph]
+    return [RunStep("inspect", command, title="inspect the engine")]
+
+
+def evaluation(options: EngineApOptions, engine: Path) -> RunStep:
+    """Return the evaluation, which runs each time: its result goes into a new folder."""
+    command: Words = [PROGRAMS / "val_trt.py", "--engine-file", engine, "--data", options.data, *options.size]
+    return RunStep("evaluate", [*command, *words_of("VAL_ARGS")], title="evaluate it")
 
 
 def words_of(variable: str) -> list[str]:

@@ -238,9 +238,9 @@ class Quickstart:
 
     def write_report(self) -> None:
         """Put all rows on one page."""
-        words: Words = [self.run, *self.evaluated, "--title", "YOLOv9 quickstart"]
-        words += ["--note", SIMULATED, "--note", self.speed]
-        self.pipeline.run(self.step("report", "4/4 report", "scripts/make_report.py", *words))
+        command = [self.options.checkout / "scripts/make_report.py", self.run, *self.evaluated]
+        command += ["--title", "YOLOv9 quickstart", "--note", SIMULATED, "--note", self.speed]
+        self.pipeline.run(RunStep("report", command, title="4/4 report", interpreter=self.interpreter))
 
     def show_commands(self, best: Path) -> None:
         """Print the commands of docs/your-model.md for this model: QAT in full, with the defaults of qat.py."""

@@ -233,7 +233,7 @@ class Pipeline:
         if log is None:
             return self._waited_for(words)
         log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab" if append else "wb", buffering=0) as file:
+        with log.open("ab" if append else "wb") as file:  # buffered: such a file is locked while a thread writes
             if self.only_commands:
                 return self._waited_for(words, stdout=file, stderr=file)
             unbuffered = {**os.environ, "PYTHONUNBUFFERED": "1"}  # into a pipe, Python would print at the end only
@@ -341,6 +341,7 @@ def _copy(source: IO[bytes], shown: IO[bytes], log: IO[bytes], process: subproce
     """Copy what a program prints to one of our streams and to its log; a closed stream of ours ends the program."""
     for chunk in iter(partial(os.read, source.fileno(), CHUNK), b""):
         log.write(chunk)
+        log.flush()
         try:
             shown.write(chunk)
             shown.flush()
