@@ -238,7 +238,7 @@ class Quickstart:
 
     def write_report(self) -> None:
         """Put all rows on one page."""
-        command = [self.options.checkout / "scripts/make_report.py", self.run, *self.evaluated]
+        command: Words = [self.options.checkout / "scripts/make_report.py", self.run, *self.evaluated]
         command += ["--title", "YOLOv9 quickstart", "--note", SIMULATED, "--note", self.speed]
         self.pipeline.run(RunStep("report", command, title="4/4 report", interpreter=self.interpreter))
 

@@ -315,7 +315,8 @@ def _content(path: Path) -> str:
 def _dataset_state(path: Path) -> str:
     """Return a digest of names, sizes and times of a dataset's images and labels; '' for another YAML."""
     from utils.evaluation.data_yaml import load_data
-    from utils.evaluation.images import find_images, label_file
+    from utils.evaluation.image_files import find_images
+    from utils.evaluation.labels import label_file
 
     try:
         data = load_data(str(path))
