@@ -64,6 +64,8 @@ class OnnxFile:
         metadata = {entry.key: entry.value for entry in model.metadata_props}
         has_plugins = any(operator.endswith("_TRT") for operator in operators)
         has_half_scales = FLOAT16 in scales
+        is_half = has_half_scales or FLOAT16 in weights
+        is_data_dependent = not operators.isdisjoint(DATA_DEPENDENT)
         input_spec = InputSpec()
         if inputs:
             input_spec = InputSpec.of_file(metadata, inputs[0].dtype, inputs[0].shape)
@@ -73,11 +75,11 @@ class OnnxFile:
             outputs=outputs,
             opset=_opset(model),
             quantized=bool(quantizers),
-            half=has_half_scales or FLOAT16 in weights,
+            half=is_half,
             half_scales=has_half_scales,
             unsigned=UINT8 in zero_points,
             plugins=has_plugins,
-            data_dependent=not operators.isdisjoint(DATA_DEPENDENT),
+            data_dependent=is_data_dependent,
             metadata=metadata,
             input_spec=input_spec,
         )
