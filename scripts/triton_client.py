@@ -40,8 +40,8 @@ class TritonClientOptions(RunFolderOptions):
     project: str = project_option("runs/triton")
 
 
-def draw_detections(options: TritonClientOptions) -> None:
-    """Draw."""
+def ask_server(options: TritonClientOptions) -> None:
+    """Draw what a model on the server detects."""
     if options.source is None:
         raise InputError("give --source, an image, a video or a folder to draw detections on")
     need("torch", "tritonclient", "grpc")
@@ -64,7 +64,7 @@ def draw_detections(options: TritonClientOptions) -> None:
     logger.info("results: %s", folder)
 
 
-main = partial(run_program, "triton_client.py", (TritonClientOptions, draw_detections), about=__doc__)
+main = partial(run_program, "triton_client.py", (TritonClientOptions, ask_server), about=__doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -34,9 +34,9 @@ ENTRIES = {"main", "run"}  # names that every program or job may have
 
 MOST_BRANCHES = 20  # of a function, conditional expressions and comprehensions counted
 MOST_NODES = 60  # of the syntax tree in a simple statement
-# Looked at by a person at each release, and raised with a reason: unfolded code, --source in threads, docs/build.py,
-# and quickstart.sh and val_trt.sh, which are steps in Python now
-MOST_NODES_OF_PRODUCT = 243_000
+# Looked at by a person at each release, and raised with a reason: the whole product is unfolded, --source runs in
+# threads, and quickstart.sh and val_trt.sh are steps in Python
+MOST_NODES_OF_PRODUCT = 255_000
 MOST_WORDS = {"README.md": 750}  # of a page
 MOST_WORDS_OF_A_PAGE = 900
 ROOM = 50  # words that a listed page may grow by, at least, so that a row of a table is no reason to divide it

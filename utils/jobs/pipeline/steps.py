@@ -339,15 +339,23 @@ def _place(step: RunStep) -> str:
 
 
 def _copy(source: IO[bytes], shown: IO[bytes], log: IO[bytes], process: subprocess.Popen[bytes]) -> None:
-    """Copy what a program prints to one of our streams and to its log; a closed stream of ours ends the program."""
+    """Copy what a program prints to one of our streams, at once, and to its log, by whole lines.
+
+    A program's two streams share the log. A closed stream of ours ends the program.
+    """
+    line = b""
     for chunk in iter(partial(os.read, source.fileno(), CHUNK), b""):
-        log.write(chunk)
+        whole, newline, rest = (line + chunk).rpartition(b"\n")
+        log.write(whole + newline)
         log.flush()
+        line = rest
         try:
             shown.write(chunk)
             shown.flush()
         except BrokenPipeError:
             process.terminate()
+    log.write(line)
+    log.flush()
 
 
 @contextmanager
