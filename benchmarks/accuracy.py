@@ -59,7 +59,7 @@ class AccuracyOptions(steps.StudyOptions):
 
     data: str = option(..., "dataset's YAML", metavar="FILE")
     networks: list[Literal["yolov9-t", "yolov9-s", "yolov9-m", "yolov9-c"]] = option([], "of upstream's, to train")
-    weights: list[str] = option([], "trained float checkpoints, as reparameterization.py leaves them", metavar="FILE")
+    weights: list[str] = option([], "trained FP32 checkpoints, as reparameterization.py leaves them", metavar="FILE")
     output: str = option("runs/accuracy", "where results lie", metavar="DIR")
     workers: Workers = option(8, "processes that read images", metavar="N")
     groups: str = option("", "images that are resampled together, see qat.py quantize", metavar="FILE|REGEX")

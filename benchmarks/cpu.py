@@ -5,7 +5,7 @@
     python benchmarks/cpu.py ... --parts quantize --weight-bits 8      # elsewhere, before: carry runs/cpu/digits/ along
     python benchmarks/cpu.py ... --parts time evaluate --peers nncf-mixed onnxruntime
 
-Both files come from one checkpoint by export_qat.py, without NMS. NNCF and ONNX Runtime quantize the float file with
+Both files come from one checkpoint by export_qat.py, without NMS. NNCF and ONNX Runtime quantize the FP32 file with
 images of the training split; their files lie in the folder with the name of --output, and one that is there is not
 made again. The JSON is written after each measurement, and what it holds is not measured again. Networks are timed in
 turns, at batch size 1.
@@ -67,11 +67,11 @@ Part = Literal["quantize", "time", "evaluate"]
 class CpuOptions(Options):
     """The comparison on a CPU."""
 
-    float_file: str = option(..., "float .onnx, in FP32", "--float", metavar="FILE")
+    float_file: str = option(..., "FP32 .onnx", "--float", metavar="FILE")
     int8_file: str = option(..., "INT8 .onnx of the same weights, weakly typed", "--int8", metavar="FILE")
     data: str = option(..., "dataset's YAML", metavar="FILE")
     output: str = option(..., "JSON of results; peers' files lie in the folder of its name", metavar="FILE")
-    network: str = option("", "its name in tables (default: that of the float file)", metavar="NAME")
+    network: str = option("", "its name in tables (default: that of the FP32 file)", metavar="NAME")
     imgsz: ImageSize | None = option(None, "input size in pixels (default: the file's)", "--imgsz", metavar="PX")
     ir: list[str] = option(
         [], "further INT8 files of these weights, OpenVINO's .xml; FILE.json beside one says how it was made",

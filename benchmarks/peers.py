@@ -1,4 +1,4 @@
-"""INT8 files of a float network by NNCF and by ONNX Runtime, for cpu.py to compare with; each with its defaults.
+"""INT8 files of an FP32 network by NNCF and by ONNX Runtime, for cpu.py to compare with; each with its defaults.
 
 What a peer quantizes behind the last convolutions costs it AP, so each is also measured with those nodes in FP32.
 """
@@ -31,7 +31,7 @@ ONNX_RUNTIME = "ONNX Runtime is not installed: pip install onnxruntime, or leave
 
 @dataclass(frozen=True)
 class Images:
-    """Calibration images: letterboxed, uint8 `[1, 3, H, W]` each, and the float file that takes them."""
+    """Calibration images: letterboxed, uint8 `[1, 3, H, W]` each, and the FP32 file that takes them."""
 
     images: Sequence[Tensor]
     file: Path
@@ -52,7 +52,7 @@ class Peer:
         name: in tables.
         file: its name in the folder of results.
         settings: in words.
-        quantize: makes the file from images, which also name the float file.
+        quantize: makes the file from images, which also name the FP32 file.
     """
 
     name: str
@@ -80,7 +80,7 @@ def decoding_nodes(model: ModelProto) -> list[NodeProto]:
 
 
 def quantize_nncf(preset: str, scoped: bool, images: Images, output: Path) -> None:
-    """Write OpenVINO's .xml and .bin of the float file, quantized by `nncf.quantize`.
+    """Write OpenVINO's .xml and .bin of the FP32 file, quantized by `nncf.quantize`.
 
     Raises:
         DependencyError: NNCF is not installed.
@@ -113,7 +113,7 @@ def quantize_nncf(preset: str, scoped: bool, images: Images, output: Path) -> No
 
 
 def quantize_static(reduce_range: bool, scoped: bool, images: Images, output: Path) -> None:
-    """Write the float file, quantized by ONNX Runtime's `quantize_static` after its own preparation.
+    """Write the FP32 file, quantized by ONNX Runtime's `quantize_static` after its own preparation.
 
     Args:
         reduce_range: weights of 7 bits, as ONNX Runtime's documentation has it for x86 without VNNI.
@@ -163,7 +163,7 @@ class IrRunner(OpenVinoRunner):
 
 
 def open_ir(path: Path, float_file: Path, precision: Precision, threads: int | None = None) -> IrRunner:
-    """A runner for a file of a network that is otherwise that of the float file."""
+    """A runner for a file of a network that is otherwise that of the FP32 file."""
     return IrRunner(path, read_onnx(float_file), precision=precision, threads=threads)
 
 

@@ -3,7 +3,7 @@
 
     python benchmarks/placement.py models/detect/gelan-c.yaml --imgsz 640 --batch-size 1 8 -- --optimization-level 2
 
-MODEL is one of upstream's YAMLs (random weights: the speed is the same), or a float checkpoint. YOLOV9_CHECKOUT, or
+MODEL is one of upstream's YAMLs (random weights: the speed is the same), or an FP32 checkpoint. YOLOV9_CHECKOUT, or
 --checkout, is a patched checkout, whose programs do the work. A step that has ended is not run again: after a change of
 rules.py give another --output. Options behind -- are for benchmark_trt.py. With --device cpu, ONNX
 Runtime times the files.
@@ -43,7 +43,7 @@ WHOLE = "--no-int8-rewrites"  # of the file that int8-convs is made of
 class PlacementOptions(steps.StudyOptions):
     """The comparison of placements."""
 
-    models: list[str] = option(..., "YAML of upstream's models/, or float checkpoint", positional=True, metavar="MODEL")
+    models: list[str] = option(..., "YAML of upstream's models/, or FP32 checkpoint", positional=True, metavar="MODEL")
     output: str = option("runs/placement", "where all files go", metavar="DIR")
     batch_size: list[BatchSize] = option([1, 8], "that are timed", metavar="N")
     data: str = option("", "dataset's YAML to calibrate on (default: noise)", metavar="FILE")

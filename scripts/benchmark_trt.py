@@ -5,12 +5,12 @@
     python scripts/benchmark_trt.py yolov9-c-int8.onnx --sweep 64
 
 FILE is an ONNX file, of which an engine is built for each batch size (FILE-bN.engine beside it, used again while it is
-newer), or an engine. All are timed at one image size: that of the files, or --imgsz. --baseline is the float model's
+newer), or an engine. All are timed at one image size: that of the files, or --imgsz. --baseline is the FP32 model's
 ONNX; its engine is FP16. Files with NMS inside are compared with a baseline that has it inside too, and files with
 masks with one that has masks: a segmentation network beside a detector shows what masks cost.
 
 With --runtime openvino, OpenVINO runs ONNX files on the CPU, INT8 beside FP32 (and BF16, where the processor has it);
-with --device cpu, ONNX Runtime runs them in float. There are no engines then. With OpenVINO, --builds 2 opens each file
+with --device cpu, ONNX Runtime runs them in FP32. There are no engines then. With OpenVINO, --builds 2 opens each file
 twice.
 """
 

@@ -5,7 +5,7 @@
 #
 #   ONNX        the quantized model, exported with --dynamic; engines are built beside it
 #   IMGSZ       input size in pixels: 640, or height and width as 384x640 or 384 640 (default: that of the file)
-#   --baseline  the float model, exported the same way: its FP16 engines are what is compared with
+#   --baseline  the FP32 model, exported the same way: its FP16 engines are what is compared with
 #
 # Figures are those of trtexec: CUDA graph, spin wait, no data transfers. PYTHON=/path/to/python3 chooses the interpreter.
 # Exit code: 0 done, 1 failed, 2 the input cannot be used.

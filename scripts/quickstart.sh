@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Set everything up and take a float model to an evaluated INT8 ONNX file, with a report. Where there is an NVIDIA GPU,
+# Set everything up and take an FP32 model to an evaluated INT8 ONNX file, with a report. Where there is an NVIDIA GPU,
 # TensorRT is installed too, and FP16 and INT8 engines are built and evaluated beside it; elsewhere OpenVINO runs INT8 and
 # FP32 on the CPU.
 #
@@ -7,7 +7,7 @@
 #   ./scripts/quickstart.sh --segments                          the same with masks: instance segmentation
 #   ./scripts/quickstart.sh --weights my.pt --data my.yaml
 #
-#   --weights FILE  float checkpoint of upstream's train.py or train_dual.py, or of Ultralytics (default: the demo model)
+#   --weights FILE  FP32 checkpoint of upstream's train.py or train_dual.py, or of Ultralytics (default: the demo model)
 #   --data FILE     dataset's YAML with train and val (default: the demo set, which is drawn in build/digits)
 #   --segments      the demo model and the demo set with masks; the set is drawn in build/digits-segments
 #   --imgsz PX      input size, 640 or 384x640 (default: 320 for the demo, else that of the training)

@@ -3,7 +3,7 @@
 #
 #   ./scripts/val_trt.sh WEIGHTS DATA IMGSZ [--generate-graph]
 #
-#   WEIGHTS           quantized or float checkpoint (.pt); an .onnx file is only built, an .engine only evaluated
+#   WEIGHTS           quantized or FP32 checkpoint (.pt); an .onnx file is only built, an .engine only evaluated
 #   DATA              dataset's YAML
 #   IMGSZ             input size in pixels: 640, or height and width as 384x640 or 384 640
 #   --generate-graph  also report on the engine's layers, and draw them as SVG with graphviz

@@ -12,7 +12,7 @@ reports, are in `utils/jobs/`.
     fused_cuda.py      the same for training on CUDA in one pass each way, also with SiLU in front
     fused_kernels.py   its kernels, in Triton
     calibration.py     statistics once, then max | percentile | mse from the same pass; ranges, for reports
-    finetune.py        QAT: the float network supervises the quantized one; ranges as parameters, the rates
+    finetune.py        QAT: the FP32 model supervises the quantized one; ranges as parameters, the rates
     distillation.py    what they are compared by: the task loss
     step_graph.py      a step's kernels, recorded and replayed
     checkpoint.py      recipe + state on disk; loading never runs code from the file

@@ -119,7 +119,7 @@ def load_quantized(path: str | Path, heads: Sequence[str] = HEADS) -> QuantizedC
         heads: upstream's classes that its last layer may be of.
 
     Raises:
-        CheckpointError: the file is missing, truncated, foreign, a float checkpoint, or has an unknown version.
+        CheckpointError: the file is missing, truncated, foreign, an FP32 checkpoint, or has an unknown version.
     """
     content = _read(path)
     if content is None:
@@ -188,7 +188,7 @@ def summary(path: str | Path) -> dict[str, Any]:
     """Read the description in a quantized checkpoint, without its weights; nothing of it is checked or built.
 
     Returns:
-        Its entries that hold no tensors; empty for anything that may be a float checkpoint.
+        Its entries that hold no tensors; empty for anything that may be an FP32 checkpoint.
 
     Raises:
         CheckpointError: the file is missing, not a PyTorch file, or of an unknown version.

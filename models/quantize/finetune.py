@@ -160,7 +160,7 @@ class Finetuner:
 
     Args:
         student: calibrated; between epochs its quantizers have the trained ranges as amax.
-        teacher: a float network with the same head and classes.
+        teacher: an FP32 network with the same head and classes.
         settings: rates, and what trains.
         graph: on CUDA, replay a step's kernels (`step_graph.py`).
     """

@@ -83,7 +83,7 @@ class Plan:
 
 
 def plan(model: nn.Module, recipe: Recipe) -> Plan:
-    """Decide the placement for a fused float network of upstream's.
+    """Decide the placement for a fused FP32 model of upstream's.
 
     Raises:
         RecipeError: a pattern of the recipe's `float` matches no convolution.

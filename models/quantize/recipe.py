@@ -95,7 +95,7 @@ class Calibration(StrictModel):
 
 
 class Finetune(StrictModel):
-    """Quantization-aware training under supervision by the float network."""
+    """Quantization-aware training under supervision by the FP32 model."""
 
     epochs: Epochs = Field(default=10, description="epochs of QAT; with fewer than 200 training images 0, unless given")
     iters: Iterations = Field(default=45, description="optimizer steps an epoch, at most: an epoch is one pass")
@@ -127,7 +127,7 @@ class Finetune(StrictModel):
 
 
 class Recipe(StrictModel):
-    """Everything that turns a float network into a particular quantized one."""
+    """Everything that turns an FP32 network into a particular quantized one."""
 
     calibration: Calibration = Calibration()
     finetune: Finetune = Finetune()

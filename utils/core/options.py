@@ -161,7 +161,7 @@ class RuntimeOptions(DeviceOptions):
         metavar="D",
     )
     runtime: Literal["onnxruntime", "openvino"] | None = option(
-        None, "what runs an .onnx file. onnxruntime: in float (default); openvino: in INT8 on this CPU"
+        None, "what runs an .onnx file. onnxruntime: in FP32 (default); openvino: in INT8 on this CPU"
     )
     float_precision: Literal["fp32", "bf16", "fp16"] | None = option(
         None, "OpenVINO's for layers that are not INT8 (default: fp32)", "--precision"

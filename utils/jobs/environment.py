@@ -75,6 +75,6 @@ def metadata_of_file(path: Path) -> Mapping[str, Any]:
     if path.suffix == ".pt":
         from models.quantize import checkpoint
 
-        content = checkpoint.summary(path) or {"kind": "a float checkpoint, or another file of PyTorch's"}
+        content = checkpoint.summary(path) or {"kind": "an FP32 checkpoint, or another file of PyTorch's"}
         return {**content, **content.get("extra", {}), "extra": None}
     return {}

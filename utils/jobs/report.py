@@ -30,7 +30,7 @@ class ReportOptions(DeviceOptions):
     """Put the results of one or several runs on one page."""
 
     runs: list[str] = option(
-        [], "run folders, or their report.json; rows keep this order; a row compares with the float row before it",
+        [], "run folders, or their report.json; rows keep this order; a row compares with the FP32 row before it",
         positional=True, nargs="*", metavar="RUN",
     )  # fmt: skip
     environment: bool = option(

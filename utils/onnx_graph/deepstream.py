@@ -3,7 +3,7 @@
 nvinfer's configuration assumes the parser of DeepStream-Yolo since its version for DeepStream 7.1 or, of a segmentation
 network, of DeepStream-Yolo-Seg (https://github.com/marcoslucianops), whose rows are x1, y1, x2, y2, score, class and
 perhaps a mask. Those of an end-to-end file assume https://github.com/levipereira/nvdsinfer_yolo. nvinfer's names an
-engine that trtexec has built: nvinfer would build a quantized network in FP16. Of a float network nvinfer may build
+engine that trtexec has built: nvinfer would build a quantized network in FP16. Of an FP32 network nvinfer may build
 one, by DeepStream-Yolo's builder or its own.
 Keys: https://docs.nvidia.com/metropolis/deepstream/dev-guide/text/DS_plugin_gst-nvinfer.html, and nvinferserver's in
 https://github.com/NVIDIA/DeepStream/tree/main/includes (nvdsinferserver_*.proto).
@@ -30,7 +30,7 @@ CONFIG = "config_infer_primary_yoloV9.txt"
 SERVER = "config_inferserver_primary_yoloV9.txt"
 SCALE = repr(1 / 255)
 INT8, FP16 = 1, 2  # of nvinfer's network-mode
-TRTEXEC_FLAGS = {  # by typing; '' for a float network
+TRTEXEC_FLAGS = {  # by typing; '' for an FP32 network
     "": (["--fp16"], "TensorRT up to 10"),
     "weak": (["--int8", "--fp16"], "TensorRT up to 10.11"),
     "strong": (["--stronglyTyped"], "TensorRT 10.12 and later; 11 needs no --stronglyTyped"),
@@ -172,7 +172,7 @@ def configs(
         onnx: the file; the configurations are to lie beside it.
         size: height and width of the input, pixels.
         typing: weak or strong, of a quantized network; '' for a float one.
-        engine: built by trtexec, which the configuration names; '': nvinfer builds one, of a float network.
+        engine: built by trtexec, which the configuration names; '': nvinfer builds one, of an FP32 network.
         nms: in the file; None where nvinfer does it.
         model: of an end-to-end file its name in a Triton model repository; '' for another file.
         channels: 3, or 1 of a network that takes grey images.

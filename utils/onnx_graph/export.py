@@ -61,7 +61,7 @@ class ExportResult:
     opset: int
     inputs: dict[str, tuple[int | str, ...]]  # name → shape; a dynamic axis is its name
     outputs: dict[str, tuple[int | str, ...]]
-    report: GraphReport | None  # the verifier's, None for a float network
+    report: GraphReport | None  # the verifier's, None for an FP32 network
     quantizers: Mapping[str, Provenance]  # the activation quantizers by name, and where they come from
 
 

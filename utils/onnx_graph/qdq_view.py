@@ -302,7 +302,7 @@ def number_quantizers(model: ModelProto) -> None:
 
 
 def provenance_of(model: ModelProto) -> dict[str, Provenance]:
-    """The activation quantizers by name, and what passes wrote into them; empty for a float network."""
+    """The activation quantizers by name, and what passes wrote into them; empty for an FP32 network."""
     result = {}
     for node in QdqGraph(model).activations:
         entries = json.loads(node.doc_string)

@@ -77,7 +77,7 @@ def verify(model: ModelProto) -> GraphReport:
     graph = QdqGraph(model, floats, properties.get("typing", ""), properties.get(TARGET_KEY, ""))
     if not graph.of_type(DEQUANTIZE):
         raise InputError(
-            "there is nothing to verify: the file holds a float model, without QuantizeLinear or DequantizeLinear"
+            "there is nothing to verify: the file holds an FP32 model, without QuantizeLinear or DequantizeLinear"
         )
     findings = []
     checked = {}

@@ -51,7 +51,7 @@ TORCH_MODULES = {
 
 @dataclass(frozen=True)
 class FloatCheckpoint:
-    """A float network as upstream trained it: float32, evaluation mode, batch norms not yet fused."""
+    """An FP32 network as upstream trained it: float32, evaluation mode, batch norms not yet fused."""
 
     model: nn.Module
     names: dict[int, str]

@@ -284,7 +284,7 @@ def test_what_has_changed_runs_again_and_is_named(folder, tmp_path):
     other = quickstart(folder, *own, "--epochs", "7")
     assert call(other, "qat.py")[-2:] == ["--device", "cpu"], "not --resume: it is another run"
     assert values(call(other, "qat.py"), "--epochs") == ["7"]
-    assert "1/4 quantize: float, PTQ, QAT: runs again, since command changed" in other.stdout
+    assert "1/4 quantize: FP32, PTQ, QAT: runs again, since command changed" in other.stdout
     assert "export_qat.py" not in names(other), "its checkpoint is as it was"
     weights.write_text("second")
     changed = quickstart(folder, *own, "--epochs", "7")

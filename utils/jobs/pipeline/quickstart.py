@@ -120,7 +120,7 @@ class Quickstart:
         words: Words = ["--weights", self.weights, "--data", options.data, *self.size]
         words += ["--batch-size", options.batch_size, "--epochs", options.epochs, "--iters", self.iters]
         words += ["--project", self.run.parent, "--name", self.run.name, "--exist-ok"]
-        step = self.step("quantize", "1/4 quantize: float, PTQ, QAT", "qat.py", "quantize", *words,
+        step = self.step("quantize", "1/4 quantize: FP32, PTQ, QAT", "qat.py", "quantize", *words,
                          output=self.run / "report.json")  # fmt: skip
         state = self.run / "weights/last.pt"
         step = replace(step, resume=(state, ["--resume", self.run]))
@@ -154,7 +154,7 @@ class Quickstart:
         """Export the FP32 model, to compare with."""
         file = self.run / "weights/float.onnx"
         command: Words = ["--weights", self.weights, *self.export_options(), "--output", file, *words]
-        title = "3/4 export the float model, to compare with"
+        title = "3/4 export the FP32 model, to compare with"
         self.pipeline.run(self.step("export-float", title, "export_qat.py", *command, output=file))
         return file
 
@@ -168,7 +168,7 @@ class Quickstart:
         self.evaluated.append(self.run / name)
 
     def measure_speed(self, best: Path, onnx: Path) -> StepError | None:
-        """Compare INT8 as an engine, or in OpenVINO, with the float model; return the failure of a step.
+        """Compare INT8 as an engine, or in OpenVINO, with the FP32 model; return the failure of a step.
 
         The report is written without what failed.
         """
@@ -209,7 +209,7 @@ class Quickstart:
         return engine
 
     def time(self, title: str, verdict: str, int8: Path, base: Path, *words: str | Path) -> None:
-        """Time an INT8 file, or its engine, beside the float one; the speed is the line that begins with `verdict`."""
+        """Time an INT8 file, or its engine, beside the FP32 one; the speed is the line that begins with `verdict`."""
         table = self.run / "benchmark/benchmark.md"
         command: Words = [int8, "--baseline", base, *words]
         command += ["--project", self.run, "--name", "benchmark", "--exist-ok"]
