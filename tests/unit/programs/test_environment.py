@@ -71,7 +71,7 @@ def test_files_say_what_they_are_and_not_whose(tmp_path, monkeypatch, start):
         assert f"  {line}" in lines
     text = "\n".join(lines)
     assert "cut.pt is damaged" in text
-    assert "a float checkpoint" in text.split("gelan-digits.pt")[1]
+    assert "an FP32 checkpoint" in text.split("gelan-digits.pt")[1]
     for private in ("secret", "lee", "ann", "empty", "quantized_state", str(tmp_path)):
         assert private not in text
 
