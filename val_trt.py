@@ -41,7 +41,7 @@ EVALUATION_OPTIONS = (
 def evaluate_or_draw(options: ValOptions) -> None:
     """Evaluate, or with `--source` draw."""
     if not options.save_txt:
-        options.reject_unused(["save_conf"], "without --save-txt, to whose files it adds scores")
+        options.reject_unused(["save_conf"], "without --save-txt: it adds scores to those files")
         options.reject_unused(["no_draw"], "without --save-txt, since nothing would be written")
     check_file(options.network, "expected an ONNX file, an engine or a .pt")
     if options.source is None:
@@ -77,10 +77,12 @@ def evaluate_on_dataset(options: ValOptions) -> None:
     if not options.data and not any(file.lower().endswith(".pt") for file in networks):
         raise InputError("--data was not given; give the dataset's YAML")
     if options.unlabelled and not options.reference:
-        raise InputError("--unlabelled takes the FP32 model's detections as labels; give that as --reference FILE")
+        raise InputError(
+            "--unlabelled takes the FP32 model's detections as labels; give that model as --reference FILE"
+        )
     for network in networks:
         need_for(network, options.openvino)
-    files = [options.network, options.data, options.reference]
+    files = [options.network, options.data, options.reference, options.groups]
     refuse_overwrite_in(options.project, options.name, options.exist_ok, options.WRITTEN, files)
     from utils.jobs.evaluate import evaluate_file
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Build a TensorRT engine from an ONNX file; minutes, on the GPU that the engine is for.
+"""Build a TensorRT engine from an ONNX file. It takes minutes, and runs on the GPU that the engine is for.
 
     python scripts/build_engine.py yolov9-c-int8.onnx --imgsz 640 --batch-size 1 8 16
     python scripts/build_engine.py yolov9-c-int8.onnx --tune 20          # the fastest of what 20 minutes can build

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Time INT8 beside FP32 in OpenVINO on this machine, on a network of upstream's with random weights.
+"""Time INT8 beside FP32 in OpenVINO on this machine, on an upstream network with random weights.
 
     python scripts/cpu_speed.py                       # gelan-s at 416 pixels, with all cores
     python scripts/cpu_speed.py gelan-c --imgsz 640 --threads 1
@@ -21,23 +21,26 @@ from utils.cli import run_program
 from utils.core.options import Field, ImageSize, Options, option
 from utils.jobs.open import need
 
+DEFAULT_NETWORK = "gelan-s"
+
 
 class SpeedOptions(Options):
     """INT8 beside FP32 on this machine's CPU."""
 
     network: Literal["gelan-t", "gelan-s", "gelan-m", "gelan-c", "gelan-e"] | None = option(
-        None, "upstream's network (default: gelan-s)", positional=True, nargs="?"
+        None, f"upstream's network (default: {DEFAULT_NETWORK})", positional=True, nargs="?"
     )
     imgsz: ImageSize = option(416, "side of the images in pixels, a multiple of 32", metavar="PX")
     threads: Annotated[int, Field(ge=1, le=1024)] | None = option(None, "default: one for each core", metavar="N")
 
 
 def time_both(options: SpeedOptions) -> int:
-    """Time both; 1 if one of them did not run."""
+    """Time FP32 and INT8; return exit code 1 if one of them did not run."""
     need("torch", "onnx", "openvino")
     from utils.jobs import cpu_speed
 
-    return int(any(row.error for row in cpu_speed.run(options.network or "gelan-s", options.imgsz, options.threads)))
+    rows = cpu_speed.run(options.network or DEFAULT_NETWORK, options.imgsz, options.threads)
+    return 1 if any(row.error for row in rows) else 0
 
 
 main = partial(run_program, "cpu_speed.py", (SpeedOptions, time_both), about=__doc__)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Check a Python environment for install_dependencies.sh; run by that environment's python, and needs only pip.
 
-environment.py check SET        what is missing or too old; exit code 1 if there is anything
+environment.py check SET        what is missing or outside the bounds; exit code 1 if there is anything
 environment.py constraints SET  the constraints to install the set with
 """
 
@@ -19,7 +19,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "requirements"
 
 
 def constraints(name: str) -> list[str]:
-    """Return the tested versions, except for packages that are installed and meet the bounds: these stay.
+    """Return the tested versions, except for packages that are installed and within the set's bounds: these stay.
 
     NVIDIA's builds of torch for Jetson and for its containers come from elsewhere and must not be replaced.
     """
@@ -35,7 +35,7 @@ def constraints(name: str) -> list[str]:
 
 
 def unmet(name: str) -> dict[str, str]:
-    """Return the direct requirements of a set that are missing or too old: package → problem."""
+    """Return the direct requirements of a set that are missing or outside the bounds: package → problem."""
     problems: dict[str, str] = {}
     versions = installed()
     for requirement in requirements(FOLDER / f"{name}.txt"):

@@ -43,10 +43,16 @@ BatchSize = Annotated[int, Field(ge=1, le=LARGEST_BATCH)]
 
 
 def one_size(size: Any) -> Any:
-    """A side as it is; a list of one side, or of height and width, as the side of a square, or (height, width)."""
+    """Return the side of a square, or (height, width).
+
+    >>> one_size(640), one_size([640]), one_size([640, 640]), one_size([384, 640])
+    (640, 640, 640, (384, 640))
+    """
     if not isinstance(size, (list, tuple)):
         return size
     sides = size
+    if len(sides) > 1 and any(isinstance(side, tuple) for side in sides):
+        raise ValueError("expected one size, such as 384x640")
     if len(sides) == 1 and isinstance(sides[0], tuple):  # 384x640 on the command line
         sides = sides[0]
     is_square = len(sides) in (1, 2) and sides[0] == sides[-1]
@@ -86,14 +92,14 @@ def option(
     return Field(default, description=text, json_schema_extra=extra, **keywords)
 
 
-COMPATIBILITY = "compatibility: taken from users of yolov9-qat and upstream, without an effect on the result"
+COMPATIBILITY = "compatibility: options of yolov9-qat and of upstream, accepted without an effect on the result"
 
 
 class Options(StrictModel):
     """Base of every program's options."""
 
     OFTEN: ClassVar[tuple[str, ...]] = ()  # fields that `-h` lists first, in this order
-    HIDDEN: ClassVar[tuple[str, ...]] = ()  # taken without effect, since users of yolov9-qat type them; not in -h
+    HIDDEN: ClassVar[tuple[str, ...]] = ()  # accepted without an effect, for users of yolov9-qat; not in -h
 
     @classmethod
     def parsed(cls: type[Kind], arguments: argparse.Namespace) -> Kind:
@@ -115,7 +121,7 @@ class Options(StrictModel):
 
     @classmethod
     def argument(cls, name: str) -> dict[str, Any]:
-        """The arguments of `option` for a field, by which it stands on the command line."""
+        """What `option` recorded for a field: flags, group, the recipe's entry, and keywords for argparse."""
         return cast("dict[str, Any]", cls.model_fields[name].json_schema_extra)
 
     @classmethod
@@ -136,7 +142,7 @@ class Options(StrictModel):
         return [self.flag(name) for name in names if name in self.model_fields_set]
 
     def reject_unused(self, names: Iterable[str], why: str) -> None:
-        """Raise `InputError` if one of these options was given: '--flag does nothing' `why`."""
+        """Raise `InputError` if one of these options was given; `why` completes '--flag does nothing ...'."""
         for flag in self.given(*names):
             raise InputError(f"{flag} does nothing {why}; leave it out")
 
@@ -161,10 +167,10 @@ class RuntimeOptions(DeviceOptions):
         metavar="D",
     )
     runtime: Literal["onnxruntime", "openvino"] | None = option(
-        None, "what runs an .onnx file. onnxruntime: in FP32 (default); openvino: in INT8 on this CPU"
+        None, "what runs an .onnx file. onnxruntime: in FP32 (default); openvino: in INT8, if the file is quantized"
     )
     float_precision: Literal["fp32", "bf16", "fp16"] | None = option(
-        None, "OpenVINO's for layers that are not INT8 (default: fp32)", "--precision"
+        None, "precision of OpenVINO for the layers that are not INT8 (default: fp32)", "--precision"
     )
 
     @property
@@ -182,8 +188,10 @@ class RuntimeOptions(DeviceOptions):
     @model_validator(mode="after")
     def check_runtime(self) -> RuntimeOptions:
         """Raise `InputError` for a runtime and a device that exclude each other, or an option of the other runtime."""
-        device = self.device.lower()
-        is_openvino_device = device.startswith("openvino")
+        device = self.device.strip().lower()
+        is_openvino_device = device.partition(":")[0] == "openvino"
+        if device.startswith("openvino") and not is_openvino_device:
+            raise InputError(f"--device {self.device}: expected openvino:CPU, openvino:GPU or openvino:NPU")
         if is_openvino_device and self.runtime == "onnxruntime":
             raise InputError(f"--device {self.device} is OpenVINO's; leave --runtime onnxruntime out")
         if self.openvino and not is_openvino_device and device not in ("", "cpu"):
@@ -251,29 +259,29 @@ def project_option(default: str) -> Any:
 data_option = partial(
     option,
     None,
-    "dataset's YAML (default: that of the weights' training, of a .pt that knows one which is there)",
+    "dataset's YAML (default: the one that the .pt was trained on, if the file exists)",
     metavar="FILE",
 )
 target_drop_option = partial(
     option,
     None,
-    "AP that INT8 may lose (default: 0.002; of agreement, with --unlabelled, 0.025)",
+    "AP that INT8 may lose (default: 0.002; with --unlabelled: 0.025 of agreement)",
     metavar="AP",
 )
 groups_option = partial(
     option,
     None,
-    "images that are resampled together, such as frames of a clip: a file of lines `image group`, or a regular "
-    "expression for the beginning of image names",
+    "images that are resampled together, such as frames of a clip: a file with a line `IMAGE GROUP` for each image, or "
+    "a regular expression that matches the beginning of image names",
     metavar="FILE|REGEX",
 )
 
 
 def add_options(parser: argparse.ArgumentParser, kind: type[Options]) -> None:
-    """Add an argument for each field of an options class; options that are not given are not in the namespace.
+    """Add an argument for each field of an options class; an option that is not given is not in the namespace.
 
-    The options of `OFTEN` come first and those of `COMPATIBILITY` last. Between them the class's own fields come first,
-    then those of its bases. Positional arguments belong to no group.
+    The options of `OFTEN` come first and those of `COMPATIBILITY` last. Between them a field ranks by the class that
+    declared it first: the class itself, then its bases. Positional arguments belong to no group.
     """
     for title, names in fields_by_group(kind).items():
         heading, _, about = title.partition(": ")
@@ -283,7 +291,7 @@ def add_options(parser: argparse.ArgumentParser, kind: type[Options]) -> None:
 
 
 def fields_by_group(kind: type[Options]) -> dict[str, list[str]]:
-    """Return the fields of an options class by the title of their group, in the order of `-h`; '': positional."""
+    """Return the fields of an options class by the title of their group, in the order of `-h`; positional: ''."""
     bases = list(kind.__mro__)
     declared = {name: bases.index(base) for base in bases for name in inspect.get_annotations(base)}
     others = "more options" if kind.OFTEN else "options"
@@ -317,8 +325,9 @@ def _argument(kind: type[Options], name: str) -> dict[str, Any]:
 def _help(field: FieldInfo) -> str:
     """Return the help of a field, with its default unless the text names one."""
     text = field.description or ""
-    has_no_value = field.default is False or field.default in (None, "", [])  # 0 is a default to be shown
-    if not (field.is_required() or has_no_value or "(default" in text):
+    says_nothing = field.default is False or field.default in (None, "", [])  # 0 is a default to be shown
+    hides_default = field.is_required() or says_nothing or "(default" in text
+    if not hides_default:
         default = " ".join(map(str, field.default)) if isinstance(field.default, list) else field.default
         text = f"{text} (default: {default})"
     return text.replace("%", "%%")  # argparse formats it

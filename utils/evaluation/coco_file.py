@@ -79,7 +79,7 @@ def check_partners(
 
     Args:
         lines: one for each entry without a partner; the first is named.
-        problem: the entries that are counted, with a verb.
+        problem: the text after 'N of M', such as 'annotations name an unknown image'.
         force: raise nothing.
     """
     if force or len(lines) <= MOST_WITHOUT_PARTNER * total:
@@ -92,7 +92,7 @@ def read_coco(path: Path) -> CocoFile:
     """Read a COCO file in UTF-8, UTF-16 or UTF-32, with or without a byte order mark.
 
     Raises:
-        DataError: it is not a COCO file, or several images or categories have one id.
+        DataError: it is not a COCO file, or images or categories with different names have one id.
     """
     content = _content(path)
     file = CocoFile(path, total=len(content["annotations"]))
@@ -121,7 +121,9 @@ def _content(path: Path) -> Mapping[str, list[Any]]:
     try:
         content = json.loads(path.read_bytes())
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not text in UTF-8 or UTF-16 (byte {error.start}); save it as UTF-8") from error
+        raise DataError(
+            f"{path} is not text in UTF-8, UTF-16 or UTF-32 (byte {error.start}); save it as UTF-8"
+        ) from error
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not valid JSON ({str(error)[:100]}); {expected}") from error
     for part in PARTS:
@@ -137,7 +139,7 @@ def _by_id(
     key: str,
     file: CocoFile,
 ) -> dict[int | str, dict[str, Any]]:
-    """Entries by their ids; those without an id or without a text under `key` are broken."""
+    """Entries by their ids; those without an id, or without a name under `key`, are broken."""
     by_id: dict[int | str, dict[str, Any]] = {}
     for number, entry in enumerate(entries, 1):
         name = _name(entry, kind, number)
@@ -155,7 +157,7 @@ def _by_id(
 
 
 def _name(entry: Any, kind: str, number: int) -> str:
-    """'annotation 17' by the id of an entry, or else by its place in the list, which begins with 1."""
+    """'annotation 17' by the id of an entry; without an id 'annotation number 17' by its place, from 1."""
     written = entry.get("id") if isinstance(entry, dict) else None
     if written is None:
         return f"{kind} number {number}"
@@ -166,12 +168,13 @@ def id_key(value: Any) -> int | str | None:
     """An id as it is compared: 7, 7.0, "7" and "007" are the same; None for a value that cannot be an id."""
     if isinstance(value, str):
         text = value.strip()
-        is_number = text.isascii() and text.isdecimal() and len(text) < LONGEST_ID
+        is_number = text.isascii() and text.removeprefix("-").isdecimal() and len(text) <= LONGEST_ID
         return int(text) if is_number else text or None
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value):
-        return None
-    return int(value) if value == int(value) else None
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return None
 
 
 def sorted_ids(ids: Iterable[int | str]) -> list[int | str]:
@@ -208,8 +211,9 @@ def _number(value: Any, key: str, kind: Callable[[Any], Any]) -> Any:
     """A finite number, which may be written as text; raises `ValueError`."""
     try:
         number = kind(value)
+        is_finite = math.isfinite(number)
     except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not math.isfinite(number):
+        is_finite = False
+    if not is_finite:
         raise ValueError(f"{key!r} holds {short_repr(value)}; expected a number")
     return number

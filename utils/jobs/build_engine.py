@@ -31,23 +31,25 @@ class EngineOptions(BuildOptions):
         None, "one, or min opt max, for a file of dynamic batch (default: 1 8 16)", metavar="N"
     )
     imgsz: list[ImageSize | tuple[ImageSize, ImageSize]] | None = option(
-        None, "one, or min opt max, or height and width (384 640 or 384x640), for a file of dynamic size (default: the "
-        "file's own)", *IMAGE_SIZE_FLAGS, metavar="PX", type=image_size,
+        None, "of a file of dynamic size: 640; or 320 640 960 (min opt max); or 384 640 or 384x640 (height and width) "
+        "(default: the file's own)", *IMAGE_SIZE_FLAGS, metavar="PX", type=image_size,
     )  # fmt: skip
     precision: Literal["best", "fp16", "fp32"] = option(
-        "best", "of an FP32 file, where TensorRT chooses (default: best: FP16; a quantized file is INT8)"
+        "best", "precision of the layers of a file without quantizers (default: best, which is FP16)"
     )
     workspace: Annotated[int, Field(ge=1, le=1 << 22)] | None = option(
-        None, "memory for kernels (default: 3/4 of what is free)", metavar="MB"
+        None, "memory for kernels in MiB (default: 3/4 of what is free)", metavar="MIB"
     )
     timing_cache: str | None = option(None, "default: beside the engine, by GPU and version", metavar="FILE")
     no_timing_cache: bool = option(False, "measure every kernel anew")
     target: list[str] = option([], "TensorRT-RTX: GPUs to build for, e.g. SM89", metavar="SM")
-    allow_fp32: bool = option(False, "build an FP32 file where TensorRT cannot choose FP16 by itself")
+    allow_fp32: bool = option(False, "allow an FP32 engine if this TensorRT cannot build an FP32 file in FP16")
     check: Annotated[int, Field(ge=0, le=64)] = option(
-        4, "compare the engine with ONNX Runtime on N images, at least 2 (default: 4; 0: no comparison)", metavar="N"
+        4,
+        "compare the engine with ONNX Runtime on N generated images, at least 2 (default: 4; 0: no comparison)",
+        metavar="N",
     )
-    generate_graph: bool = option(False, "also report on its layers, and draw them as SVG")
+    generate_graph: bool = option(False, "also report on the engine's layers, and draw them as SVG")
 
     @property
     def engine(self) -> Path:
@@ -55,8 +57,8 @@ class EngineOptions(BuildOptions):
         return self.output or self.onnx.with_suffix(".engine")
 
     @property
-    def inspects(self) -> bool:
-        """Whether the layers are reported here: those of an engine for other GPUs are measured there."""
+    def should_inspect(self) -> bool:
+        """Whether to report on the layers; not with --target, since they are timed on the GPU that runs the engine."""
         return self.generate_graph and not self.target
 
 
@@ -68,20 +70,22 @@ def run(options: EngineOptions) -> None:
     from utils.trt import layers, tensorrt_api
     from utils.trt.tune import build_or_tune
 
-    if options.inspects:
-        layers.graphviz()  # refuses before the long build
+    if options.should_inspect:
+        layers.graphviz()  # raises where it is not installed, before the long build
     device = tensorrt_api.use_device(options.device, for_engines=not options.target)
     timing_cache = "" if options.no_timing_cache else options.timing_cache
     config = options.build_config(**profile_ranges(options), timing_cache=timing_cache, targets=tuple(options.target))
     engine = options.engine
     if engine.exists():
-        logger.info("replaces %s", engine)
+        logger.info("%s exists and will be replaced", engine)
     build_or_tune(options.onnx, engine, config)
     logger.info("engine: %s", engine)
-    if options.inspects:
+    if options.should_inspect:
         layers.inspect_engine(engine, draw=True, device=options.device)
     elif options.generate_graph:
-        logger.info("layers are measured on the GPU: scripts/inspect_engine.py %s --generate-graph there", engine.name)
+        logger.info(
+            "to report on the layers, run scripts/inspect_engine.py %s --generate-graph on its GPU", engine.name
+        )
     if options.check and not options.target:
         compare(options, device)
 
@@ -98,28 +102,28 @@ def check_build_options(options: EngineOptions) -> None:
     if not options.target:
         return
     if options.tune:
-        raise InputError("--tune times engines, and those of --target are for GPUs elsewhere; leave one of them out")
+        raise InputError("--tune times engines on this GPU, and --target builds for others; give one of them")
     options.reject_unused(["check"], "with --target, whose engine need not run here")
     portable = ["version_compatible", "hardware_compatible", "strip_weights"]
     options.reject_unused(portable, "with --target, whose engine is for the GPUs that it names")
 
 
 def written_files(options: EngineOptions) -> Iterator[Path]:
-    """Yield the files that a build writes, but for the timing cache of the default name, which no other file has."""
+    """Yield the files that a build writes, except the default timing cache, whose name cannot clash."""
     engine = options.engine
     yield engine
     yield engine.with_name(f"{engine.name}.json")
     if options.timing_cache:
         yield Path(options.timing_cache)
-    if options.inspects:
+    if options.should_inspect:
         yield engine.with_suffix(".layers.json")
         yield engine.with_suffix(".svg")
 
 
 def compare(options: EngineOptions, device: torch.device) -> None:
-    """Compare the engine with ONNX Runtime; `QatError` if its results are not those of the file."""
+    """Compare the engine with ONNX Runtime; `QatError` if their outputs differ too much."""
     if find_spec("onnxruntime") is None:
-        logger.info("not compared with ONNX Runtime, which is not installed; val_trt.py shows whether AP is as it was")
+        logger.info("not compared with ONNX Runtime, which is not installed; val_trt.py shows whether AP dropped")
         return
     from utils.jobs.check_engine import check_engine
 

@@ -2,7 +2,7 @@
 
 The best state is the one with the smallest loss on training images that are held out from calibration and QAT. It is
 PTQ's unless the loss after an epoch of QAT is lower by two standard errors. AP on the validation images chooses
-nothing: the best of several draws of it would be too good.
+nothing, since choosing the best epoch by it would bias it upwards.
 
 `run` is the whole command, and `Session` has its steps. Each step saves the state at its end (`run_state.py`), and is
 skipped where the state holds its result. Several processes all take every step, and come to the same numbers.
@@ -35,7 +35,7 @@ from utils import upstream
 from utils.core.curves import Curves
 from utils.core.files import write_bytes, write_text
 from utils.core.logging import warnings_until_now
-from utils.core.score import Difference, Score
+from utils.core.score import Score, standard_errors
 from utils.core.text import plural
 from utils.core.weights import FLOAT_HASH
 from utils.evaluation.results import EvalResult
@@ -124,7 +124,7 @@ class Session:
     # The steps
 
     def evaluate_float(self) -> None:
-        """Evaluate the FP32 model, in a resumed run, too: the other networks are compared with its detections.
+        """Evaluate the FP32 model, again in a resumed run: the other networks are compared with its detections.
 
         Raises:
             DataError: it detects nothing, or many images turn out to be damaged, and `--force` was not given.
@@ -193,6 +193,7 @@ class Session:
             losses = training.epoch(epoch)
         except DivergedError as error:
             self.state.stopped = f"epoch {epoch}: {error}"
+            self.save(None)
             return
         result = None
         if self.options.eval_epochs and self.can_measure:
@@ -297,7 +298,7 @@ class Session:
         report.save(self.folder / "report.json")
 
     def report(self) -> Report:
-        """Return what was measured until now."""
+        """Return everything measured until now; warnings up to now become part of the state."""
         state = self.state
         rows = [Row(**state.rows[stage]) for stage in STAGES if stage in state.rows]
         history = [Epoch(**entry, chosen=entry["epoch"] == state.best_epoch) for entry in state.history]
@@ -355,7 +356,7 @@ class Session:
     # QAT
 
     def _history_entry(self, epoch: int, losses: Mapping[str, float], row: Row | None) -> dict[str, Any]:
-        """Return an epoch as the history holds it: losses, and AP with its error against PTQ where it was measured."""
+        """Return an epoch for the history: losses, and, where AP was measured, AP and its difference's error to PTQ."""
         entry: dict[str, Any] = {"epoch": epoch, **losses}
         if row is None:
             return entry
@@ -371,8 +372,8 @@ class Session:
     def _is_best(self, ptq: HeldOutLoss, losses: Mapping[str, float]) -> bool:
         """True if an epoch's loss is lower than PTQ's by two standard errors, and lower than that of the best epoch."""
         loss = losses["held_out"]
-        difference = Difference(loss - ptq.value, losses["held_out_error"], len(ptq.terms))
-        if not difference.significant or difference.value > 0:
+        error = losses["held_out_error"]
+        if ptq.value - loss <= standard_errors(len(ptq.terms)) * error:
             return False
         best = self.state.best_epoch
         return best is None or loss < self.state.history[best]["held_out"]
@@ -424,10 +425,10 @@ class Session:
         return self.measurer.row("QAT", self.final, result, 0.0).model_dump()
 
     def _add_samples(self, report: Report, model: nn.Module) -> None:
-        """Add the images on which the best state and the FP32 model differ most; others where that is not known.
+        """Add the images on which the best state and the FP32 model differ most; others if none is known to differ.
 
-        Candidates are the images with the most differences in the evaluation. Since that has an NMS threshold of its
-        own, the differences in what is drawn rank them.
+        Candidates are the images with the most differences in the evaluation, whose NMS threshold is another one than
+        that of drawings: so the drawn detections rank the candidates again.
         """
         stage = "PTQ" if self.options.qat == "never" else "QAT"
         counts = self.state.disagreements.get(stage, {})
@@ -473,7 +474,7 @@ class Session:
         return f"best: {self.final} ({words})"
 
     def _next_lines(self, report: Report, advice: Advice) -> list[str]:
-        """Return the line with the next command, and, if that is another one, a line with the command that exports."""
+        """Return the line with the next command, and a line with the export command if the next one is no export."""
         export = shlex.join(export_command(str(self.final)))
         if all(row.ap is None for row in report.rows):
             return [f"next: {export}"]

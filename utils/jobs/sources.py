@@ -67,7 +67,7 @@ def is_video(source: str) -> bool:
 
 def shown(source: str) -> str:
     """A source as it is printed: a URL without user and password."""
-    return f"camera {source}" if source.isdecimal() else re.sub(r"(?<=://)[^/@]*@", "", source)
+    return f"camera {source}" if source.isdecimal() else re.sub(r"(?<=://)[^/]*@", "", source)
 
 
 def target_names(sources: Sequence[str]) -> list[str]:

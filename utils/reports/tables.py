@@ -9,7 +9,6 @@ import re
 import textwrap
 from collections.abc import Sequence
 
-from utils.core.files import distinct_names
 from utils.core.score import AGREEMENT, AtThreshold
 from utils.core.text import aligned
 from utils.reports.schema import AnyAp, Report, Row
@@ -21,6 +20,7 @@ MASK_HEADERS = ("stage", "AP", DIFFERENCE, "AP50", "mask AP", DIFFERENCE, "mask 
 DASH = "-"
 WIDTH = 80  # of the terminal
 LONGEST_NAME = 26  # of a row
+NMS_INSIDE = "NMS in"  # begins the setting of AP of a file with NMS, see `Row.ap_with`
 
 
 def fraction(value: float | None) -> str:
@@ -34,12 +34,15 @@ def stage_name(stage: str) -> str:
 
 
 def headers(report: Report) -> tuple[str, ...]:
-    """The columns of a report's table: with masks it has no room for precision and recall."""
+    """The columns of a report's table; AP without labels is agreement, and is called so.
+
+    With masks there is no room for precision and recall.
+    """
     names = MASK_HEADERS if report.has_masks else HEADERS
     if not any(AGREEMENT in row.ap_with for row in report.rows):
         return names
-    unlabelled = {"AP": "agreement", "AP50": "agree50"}
-    return tuple(unlabelled.get(name, name) for name in names)
+    renamed = {"AP": "agreement", "AP50": "agree50"}
+    return tuple(renamed.get(name, name) for name in names)
 
 
 def cells(report: Report, row: Row) -> tuple[str, ...]:
@@ -55,23 +58,42 @@ def cells(report: Report, row: Row) -> tuple[str, ...]:
 
 
 def _difference(report: Report, row: Row, ap: AnyAp) -> str:
-    """The difference of AP to the FP32 row; empty for that itself and without one."""
-    if report.baseline(row) in (None, row):
+    """The difference of AP to the FP32 row; empty for the FP32 row itself, and where there is none."""
+    base = report.baseline(row)
+    if base is None or base is row:
         return ""
     return str(report.difference(row, ap) or DASH)
 
 
 def labels(report: Report) -> list[str]:
-    """A name for each row: its stage as it is shown, and for rows of one stage words that tell them apart.
+    """A name for each row: its stage, and for rows of one stage words that tell them apart.
 
-    These are the runtime, if every row has another one, or else words of file and run, size and images.
+    These words are the runtime if it differs in every row; else the words of file, run, size and AP's settings that the
+    rows do not share, cut to `LONGEST_NAME` characters. Rows that are still alike are numbered.
     """
     names = [stage_name(row.stage) for row in report.rows]
     for stage in dict.fromkeys(names):
         indices = [index for index, row in enumerate(report.rows) if stage_name(row.stage) == stage]
         for index, name in zip(indices, _names_in_stage([report.rows[index] for index in indices]), strict=True):
             names[index] = name
-    return distinct_names(names)
+    return _numbered(names)
+
+
+def _numbered(names: Sequence[str]) -> list[str]:
+    """Add -2, -3, ... to names that are there already.
+
+    >>> _numbered(["PTQ 99.99", "PTQ 99.99", "QAT"])
+    ['PTQ 99.99', 'PTQ 99.99-2', 'QAT']
+    """
+    numbered: list[str] = []
+    for name in names:
+        candidate = name
+        count = 1
+        while candidate in numbered:
+            count += 1
+            candidate = f"{name}-{count}"
+        numbered.append(candidate)
+    return numbered
 
 
 def _names_in_stage(rows: Sequence[Row]) -> list[str]:
@@ -87,26 +109,30 @@ def _names_in_stage(rows: Sequence[Row]) -> list[str]:
     common = set.intersection(*(set(words) for words in words_of_rows))
     names = []
     for words in words_of_rows:
-        name = " ".join([stage, *(word for word in words if word not in common)])
-        names.append(textwrap.shorten(name, LONGEST_NAME, placeholder="") or stage)
+        own_words = [word for word in words if word not in common]
+        short = textwrap.shorten(" ".join([stage, *own_words]), LONGEST_NAME, placeholder="")
+        names.append(short or stage)
     return names
 
 
 def terminal_table(report: Report) -> str:
-    """Aligned text, if possible at most 80 columns wide: the warnings, the rows, then what they were measured on."""
+    """Aligned text, if possible at most 80 columns wide.
+
+    In order: the warnings; the rows; what they were measured on; the table against the FP32 model; remarks.
+    """
     if not report.rows:
         return "\n".join([*warning_block(report), "(no results)"])
-    places = list(dict.fromkeys(row.measured_on for row in report.rows))
+    runtimes = list(dict.fromkeys(row.measured_on for row in report.rows))
     named = list(zip(labels(report), report.rows, strict=True))
     rows = []
     for name, row in named:
-        place = f"[{places.index(row.measured_on) + 1}]"
-        rows.append((name, *cells(report, row)[1:], place))
+        footnote = f"[{runtimes.index(row.measured_on) + 1}]"
+        rows.append((name, *cells(report, row)[1:], footnote))
     titles = (*headers(report), "on")
     lines = aligned(titles, rows, ["stage"], rule=True)
     if max(len(line) for line in lines) > WIDTH:
         lines = aligned(titles, rows, ["stage"], rule=True, gap=" ")
-    lines += [f"[{number}] {place}" for number, place in enumerate(places, 1)]
+    lines += [f"[{number}] {runtime}" for number, runtime in enumerate(runtimes, 1)]
     against = against_fp32(report)
     if against:
         lines += ["", *textwrap.wrap(against[0], WIDTH), ""]
@@ -120,7 +146,7 @@ def terminal_table(report: Report) -> str:
 
 
 def warning_block(report: Report) -> list[str]:
-    """The run's warnings, once more, for the place above its table; no lines where there are none."""
+    """Lines that repeat the run's warnings above its table; none without warnings."""
     lines: list[str] = []
     for warning in report.warnings:
         lines += textwrap.wrap(f"warning: {warning}", WIDTH, subsequent_indent="  ")
@@ -128,18 +154,18 @@ def warning_block(report: Report) -> list[str]:
 
 
 def row_remarks(report: Report, row: Row) -> list[str]:
-    """Sentences on a row: why it does not compare, or compares in doubt, and where definitions of AP disagree."""
-    remarks = [not_compared(report, row), row.caveat]
+    """Sentences on a row: why it does not compare, or is compared in doubt, and where definitions of AP differ."""
+    sentences = [not_compared(report, row), row.caveat]
     base = report.baseline(row)
     if base and base is not row:
-        remarks.append(row.definitions_differ(base))
-    return [remark for remark in remarks if remark]
+        sentences.append(row.definitions_differ(base))
+    return [sentence for sentence in sentences if sentence]
 
 
 def against_fp32(report: Report) -> tuple[str, list[tuple[str, ...]]] | None:
-    """Effects of INT8 that a product notices: a heading, and the texts of a row for each of THRESHOLD_HEADERS.
+    """Effects of INT8 at a fixed threshold: a heading, and rows with a text for each of THRESHOLD_HEADERS.
 
-    None unless a row was measured against the FP32 model's detections and threshold.
+    None unless a row was measured against the FP32 model's detections, and at its threshold.
     """
     rows: list[tuple[str, ...]] = []
     thresholds: dict[str, None] = {}  # a set in order
@@ -154,18 +180,18 @@ def against_fp32(report: Report) -> tuple[str, list[tuple[str, ...]]] | None:
     if not is_compared:
         return None
     heading = (
-        "Against the FP32 model: AP with its detections as labels (agreement; 1 if all are alike), and precision and "
-        "recall at its confidence threshold of best F1"
+        "Against the FP32 model: AP with the FP32 model's detections as labels (agreement; 1 if all are alike), and "
+        "precision and recall at the confidence threshold at which the FP32 model's F1 is best"
     )
-    if AGREEMENT in report.rows[-1].ap_with:
+    if any(AGREEMENT in row.ap_with for row in report.rows):
         heading += " against its own detections"
     return f"{heading}, {' or '.join(thresholds)} (all classes together, IoU 0.5)", rows
 
 
 def _base_at_threshold(report: Report, row: Row) -> AtThreshold | None:
-    """The FP32 model's counts at the threshold at which `row` was counted; None where they do not compare.
+    """The FP32 model's counts at the threshold at which `row` was counted.
 
-    They do not where NMS in the row's file left out detections below a threshold of its own.
+    None if either was not counted, if they were counted at other thresholds, or if their AP does not compare.
     """
     fp32_row = report.baseline(row)
     if fp32_row is None or fp32_row.at_threshold is None or row.at_threshold is None:
@@ -185,13 +211,13 @@ def _cells_at_threshold(row: Row, at: AtThreshold, base: AtThreshold) -> tuple[s
     if at is not base:
         precision = str(at.difference(base, "precision"))
         recall = str(at.difference(base, "recall"))
-    threshold = f"{row.best_threshold or 0:.3f}"
+    threshold = DASH if row.best_threshold is None else f"{row.best_threshold:.3f}"
     missed = f"{at.objects - at.found} of {at.objects}"
     return agreement, threshold, fraction(at.precision), precision, fraction(at.recall), recall, missed
 
 
 def not_compared(report: Report, row: Row) -> str:
-    """Why a row's AP has no difference to that of its FP32 row, which was measured; else empty."""
+    """Why a row's AP is not compared with that of a measured FP32 row; empty if it is."""
     base = report.baseline(row)
     if base is None or row is base or None in (row.ap, base.ap):
         return ""
@@ -199,18 +225,20 @@ def not_compared(report: Report, row: Row) -> str:
     if not reason:
         return ""
     sentence = f"AP does not compare with that of the FP32 model: {reason}"
-    if "NMS in" in reason:
+    if (NMS_INSIDE in row.ap_with) != (NMS_INSIDE in base.ap_with):
         sentence += "; give the FP32 model, exported in the same form, as --reference"
     return sentence
 
 
 def remarks(report: Report) -> list[str]:
-    """Explanation of the standard errors of AP differences, where there are some."""
+    """Explanation of the standard errors in the tables, where there are some."""
     differences = [report.difference(row) for row in report.rows]
-    if not any(difference and difference.error is not None for difference in differences):
+    has_errors = any(difference and difference.error is not None for difference in differences)
+    if not has_errors and not any(row.agreement_resampled for row in report.rows):
         return []
-    over = ", ".join(dict.fromkeys(row.resampled_over for row in report.rows if row.ap_resampled))
+    resampled = [row for row in report.rows if row.ap_resampled or row.agreement_resampled]
+    over = ", ".join(dict.fromkeys(row.resampled_over for row in resampled))
     return [
-        f"±: the standard error of the difference, from resampling the {over}; it leaves out the seed of the "
-        "calibration and the machine (about 0.001 AP)"
+        f"±: the standard error, of a difference and of agreement, from resampling the {over}; it does not include how "
+        "the seed of the calibration and the machine vary AP (about 0.001)"
     ]

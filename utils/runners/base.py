@@ -1,6 +1,7 @@
 """Interface to a network that runs: named inputs to named outputs, for PyTorch, ONNX Runtime and TensorRT alike.
 
-The public methods check the state and the feeds; a subclass only runs the network, as Polygraphy's `BaseRunner` has it.
+The public methods check the state, and names, dtypes and shapes of the feeds; a subclass only runs the network, as
+Polygraphy's `BaseRunner` has it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from utils.core.input_spec import InputSpec, with_channels
 from utils.core.output_form import OutputForm
 from utils.core.tasks import Task
 
-if TYPE_CHECKING:  # a model repository is written without torch
+if TYPE_CHECKING:  # utils.serving imports this module without torch
     import torch
     from torch import Tensor
 
@@ -70,7 +71,7 @@ class Runner(ABC):
     Attributes:
         inputs, outputs: by name, shape and dtype.
         metadata: properties of the file: stride, names, task, ... (texts).
-        limits: input → min and max shape, where a network of dynamic size takes no other.
+        limits: input → smallest and largest shape that a network of dynamic size takes; empty if any goes.
         device: the device of feeds and outputs.
         description: runtime and device, in words.
     """
@@ -107,8 +108,8 @@ class Runner(ABC):
     def infer(self, feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Run the network once.
 
-        `feeds` are one tensor for each input, of its dtype and shape; those on another device are copied. The outputs
-        on `device` may be overwritten by the next call.
+        `feeds` holds a tensor for each input, of its dtype and shape; those on another device are copied. The outputs
+        are on `device`, and the next call may overwrite them. `limits` are not checked here.
 
         Raises:
             InputError: names, dtype or shape of a feed do not fit the network.
@@ -133,7 +134,7 @@ class Runner(ABC):
         value = literal(self.metadata.get("names", ""))
         if isinstance(value, (list, tuple)):
             value = dict(enumerate(value))
-        if not isinstance(value, dict) or not all(str(key).isdigit() for key in value):
+        if not isinstance(value, dict) or not all(str(key).isdecimal() for key in value):
             return None
         return {int(key): str(name) for key, name in value.items()}
 
@@ -162,7 +163,7 @@ class Runner(ABC):
 
     @property
     def imgsz(self) -> tuple[int, int] | None:
-        """(height, width) of the metadata, in pixels."""
+        """(height, width) in pixels that the metadata names, None if they do not."""
         return imgsz_of(self.metadata)
 
     def _to_device(self, name: str, feed: Tensor) -> Tensor:
@@ -185,35 +186,33 @@ class Runner(ABC):
 def imgsz_of(metadata: Mapping[str, str]) -> tuple[int, int] | None:
     """(height, width) in pixels in a file's metadata; None without a valid entry."""
     value = literal(metadata.get("imgsz", ""))
-    if isinstance(value, int):
-        return (value, value)
-    if not isinstance(value, (list, tuple)) or len(value) != 2:
+    sides: Sequence[Any] = value if isinstance(value, (list, tuple)) else [value, value]
+    if len(sides) != 2 or not all(type(side) is int and side > 0 for side in sides):
         return None
-    height, width = value
-    if isinstance(height, int) and isinstance(width, int):
-        return (height, width)
-    return None
+    return (sides[0], sides[1])
 
 
 def literal(text: str) -> object:
     """A value in a file's metadata: as JSON, or as the Python literal that upstream writes; None if it is neither."""
     for read in (json.loads, ast.literal_eval):
-        with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):  # the last two: deeply nested
+        # TypeError: a list as a key; RecursionError and MemoryError: deeply nested
+        with contextlib.suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
             return read(text)
     return None
 
 
-def as_feed(images: Tensor, form: InputSpec, dtype: str) -> Tensor:
-    """Images in a network's form, on their own device.
+def as_feed(images: Tensor, spec: InputSpec, dtype: str) -> Tensor:
+    """Images uint8 `[B, 3, H, W]` RGB as a network takes them, on their own device.
 
-    From uint8 `[B, 3, H, W]` RGB to `[B, channels, H, W]`, or `[B, H, W, channels]` for a network that takes them so,
-    of a `dtype` by torch's name; bytes of RGB are not copied.
+    Returns:
+        `[B, channels, H, W]`, or `[B, H, W, channels]` for bytes in NHWC; bytes of RGB are not copied. Other images are
+        in 0..1 and of `dtype`, by torch's name.
     """
     import torch
 
-    images = with_channels(images, form.channels)
-    if form.kind == "uint8":
-        if form.layout == "nhwc":
+    images = with_channels(images, spec.channels)
+    if spec.kind == "uint8":
+        if spec.layout == "nhwc":
             return images.permute(0, 2, 3, 1)
         return images
     return images.to(getattr(torch, dtype)).div_(255)

@@ -22,9 +22,9 @@ from utils.runners.base import Runner, TensorSpec
 Precision = Literal["fp32", "bf16", "fp16"]
 PRECISIONS: dict[Precision, str] = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}  # OpenVINO's names
 CACHE = ".openvino"  # folder beside a file, where OpenVINO stores compiled networks
-MOST_SHAPES = 4  # input shapes that are compiled each by itself; further ones share a network of dynamic shape
+MOST_SHAPES = 4  # a network is compiled for each of the first input shapes; later shapes share one of dynamic shape
 INSTALL = "pip install openvino (or ./install_dependencies.sh --openvino)"
-_PLUGIN = "it has a plugin of TensorRT's; export the file without NMS, or with --nms onnx"
+_PLUGIN = "the file has a plugin of TensorRT's; export the file without NMS, or with --nms onnx"
 
 
 class OpenVinoRunner(Runner):
@@ -134,8 +134,8 @@ def core_for(device: str) -> Any:
         raise DependencyError(f"this needs OpenVINO, which is not installed: {INSTALL}") from error
     core = openvino.Core()
     names = core.available_devices
-    kinds = {name.split(".")[0] for name in names}
-    if device.split(".")[0] not in kinds:
+    known = {*names, *(name.split(".")[0] for name in names)}
+    if device not in known and device.removesuffix(".0") not in names:
         raise InputError(f"--device openvino:{device}: OpenVINO {release()} sees {', '.join(names)} on this machine")
     return core
 

@@ -77,7 +77,7 @@ def test_differences_within_their_error_have_no_colour(compared):
     assert re.findall(r'<td[^>]* class="(up|down)">(.*?)</td>', text) == [
         ("up", "+0.0388 ± 0.0058"), ("down", "-0.0412 ± 0.0058"),
     ]  # fmt: skip
-    assert "±: the standard error of the difference" in text
+    assert "±: the standard error, of a difference and of agreement" in text
     lines = re.findall(r"<tr>.*?</tr>", text)
     reasons = [re.findall("<b>(AP does not compare .*?)</b>", line) for line in lines]
     assert [bool(reason) for reason in reasons] == [False, False, False, False, True, False, True, False, False]

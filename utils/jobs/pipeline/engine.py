@@ -39,7 +39,7 @@ def run(options: EngineApOptions) -> int:
     """Check, export, build, evaluate; return the exit code of the check where that fails."""
     weights, interpreter = options.weights, os.environ.get("PYTHON", sys.executable)
     if weights.suffix not in KINDS:
-        raise InputError(f"{weights} is neither .pt, .onnx nor .engine")
+        raise InputError(f"{weights}: expected a file that ends in {', '.join(KINDS)}")
     # What would only be noticed after the export and the build, which take minutes
     answer = subprocess.run(
         [interpreter, *check_command(options)], stdout=subprocess.PIPE, encoding="utf-8", check=False
@@ -59,7 +59,7 @@ def run(options: EngineApOptions) -> int:
 
 
 def check_command(options: EngineApOptions) -> Words:
-    """Return the command that prints the ONNX file of a checkpoint, and how TensorRT here wants it to be typed."""
+    """Return the command that prints the ONNX file of a checkpoint, and the typing that TensorRT here needs."""
     command: Words = [PROGRAMS / "scripts/check_engine_setup.py", options.data, *options.graph]
     if options.weights.suffix == ".pt":
         command += ["--weights", options.weights]

@@ -3,8 +3,9 @@
     pipeline = Pipeline(folder, cwd=checkout, software=software_of(checkout))
     pipeline.run(RunStep("export", ["export_qat.py", "--weights", weights, "--output", file], output=file))
 
-In the pipeline's folder lie, by the step's name, `begun/` and `done/`: what a step was begun with, moved when it has
-ended; and `logs/`: what its program printed.
+The pipeline's folder has three files for a step, by its name: `begun/NAME` is what a running or interrupted step
+depends on, `done/NAME` the same of a step that has ended, with its output's digest, and `logs/NAME.log` is what its
+program printed.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 Words = list[str | Path]
 
-GRACE = 2.0  # seconds: a terminal sends Ctrl-C to all its programs, and these end by themselves
+GRACE = 2.0  # seconds that a program has to end by the Ctrl-C that the terminal has sent to it, too
 CHUNK = 1 << 16  # bytes
 INTERRUPTED = 130  # the exit code of a program that heard Ctrl-C
 LIBRARIES = ("torch", "numpy", "opencv", "onnx", "openvino", "tensorrt")  # how the names of packages begin
@@ -75,11 +76,11 @@ class RunStep:
 
     @property
     def text(self) -> str:
-        """The command as one types it, without the interpreter."""
+        """The command as in a shell, without the interpreter."""
         return shlex.join(map(str, self.command))
 
     @property
-    def words(self) -> str:
+    def heading(self) -> str:
         """The step in words."""
         return self.title or self.name
 
@@ -92,8 +93,8 @@ class Pipeline:
         folder: of records and logs; None: neither is written, and each step runs.
         cwd: the folder that programs run in.
         software: what results depend on besides commands and files: name → version.
-        only_commands: a step is known by its command alone, and a done step with another command is refused, not run
-            again: for results of days. Programs print into their logs only.
+        only_commands: a step is known by its command alone, and one that was begun or done with another command is
+            refused, so that results of days are not replaced. Programs print into their logs only.
     """
 
     folder: Path | None
@@ -107,7 +108,7 @@ class Pipeline:
         An interrupted step is continued if nothing has changed since it began, or, with `resume`, in any case.
 
         Raises:
-            InputError: the step has ended with another command (`only_commands`).
+            InputError: the step was begun, or has ended, with another command (`only_commands`).
             StepError: the program failed, or left no output.
             KeyboardInterrupt: the program was interrupted.
         """
@@ -116,14 +117,17 @@ class Pipeline:
             return
         if self.is_done(step):
             if not self.only_commands:
-                say(f"{step.words}: reused, since options and files are the same{_place(step)}")
+                say(f"{step.heading}: reused, since options and files are the same{_place(step)}")
             return
         now = self._origin(step)
-        self._tell_changes(step, now)
+        if self.only_commands:
+            self._refuse_other_command(step)
+        else:
+            self._tell_changes(step, now)
         more: Words = []
         if step.resume and step.resume[0].exists():
-            unchanged = self.only_commands or self._read("begun", step) == now
-            if resume or unchanged:
+            begun = self._read("begun", step)
+            if resume or begun == now or (self.only_commands and begun is None):
                 more = step.resume[1]
         self._note_begin(step, now)
         self._start(step, more)
@@ -153,26 +157,31 @@ class Pipeline:
         if self.only_commands:
             return origin
         for word in map(str, step.command):
-            path = os.path.join(self.cwd, word)
-            if os.path.isfile(path) and path != str(step.output):
-                origin[word] = _content(Path(path))
+            path = self.cwd / word
+            is_output = step.output is not None and path == self.cwd / step.output
+            if path.is_file() and not is_output:
+                origin[word] = _content(path)
         return origin | dict(self.software)
 
+    def _refuse_other_command(self, step: RunStep) -> None:
+        """Raise `InputError` if a result, or the beginning of one, is there that another command has made."""
+        state = step.resume[0] if step.resume else None
+        for kind, file in (("done", step.output), ("begun", state)):
+            record = self._read(kind, step)
+            if record is not None and record["command"] != step.text and file is not None and file.exists():
+                raise InputError(
+                    f"{step.name} in {self.folder} was made by {record['command']}; choose another --output"
+                )
+
     def _tell_changes(self, step: RunStep, now: Mapping[str, str]) -> None:
-        """Say what has changed since a step ended; `InputError` where its result is not to be replaced."""
+        """Say what has changed since a step ended."""
         before = self._read("done", step)
         if before is None:
-            return
-        if self.only_commands:
-            if before["command"] != step.text and step.output is not None and step.output.exists():
-                raise InputError(
-                    f"{step.name} in {self.folder} was made by {before['command']}; choose another --output"
-                )
             return
         names = [name for name in {**before, **now} if name != "output"]
         changed = [name for name in names if before.get(name) != now.get(name)]
         reason = f"{', '.join(changed)} changed" if changed else f"{step.output} changed, or is gone"
-        say(f"{step.words}: runs again, since {reason}")
+        say(f"{step.heading}: runs again, since {reason}")
 
     def _read(self, state: str, step: RunStep) -> dict[str, str] | None:
         """Return the record of a step that has begun, or is done; None if there is none."""
@@ -210,7 +219,7 @@ class Pipeline:
         if self.only_commands:
             logger.info("%s%s; its output goes to %s", within, step.name, log)
         else:
-            say(step.words)
+            say(step.heading)
         words = [str(word) for word in (step.interpreter, *step.command, *more)]
         code = self._exit_code(words, log, append=bool(more))
         seconds = round(time.monotonic() - began)
@@ -224,16 +233,16 @@ class Pipeline:
         if problem:
             place = f"; see {log}" if log else ""
             command = f"cd {shlex.quote(str(self.cwd))} && {shlex.join(words)}"
-            raise StepError(f"{within}{step.words}: {problem}{place}; its command was: {command}", code or 1)
+            raise StepError(f"{within}{step.heading}: {problem}{place}; its command was: {command}", code or 1)
         if not self.only_commands:
-            say(f"{step.words}: done in {seconds} s")
+            say(f"{step.heading}: done in {seconds} s")
 
     def _exit_code(self, words: Sequence[str], log: Path | None, append: bool) -> int:
-        """Run a program to its end: its exit code, as a shell gives it. Its log is kept where it goes on (`append`)."""
+        """Run a program to its end; return its exit code as a shell has it. `append`: add to the log that is there."""
         if log is None:
             return self._waited_for(words)
         log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab" if append else "wb") as file:  # buffered: such a file is locked while a thread writes
+        with log.open("ab" if append else "wb") as file:  # buffered, so that it has a lock: two threads write to it
             if self.only_commands:
                 return self._waited_for(words, stdout=file, stderr=file)
             unbuffered = {**os.environ, "PYTHONUNBUFFERED": "1"}  # into a pipe, Python would print at the end only
@@ -248,10 +257,12 @@ class Pipeline:
                     copies.append(Thread(target=_copy, args=(source, shown.buffer, log, process), daemon=True))
             for copy in copies:
                 copy.start()
-            with _ending(process):
-                code = process.wait()
-            for copy in copies:
-                copy.join()
+            try:
+                with _ending(process):
+                    code = process.wait()
+            finally:
+                for copy in copies:
+                    copy.join()
         return 128 - code if code < 0 else code
 
 
@@ -264,11 +275,13 @@ def engine_typing(interpreter: str, checkout: Path, cwd: Path, *words: str) -> t
     """Ask whether engines can be built here.
 
     Args:
-        interpreter: that has TensorRT.
+        interpreter: the Python with TensorRT.
+        checkout: the patched checkout.
+        cwd: the folder that paths in `words` are relative to.
         words: the dataset's YAML, and options of `check_engine_setup.py`.
 
     Returns:
-        how TensorRT wants files to be typed, '' where there can be no engine; and then why, in one line.
+        the typing (weak or strong) that TensorRT here needs, or '' and one line on why there can be no engine.
     """
     command = [interpreter, str(checkout / "scripts/check_engine_setup.py"), *words]
     answer = subprocess.run(command, capture_output=True, encoding="utf-8", cwd=cwd, check=False)
@@ -290,14 +303,14 @@ def software_of(checkout: Path) -> dict[str, str]:
         name = (package.metadata["Name"] or "").lower()
         if name.startswith(LIBRARIES):
             versions[name] = package.version
-    gpus = {}
+    gpus: dict[str, str] = {}
     for variable in ("CUDA_VISIBLE_DEVICES", "TRT_TACTIC_SOURCES_OFF"):
         if variable in os.environ:
             gpus[variable] = os.environ[variable]
     try:
         listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, encoding="utf-8", check=False)
         gpus["GPUs"] = listed.stdout
-    except OSError:  # no NVIDIA GPU
+    except OSError:  # nvidia-smi is not installed
         pass
     return {"the programs": programs.hexdigest(), **dict(sorted(versions.items())), **hardware(), **gpus}
 
@@ -341,7 +354,7 @@ def _place(step: RunStep) -> str:
 def _copy(source: IO[bytes], shown: IO[bytes], log: IO[bytes], process: subprocess.Popen[bytes]) -> None:
     """Copy what a program prints to one of our streams, at once, and to its log, by whole lines.
 
-    A program's two streams share the log. A closed stream of ours ends the program.
+    A program's two streams share the log. If our stream is closed, the program is terminated.
     """
     line = b""
     for chunk in iter(partial(os.read, source.fileno(), CHUNK), b""):
@@ -360,7 +373,7 @@ def _copy(source: IO[bytes], shown: IO[bytes], log: IO[bytes], process: subproce
 
 @contextmanager
 def _ending(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Wait for a program that is interrupted with us, and pass the signal on to one that was not."""
+    """On an error or a signal, wait `GRACE` seconds for the program, then send SIGINT after Ctrl-C, else SIGTERM."""
     try:
         yield
     except BaseException as error:

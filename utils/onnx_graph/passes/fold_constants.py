@@ -1,4 +1,7 @@
-"""Passes to fewer nodes: constants and known sizes become initializers; on demand onnxslim simplifies the graph."""
+"""Passes that reduce the number of nodes, of traces of torch's, which have no subgraphs (If, Loop).
+
+Constants and known sizes become initializers, identities go, and on demand onnxslim simplifies the graph.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,12 @@ from utils.core.errors import DependencyError, QatError
 from utils.onnx_graph.qdq_view import without_provenance
 from utils.onnx_graph.view import QUANTIZE, GraphView, attribute, pure, rename_inputs, set_nodes, store, with_shapes
 
-# Cheap operators without state; quantizers are not among them, so that weights keep theirs.
+# Cheap operators without state; quantizers are not among them, so that weights keep their quantizers.
 FOLDABLE = frozenset({
     "Add", "Cast", "Concat", "ConstantOfShape", "Div", "Equal", "Expand", "Floor", "Gather", "Identity", "Mul", "Range",
     "Reshape", "Slice", "Sqrt", "Squeeze", "Sub", "Transpose", "Unsqueeze", "Where",
 })  # fmt: skip
-FOLD_LIMIT = 1 << 22  # elements; larger results stay computed, so that the file does not grow
+FOLD_LIMIT = 1 << 22  # elements; a node with a larger result stays, so that the file does not grow
 
 
 @pure
@@ -24,7 +27,8 @@ def fold_constants(model: ModelProto) -> None:
     """Make initializers of Constant nodes, and of tensors that depend on constants and on known dimensions only.
 
     Torch traces `chunk` and `view` to arithmetic on Shape. Known dimensions become numbers, so that a Slice has
-    constant bounds; dimensions that are dynamic stay computed. Results above `FOLD_LIMIT` elements stay computed too.
+    constant bounds; dynamic dimensions are still computed by the graph. A node stays if it is not in `FOLDABLE`, if it
+    writes an output of the graph, or if its result has more than `FOLD_LIMIT` elements.
     """
     view = GraphView(model)
     shapes = _known_shapes(model)
@@ -36,7 +40,8 @@ def fold_constants(model: ModelProto) -> None:
     remaining = []
     for node in model.graph.node:
         result = _folded(node, view, shapes, values, model.opset_import)
-        if result is None or result.size > FOLD_LIMIT or not view.outputs.isdisjoint(node.output):
+        is_output = not view.outputs.isdisjoint(node.output)
+        if result is None or result.size > FOLD_LIMIT or is_output:
             remaining.append(node)
         else:
             values[node.output[0]] = result
@@ -64,7 +69,7 @@ def _folded(
     values: Mapping[str, np.ndarray],
     opsets: Sequence[OperatorSetIdProto],
 ) -> np.ndarray | None:
-    """The constant that a node computes, None if it cannot be known."""
+    """The constant that a node computes; None if it is not known, or not folded, see `FOLDABLE`."""
     if node.op_type == "Constant":
         value = attribute(node, "value")
         return None if value is None else np.asarray(numpy_helper.to_array(value))
@@ -74,7 +79,7 @@ def _folded(
     if node.op_type == "Gather" and node.input[1] in values:
         source = view.producer(node.input[0])
         if source is not None and source.op_type == "Shape" and not source.attribute:
-            return _picked(shapes.get(source.input[0], []), values[node.input[1]])
+            return _dims_at(shapes.get(source.input[0], []), values[node.input[1]])
     inputs = [name for name in node.input if name]
     if node.op_type not in FOLDABLE or any(name not in values for name in inputs):
         return None
@@ -86,8 +91,8 @@ def _folded(
     return result
 
 
-def _picked(dims: list[int | None], index: np.ndarray) -> np.ndarray | None:
-    """The dimensions at `index`, int64 of its shape; None if one of them is not known."""
+def _dims_at(dims: list[int | None], index: np.ndarray) -> np.ndarray | None:
+    """The dimensions at `index`, int64 in the shape of `index`; None if one of them is not known."""
     sizes = []
     for position in index.flat:
         if not -len(dims) <= position < len(dims):
@@ -100,7 +105,7 @@ def _picked(dims: list[int | None], index: np.ndarray) -> np.ndarray | None:
 def remove_identities(model: ModelProto) -> None:
     """Drop Identity nodes, and Splits into one part, so that patterns of other passes match.
 
-    One that writes a graph output stays: outputs keep their names.
+    A node that writes an output of the graph stays: outputs keep their names.
     """
     outputs = {value.name for value in model.graph.output}
     renamed: dict[str, str] = {}
@@ -116,7 +121,7 @@ def remove_identities(model: ModelProto) -> None:
 
 
 def simplify(model: ModelProto) -> ModelProto:
-    """Simplify a cleaned up graph with onnxslim; its result must have as many quantizers.
+    """Simplify a cleaned up graph with onnxslim; its result must have as many quantizers as before.
 
     Raises:
         DependencyError: onnxslim is not installed.
@@ -134,7 +139,7 @@ def simplify(model: ModelProto) -> ModelProto:
             f"onnxslim {onnxslim.__version__} changed the number of quantizers from {before} to {after}; "
             "leave --simplify out"
         )
-    notes = {node.output[0]: node.doc_string for node in model.graph.node if node.doc_string}
+    doc_strings = {node.output[0]: node.doc_string for node in model.graph.node if node.doc_string}
     for node in result.graph.node:
-        node.doc_string = notes.get(node.output[0], "")
+        node.doc_string = doc_strings.get(node.output[0], "")
     return result

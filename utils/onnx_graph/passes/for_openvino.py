@@ -2,13 +2,13 @@
 
 A file for TensorRT has symmetric ranges, since TensorRT knows no other. SiLU is never below -0.279, so nearly half of
 the 256 values of its range are never used. OpenVINO takes zero points: `offset_activations` begins each range at the
-least value that a tensor can have, which makes the steps up to half as large. Nothing is calibrated for it.
+least value that a tensor can have, which makes the steps down to half as large. Nothing is calibrated for it.
 
 On x86 processors without VNNI (AVX2, AVX-512 of Skylake) OpenVINO's results for a file with signed activations are not
 those of the graph, in two ways, seen with 2026.4.1:
 
 - A convolution behind a Concat of signed values gives other numbers than the graph. The values of
-  `offset_activations` have no sign.
+  `offset_activations` are stored unsigned.
 - The products of two neighbouring channels are added in 16 bits, which saturate: 255 * 127 * 2 > 32767. OpenVINO's
   documentation names the way out, weights of 7 bits: `seven_bit_weights`.
 """
@@ -38,9 +38,9 @@ KEEPS_BOUND = frozenset({*QDQ, *POOLS, "Cast", "Identity"})  # beside operators 
 def offset_activations(model: ModelProto) -> None:
     """Store quantized activations as UINT8, in ranges that begin at the least value that a tensor can have.
 
-    A symmetric range of scale s is -128 s to 127 s. Of a tensor that is never below m it becomes m to 127 s: its scale
-    is (127 s - m) / 255, and its zero point -m / scale, rounded. If no m is known, every value stays the same, since
-    `(q + 128) - 128 = q`. Tensors of equal scales keep equal scales, so that Concat still moves integers.
+    A symmetric range of scale s is -128 s to 127 s. If a tensor is never below m (-128 s ≤ m ≤ 0), its range becomes m
+    to 127 s: the scale is (127 s - m) / 255, and the zero point -m / scale, rounded. If no m is known, all values stay,
+    since `(q + 128) - 128 = q`. Tensors of equal scales keep equal scales, so that Concat moves integers.
     """
     graph = QdqGraph(model)
     bounds = lower_bounds(graph)
@@ -68,7 +68,7 @@ def _signed_pairs(graph: QdqGraph) -> list[tuple[NodeProto, list[NodeProto]]]:
     pairs = []
     for quantizer in graph.activations:
         readers = [node for node in graph.consumers(quantizer.output[0]) if node.op_type == DEQUANTIZE]
-        zero_point = graph.array(quantizer.input[2])
+        zero_point = graph.array(quantizer.input[2]) if len(quantizer.input) > 2 else None
         if readers and zero_point is not None and zero_point.dtype == np.int8:
             pairs.append((quantizer, readers))
     return pairs
@@ -80,7 +80,7 @@ def _store_range(
     """Add the new scale and the zero point of a node; returns their names.
 
     Args:
-        name: the node's scale. Of images as bytes a QuantizeLinear has 255 times the scale of its group.
+        name: the node's scale. For images as bytes the QuantizeLinear's is 255 times that of its group.
         group: the scale of the DequantizeLinear nodes.
         least: a group's scale → the least value of its tensors.
     """
@@ -141,7 +141,10 @@ def _is_silu(graph: QdqGraph, node: NodeProto) -> bool:
 
 @pure
 def seven_bit_weights(model: ModelProto) -> None:
-    """Quantize weights to -64..64 in place of -127..127, with scales twice as large."""
+    """Quantize weights to -64..64 in place of -127..127, with scales twice as large.
+
+    The scales do not clip weights, as those of this project do not. Other integers, such as biases, stay.
+    """
     view = GraphView(model)
     doubled: dict[str, str] = {}  # scale → the one in its place
     halved: dict[str, str] = {}  # weights that the file holds as INT8 → those in their place
@@ -151,8 +154,8 @@ def seven_bit_weights(model: ModelProto) -> None:
         quantizer = view.producer(name) if node.op_type == DEQUANTIZE else None
         if quantizer is not None:
             weight = quantizer.input[0]
-        if not view.is_constant(weight):
-            continue  # of an activation
+        if not view.is_constant(weight) or view.constant(weight).dtype not in (np.int8, np.float32, np.float16):
+            continue  # of an activation, or a bias
         if scale not in doubled:
             values = view.constant(scale)
             doubled[scale] = store(model, f"{scale}/7bits", values * values.dtype.type(2))
