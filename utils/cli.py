@@ -140,7 +140,7 @@ def run_program(
     prepare_threads()
     gc.set_threshold(50_000, 5, 5)  # Python looks for cycles after 700 new objects; importing torch makes a million
     atexit.register(gc.freeze)  # otherwise the final collection scans all objects, for seconds
-    _answer_signals(_terminate)
+    _set_sigterm_handler(_terminate)
     try:
         try:
             options = kind.parsed(arguments)
@@ -165,7 +165,7 @@ def run_program(
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     finally:
-        _answer_signals(signal.SIG_DFL)  # an exception while the interpreter ends is a traceback
+        _set_sigterm_handler(signal.SIG_DFL)  # an exception while the interpreter ends is a traceback
 
 
 def _launched(leaf: Parser, allows_several: bool) -> distributed.World:
@@ -258,13 +258,13 @@ def _usage(program: str, kind: type[Options]) -> str:
 
 
 def _terminate(*_: object) -> NoReturn:
-    """Raise as Ctrl-C does."""
+    """Raise `Terminated`, which is a KeyboardInterrupt."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # DataLoader's handler raises if its workers are terminated, too
     raise Terminated
 
 
-def _answer_signals(handler: Any) -> None:
-    """Set what SIGTERM does; forked processes end quietly with the program."""
+def _set_sigterm_handler(handler: Any) -> None:
+    """Set the handler of SIGTERM. Forked processes ignore Ctrl-C, end by SIGTERM, and print no error of a thread."""
 
     def in_child() -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)

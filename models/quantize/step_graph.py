@@ -18,12 +18,13 @@ WARM_UP = 3  # steps before recording, in which libraries choose algorithms and 
 
 
 class StepGraph:
-    """Losses and gradients of batches, from the fourth batch of a shape on by replaying the third's kernels.
+    """Losses and gradients of batches: the first three run eagerly, the fourth is recorded, and then all are replayed.
 
-    Batches of another shape, such as the last one of an epoch, are computed eagerly. Where recording fails, all are.
+    Batches of another shape than the first, such as the last one of an epoch, run eagerly. If recording fails, every
+    batch does.
 
     Args:
-        compute: float images `[B, 3, H, W]` → detached loss; leaves gradients in the parameters. It must neither look
+        compute: float images `[B, 3, H, W]` → detached losses; leaves gradients in the parameters. It must neither look
             at values on the CPU nor depend on anything but its argument and tensors that stay where they are.
         parameters: those that get gradients.
     """
@@ -33,13 +34,14 @@ class StepGraph:
         self._parameters = parameters
         self._graph: torch.cuda.CUDAGraph | None = None
         self._side: torch.cuda.Stream | None = None
-        self._warm_up_steps = WARM_UP  # those still to come; -1 once recording has failed
+        self._warm_up_steps = WARM_UP  # those still to come
+        self._has_failed = False  # recording
         self._images: Tensor | None = None
-        self._loss: Tensor | None = None
+        self._losses: Tensor | None = None
         self._gradients: list[Tensor | None] = []
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Loss of a batch, float32 scalar; the parameters have its gradients, and no others."""
+        """Losses of a batch, as `compute` returns them; the parameters have its gradients, and no others."""
         if self._images is None:
             self._images = torch.empty_like(images)
         if images.shape != self._images.shape:
@@ -47,44 +49,50 @@ class StepGraph:
         if self._warm_up_steps > 0:
             self._warm_up_steps -= 1
             return self._eager(images)
-        if self._warm_up_steps < 0 or not (self._graph or self._record()):
+        if self._graph is None and not self._has_failed:
+            self._record(self._images)
+        if self._graph is None:
             return self._eager(images)
-        assert self._graph is not None
-        assert self._loss is not None
+        assert self._losses is not None
         self._images.copy_(images)
         self._graph.replay()
         for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
             parameter.grad = gradient
-        return self._loss.clone()
+        return self._losses.clone()
 
     def _eager(self, images: Tensor) -> Tensor:
-        """Compute a step from Python, on a stream of its own, as recording needs it of the steps before."""
+        """Compute a step from Python, on a side stream: recording requires that the warm-up ran on one."""
         self._forget_gradients()
         current = torch.cuda.current_stream(images.device)
-        self._side = self._side or torch.cuda.Stream(images.device)
+        if self._side is None:
+            self._side = torch.cuda.Stream(images.device)
         self._side.wait_stream(current)
         with torch.cuda.stream(self._side):
-            loss = self._compute(images)
+            losses = self._compute(images)
         current.wait_stream(self._side)
-        return loss
+        return losses
 
-    def _record(self) -> bool:
-        """Record the kernels of a step; False if that fails."""
+    def _record(self, images: Tensor) -> None:
+        """Record the kernels of a step on `images`, on their device; note if that fails."""
         self._forget_gradients()
+        with torch.cuda.device(images.device):
+            self._record_here(images)
+
+    def _record_here(self, images: Tensor) -> None:
+        """Record on the current device."""
         torch.cuda.synchronize()
         torch.cuda.empty_cache()  # the graph's memory is its own
         graph = torch.cuda.CUDAGraph()
         try:
             # a loader's thread pins memory meanwhile, which is an error in the default mode
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                self._loss = self._compute(self._images)
+                self._losses = self._compute(images)
         except RuntimeError as error:
             logger.warning("QAT goes on without a CUDA graph: %s", str(error).splitlines()[0])
-            self._warm_up_steps = -1
-            return False
+            self._has_failed = True
+            return
         self._graph = graph
         self._gradients = [parameter.grad for parameter in self._parameters]
-        return True
 
     def _forget_gradients(self) -> None:
         for parameter in self._parameters:

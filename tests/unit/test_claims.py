@@ -160,7 +160,16 @@ def test_what_the_documents_say_of_ptq_and_qat_in_words():
 
 
 def test_every_file_and_every_row_is_read_once():
-    others = ("busy", "demo-cpu", "latency-h200", "openvino-rewrites-t", "openvino-zero-points", "pruned-digits", "pruned-t", "thresholds-h200")
+    others = (
+        "busy",
+        "demo-cpu",
+        "latency-h200",
+        "openvino-rewrites-t",
+        "openvino-zero-points",
+        "pruned-digits",
+        "pruned-t",
+        "thresholds-h200",
+    )
     files = {path.stem for path in measured.FOLDER.glob("*.json")}
     files = {name for name in files if name not in others and not name.startswith("cpu-")}
     assert {result.file for result in RESULTS} == files

@@ -21,6 +21,11 @@ def test_every_page_is_up_to_date(capsys):
     assert build.run(build.BuildOptions(check=True)) == 0, capsys.readouterr().out
 
 
+def test_no_page_holds_a_path_of_this_machine():
+    for page in build.FOLDER.rglob("*.md"):
+        assert str(ROOT) not in page.read_text("utf-8"), page
+
+
 def test_a_page_that_differs_and_one_that_is_left_over_are_named_and_mended(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(build, "FOLDER", tmp_path)
     monkeypatch.setattr(build, "ROOT", tmp_path)

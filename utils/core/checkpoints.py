@@ -7,8 +7,8 @@ Two steps make it harmless:
    the state that it receives, and does nothing else.
 2. `_Builder` makes tensors, numbers and modules of the shells. A tensor has to lie within its storage. A module has to
    be of a listed class, whose constructor is not called: it starts as an empty `nn.Module` and receives plain data,
-   tensors and child modules. Whatever could be called, such as a hook, is refused, and so is each name that is not in
-   a table here; under keys that nothing needs it is left out.
+   tensors and child modules. Anything that could be called, such as a hook, is refused, and so is each name that is
+   not in a table here. Under a key that nothing needs, the value that holds it is left out in its place.
 
 `torch.load(weights_only=True)` compares no checksums, keeps one list of names for the whole process, and refuses
 `getattr`, which checkpoints of segmentation networks name.
@@ -40,7 +40,7 @@ STORAGES = {  # name in a pickle → dtype of its elements
 DTYPES = {str(dtype): dtype for dtype in STORAGES.values()}  # torch.float32 and so on, as values
 NUMPY_DTYPES = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
 PATHS = tuple(f"pathlib.{prefix}{kind}" for prefix in ("", "Pure") for kind in ("Path", "PosixPath", "WindowsPath"))
-# Beginnings of names of other versions of Python (protocol 2 has Python 2's) and NumPy, and what they are here.
+# Prefix of names in files of other versions of Python (protocol 2 has Python 2's) and NumPy → prefix used here.
 RENAMED = {"__builtin__.": "builtins.", "numpy._core.": "numpy.core.", "pathlib._local.": "pathlib."}
 ARRAY, DTYPE = "numpy.core.multiarray._reconstruct", "numpy.dtype"
 GETATTR = "builtins.getattr"
@@ -73,10 +73,10 @@ ATOMS = frozenset({type(None), bool, int, float, str, bytes})
 
 
 class NotAllowed(CheckpointError):
-    """A checkpoint names a class or a function, or holds something, that only code could need.
+    """A checkpoint names a class or a function that is not allowed, or holds a hook or the like.
 
     Attributes:
-        name: of the class or function, as the file has it, or what it holds.
+        name: of the class or function, see RENAMED, cut to 200 characters; or the thing that it holds, in words.
     """
 
     def __init__(self, message: str, name: str = "") -> None:
@@ -95,10 +95,11 @@ def read_torch_file(
     """Return the content that `torch.save` wrote into `file`, on the CPU; paths become texts. No code of it is run.
 
     Args:
-        modules: the module classes that the file may hold, by their names in a pickle. Modules may be the content
-            itself or values of a dictionary that is the content; a wrapper such as DataParallel is read as its network.
-        needed: keys of that dictionary whose values must be read whole, by default all. Other values lose the parts
-            that would be refused.
+        modules: the module classes that the file may hold, by their names in a pickle. A module may be the content
+            itself, or the value of a needed key of a dictionary that is the content; a wrapper such as DataParallel is
+            read as its network.
+        needed: keys of that dictionary whose values must be read whole, by default all. From other values the entries
+            of dictionaries are left out that would be refused; a list or a tuple goes whole.
         skip: keys of that dictionary whose values are left out, and whose tensors are not read.
         remedy: what to do about a damaged file.
 
@@ -152,7 +153,7 @@ def _parts(
         if key in skip:
             continue
         name = _key(key)
-        part = builder.value(value, module_allowed=True) if name in needed else builder.listed_part(value)
+        part = builder.value(value, module_allowed=True) if name in needed else builder.allowed_part(value)
         if part is not LEFT_OUT:
             parts[name] = part
     return parts
@@ -196,10 +197,10 @@ def _refusal(file: str | Path, name: str) -> str:
 
 
 class _Shell:
-    """Stands in a pickle for a name that it calls: the class for the name, an instance for a call of it.
+    """Replaces a global of a pickle: the class stands for the name, an instance for a call of it.
 
-    A pickle can make instances, give them a state, and put them into containers. It changes neither classes nor
-    instances: the instruction that sets attributes (BUILD) finds `__setstate__` on both.
+    A pickle can make instances, give them a state, and put them into containers. It cannot change classes or instances:
+    the instruction that sets attributes (BUILD) finds `__setstate__` on both.
     """
 
     __slots__ = ("args", "state")
@@ -226,7 +227,10 @@ class _Dict(dict[Any, Any]):
 
 
 class _Foreign(_Shell):
-    """Stands for a name that is not listed: takes arguments and items as any class may, and forgets them."""
+    """Stands for a name that is not data: it keeps positional arguments, and forgets keywords and items.
+
+    These are names that are refused, and the modules, namespaces and wrappers that `_Builder` knows.
+    """
 
     __slots__ = ()
 
@@ -272,9 +276,9 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _key(value: Any) -> Any:
-    """A key of a dictionary or an item of a set: a text or a number."""
+    """A key of a dictionary or an item of a set: a text or a number; raises `NotAllowed` for others."""
     if type(value) not in ATOMS:
-        raise ValueError(f"it has a key of type {type(value).__name__}")
+        raise NotAllowed(f"a key of type {type(value).__name__}")
     return value
 
 
@@ -297,12 +301,12 @@ class _Builder:
             self._made[id(value)] = self._module(value) if is_module else self._data(value)
         return self._made[id(value)]
 
-    def listed_part(self, value: Any) -> Any:
-        """A value without the parts that would be refused; `LEFT_OUT` if nothing is left."""
+    def allowed_part(self, value: Any) -> Any:
+        """A value without the entries of dictionaries that would be refused; `LEFT_OUT` for another refused value."""
         if isinstance(value, _Shell) and value.name in NAMESPACES:
             value = value.state
         if type(value) in (dict, _Dict):
-            parts = {_key(key): self.listed_part(item) for key, item in value.items()}
+            parts = {key: self.allowed_part(item) for key, item in value.items() if type(key) in ATOMS}
             return {key: part for key, part in parts.items() if part is not LEFT_OUT}
         try:
             return self.value(value)
@@ -326,6 +330,8 @@ class _Builder:
         name = getattr(value, "name", f"a value of type {kind.__name__}")
         if name in DTYPES:
             return DTYPES[name]
+        if name in self._modules:
+            raise NotAllowed(f"a class itself, {name}")
         raise NotAllowed(name)
 
     def _called(self, shell: _Shell) -> Any:
@@ -400,9 +406,9 @@ class _Builder:
         """Add the parameters, buffers or modules of a module, which are None or of the class that MEMBERS names."""
         for name, member in members.items():
             value = self.value(member, module_allowed=True)
-            vars(module)[key][_key(name)] = value
             if not isinstance(value, (MEMBERS[key], type(None))):
-                raise NotAllowed(f"{owner}.{name} of type {type(value).__name__}")
+                raise NotAllowed(f"a member of the wrong type, {owner}.{name} of type {type(value).__name__}")
+            vars(module)[key][_key(name)] = value
 
     def _kept_forward(self, shell: _Shell, head: type[nn.Module]) -> Callable[..., Any]:
         """The forward of the head below a segment head, see KEPT_FORWARDS."""
@@ -437,13 +443,13 @@ def _parameter(data: torch.Tensor, requires_grad: Any, hooks: Any) -> nn.Paramet
 
 
 def _checked(dtype: Any) -> np.dtype[Any]:
-    """Return a dtype that was made here; with others NumPy would take bytes for objects."""
+    """Return a dtype that was built here; raise `ValueError` for another, as of objects, whose bytes are pointers."""
     if not isinstance(dtype, np.dtype):
         raise ValueError("NumPy's data have no dtype")
     return dtype
 
 
-# Name in a pickle → function in its place. The functions of these names in torch and NumPy are not called.
+# Name in a pickle → function in its place. Of torch and NumPy only `torch.Size` itself is called.
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "torch._utils._rebuild_tensor_v2": _tensor,
     "torch._utils._rebuild_parameter": _parameter,
@@ -451,6 +457,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "torch.device": lambda *_: torch.device("cpu"),
     "builtins.set": lambda items: set(map(_key, items)),
     "_codecs.encode": lambda text, _: text.encode("latin1"),  # protocol 2 has no bytes, and writes them as Latin-1
+    "builtins.bytes": lambda: b"",  # as protocol 2 writes empty bytes
     "numpy.core.multiarray.scalar": lambda dtype, data: np.frombuffer(data, _checked(dtype), 1)[0],
     **dict.fromkeys(PATHS, lambda *parts: str(PurePosixPath(*parts))),
 }

@@ -12,15 +12,16 @@ from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 
 THREADS = ("OMP_NUM_THREADS", "OPENCV_FOR_THREADS_NUM")
-# Rounds that a thread of GNU's OpenMP, which torch's wheels bring, waits in a loop before it sleeps: 300,000 by
-# default, which take a core from the thread that it waits for where others use the cores, too. GNU's OpenMP itself
+# Rounds that a waiting thread of GNU's OpenMP, which torch's wheels bring, spins before it sleeps: 300,000 by default.
+# Spinning that long takes the core from the thread that it waits for when other processes are busy. GNU's OpenMP itself
 # takes 1,000 where it has more threads than cores.
-SPINS, FEW_SPINS = "GOMP_SPINCOUNT", "1000"
+SPINS = "GOMP_SPINCOUNT"
+FEW_SPINS = "1000"
 WAITING = ("OMP_WAIT_POLICY", SPINS)  # either one of the user's decides
 
 
 def cpu_cores() -> int:
-    """Number of CPU cores that this process may use: its affinity's, at most a cgroup's quota, rounded up."""
+    """Number of CPU cores in this process's affinity mask, capped by its cgroups' quota, rounded up."""
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
     else:
@@ -52,7 +53,7 @@ def prepare_threads(environment: MutableMapping[str, str] = os.environ) -> None:
 
 
 def cpu_quota(process: str | Path = "/proc/self") -> float | None:
-    """The least quota of CPU time, in cores, of this process's cgroups and those that they lie in; None without one.
+    """The least quota of CPU time, in cores, of this process's cgroups and their parents; None without one.
 
     Args:
         process: the process's folder in /proc, with `cgroup` and `mountinfo`. A file that cannot be read sets no limit.
@@ -68,7 +69,7 @@ def cpu_quota(process: str | Path = "/proc/self") -> float | None:
 
 
 def _cgroup_folders(process: Path) -> Iterator[Path]:
-    """The folders of this process's cgroups that may hold a CPU quota, each before the one that it lies in."""
+    """The folders of this process's cgroups that may hold a CPU quota, each before its parent."""
     groups = {}
     for line in _text(process / "cgroup").splitlines():  # 4:cpu,cpuacct:/path, and of cgroup v2 0::/path
         _, _, rest = line.partition(":")
@@ -89,9 +90,9 @@ def _cgroup_folders(process: Path) -> Iterator[Path]:
 
 
 def _upwards(top: Path, group: str, root: str) -> Iterator[Path]:
-    """A cgroup's folder and those that it lies in, up to `top`, where the cgroup `root` is mounted.
+    """A cgroup's folder and its parents, up to `top`, where the cgroup `root` is mounted.
 
-    A container may see a cgroup by its name outside, which is not below `root`: its own is `top` then.
+    If the group is not below `root`, as in a container that sees the host's name, only `top` is yielded.
     """
     below = os.path.relpath(group, root)
     folder = top if below.startswith("..") else top / below
@@ -102,12 +103,12 @@ def _upwards(top: Path, group: str, root: str) -> Iterator[Path]:
 
 
 def _quota_v2(folder: Path) -> float | None:
-    """`cpu.max`: microseconds and period, such as `150000 100000`, or `max` without a limit."""
+    """Quota in cores by `cpu.max`: microseconds and period, such as `150000 100000`, or `max`; None without a limit."""
     return _cores(_text(folder / "cpu.max").split())
 
 
 def _quota_v1(folder: Path) -> float | None:
-    """`cpu.cfs_quota_us`, -1 without a limit, and `cpu.cfs_period_us`."""
+    """Quota in cores by `cpu.cfs_quota_us`, which is -1 without a limit, and `cpu.cfs_period_us`; None without one."""
     return _cores([_text(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")])
 
 

@@ -6,9 +6,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-PR_FILE, F1_FILE, CONFUSION_FILE = PLOT_FILES = ("PR_curve.png", "F1_curve.png", "confusion_matrix.png")
+PR_FILE = "PR_curve.png"
+F1_FILE = "F1_curve.png"
+CONFUSION_FILE = "confusion_matrix.png"
+PLOT_FILES = (PR_FILE, F1_FILE, CONFUSION_FILE)
 POINTS = 201  # of a curve: at recalls, or confidences, 0, 0.005, ..., 1
-CONFUSION_CONFIDENCE, CONFUSION_IOU = 0.25, 0.45  # of a confusion matrix, as upstream's val.py has them
+# Of a confusion matrix, as in upstream's val.py
+CONFUSION_CONFIDENCE = 0.25
+CONFUSION_IOU = 0.45
 
 
 @dataclass(frozen=True)

@@ -34,11 +34,16 @@ class NmsOptions(Options):
     )
     topk_all: Annotated[int, Field(ge=1, le=3840)] | None = option(
         None,
-        "detections an image (default: 100), at most 3840, as TensorRT's TopK",
+        "detections per image (default: 100), at most 3840, as TensorRT's TopK",
         group=NMS_GROUP,
         metavar="N",
     )
-    iou_thres: Fraction | None = option(None, f"overlap (default: {DISPLAY_IOU})", group=NMS_GROUP, metavar="P")
+    iou_thres: Fraction | None = option(
+        None,
+        f"IoU above which the box with the lower score is dropped (default: {DISPLAY_IOU})",
+        group=NMS_GROUP,
+        metavar="P",
+    )
     conf_thres: Fraction | None = option(
         None, f"confidence threshold (default: {DISPLAY_CONF})", group=NMS_GROUP, metavar="P"
     )

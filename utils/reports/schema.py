@@ -29,8 +29,8 @@ from utils.core.tasks import DISPLAY_CONF
 from utils.core.text import short_repr
 
 SCHEMA_VERSION = 4
-OLDEST_SCHEMA = 3  # in it a network agrees with itself by OLD_SELF_AGREEMENT, from 4 on by 1
-OLD_SELF_AGREEMENT = 0.995
+OLDEST_SCHEMA = 3
+OLD_SELF_AGREEMENT = 0.995  # of a network with itself in schema 3; in schema 4 it is 1
 BEST_PTQ = "best (PTQ)"  # the stage of a run's result where that is the PTQ state
 UNFINISHED = "this run is not finished"  # the beginning of a note in its report
 LOW_AP = 0.1  # of an FP32 model: below it the effect of INT8 cannot be judged
@@ -39,7 +39,7 @@ AnyAp = Literal[
     "ap", "mask_ap", "agreement"
 ]  # of boxes, of masks, and of boxes with the FP32 model's detections as labels
 AP: tuple[AnyAp, ...] = ("ap", "mask_ap")
-DEFINITIONS_DIFFER = 0.001  # AP: from there on the two definitions of AP do not see the same difference
+DEFINITIONS_DIFFER = 0.001  # AP: beyond it the two definitions of AP do not see the same difference
 
 
 def hardware() -> dict[str, str]:
@@ -62,7 +62,7 @@ def _finite(value: Any) -> Any:
     return value
 
 
-Positive = Annotated[float, Field(ge=0)]
+NonNegative = Annotated[float, Field(ge=0)]
 Finite = Annotated[float | None, BeforeValidator(_finite)]
 Polygon = Annotated[str, Field(pattern=r"^[0-9]{1,7},[0-9]{1,7}( [0-9]{1,7},[0-9]{1,7})*$")]
 
@@ -103,7 +103,7 @@ class Row(StrictModel):
         ms_per_image: inference alone, without pre-processing and NMS.
         measured_on: runtime, device and batch of the measurement, e.g. `ONNX Runtime 1.31, CPU, 2 threads, batch 10`.
         ap_with: settings by which AP differs from the usual one, e.g. `30 images`; rows compare where this is equal.
-        caveat: why the comparison with the FP32 row is doubtful, although it is made; empty for no reason.
+        caveat: why the comparison with the FP32 row is doubtful, although it is made; empty where there is no doubt.
         input_size: of the images that went in, e.g. `640x640`; rows compare where this is equal or not known.
         run: the folder of the run, where a report has rows of several.
         resampled_over: units that resamplings draw, `images` or e.g. `12 groups`.
@@ -125,10 +125,10 @@ class Row(StrictModel):
     ap50: Fraction | None
     precision: Fraction | None
     recall: Fraction | None
-    seconds: Positive | None
+    seconds: NonNegative | None
     device: Text
     size_bytes: Annotated[int, Field(ge=0)] | None
-    ms_per_image: Positive | None
+    ms_per_image: NonNegative | None
     measured_on: Text
     ap_with: Text = ""
     ap_resampled: StoredResampled = None
@@ -155,8 +155,8 @@ class Row(StrictModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _of_files(cls, content: Any) -> Any:
-        """Remove the keys that `Report.to_dict` adds; and read rows of benchmarks/results with `versions` and `at`."""
+    def _accept_stored_keys(cls, content: Any) -> Any:
+        """Remove keys that `Report.to_dict` adds; accept older files in benchmarks/results, `versions`, `at`."""
         if not isinstance(content, dict):
             return content
         removed = {"versions", *(f"{ap}_difference_error" for ap in AP)}
@@ -171,7 +171,7 @@ class Row(StrictModel):
         return self.ap is not None and self.ap < LOW_AP
 
     def difference(self, other: Row, ap: AnyAp = "ap") -> Difference | None:
-        """AP of this row, of boxes or of masks, minus that of another; None where they do not compare."""
+        """AP or agreement of this row minus that of another; None where one is not measured or they do not compare."""
         score = getattr(self, ap)
         base = getattr(other, ap)
         if score is None or base is None or self.incomparable(other, ap):
@@ -184,7 +184,8 @@ class Row(StrictModel):
         """A sentence where upstream's and pycocotools' definitions of AP see the difference to another row differently.
 
         Upstream's curve is joined to precision 0 at recall 1 by a line, which rewards a network whose low scores are
-        cut off. Empty where the differences have one sign and are within `DEFINITIONS_DIFFER` of each other.
+        cut off. Empty where the differences have one sign and are within `DEFINITIONS_DIFFER` of each other, and where
+        one of them is not known.
         """
         for name in AP:
             difference = self.difference(other, name)
@@ -194,7 +195,7 @@ class Row(StrictModel):
                 continue
             coco = round(score - other_score, 4)
             upstream = round(difference.value, 4)
-            if upstream * coco < 0 or abs(upstream - coco) > DEFINITIONS_DIFFER:
+            if upstream * coco < 0 or round(abs(upstream - coco), 4) > DEFINITIONS_DIFFER:
                 title = "AP" if name == "ap" else "mask AP"
                 return f"{title} differs by {upstream:+.4f} by upstream's definition and by {coco:+.4f} by COCO's"
         return ""
@@ -218,9 +219,9 @@ class Row(StrictModel):
 class Level(str, enum.Enum):
     """Verdict on a result."""
 
-    OK = "OK"  # the loss is at most the target (95 %)
+    OK = "OK"  # AP's loss is at most the target, with 95 % confidence
     CHECK = "CHECK"  # these images cannot tell, or something has to be looked at first
-    LOSS = "LOSS"  # the loss is larger than the target
+    LOSS = "LOSS"  # AP's loss is larger than the target
     NONE = ""  # nothing is compared
 
 
@@ -278,7 +279,7 @@ class Epoch(StrictModel):
     ap_error: Finite = None
     mask_ap_error: Finite = None
     lr: Finite = None
-    seconds: Positive | None = None
+    seconds: NonNegative | None = None
     chosen: bool = False
 
 
@@ -296,7 +297,12 @@ class Report(StrictModel, frozen=False):
         doubts: things to check before the next step.
         target_drop: AP that INT8 may lose, if the user has set it.
         held_out_images: training images that QAT did not see and that chose its best state; 0 if it saw all.
-        data_splits: the splits that the dataset's YAML has; empty where that is not known.
+        history: epochs of QAT.
+        splits: counts of the images and labels that were read.
+        title: heading of the page.
+        data: the dataset's YAML.
+        data_splits: names of the splits that the dataset's YAML has; empty where that is not known.
+        hardware: the machine, see `hardware`.
         charts: heading → a PNG file to show, if it is there.
         created: UTC, ISO 8601.
     """
@@ -324,8 +330,8 @@ class Report(StrictModel, frozen=False):
     def baseline(self, row: Row) -> Row | None:
         """The row of the FP32 model that `row` is compared with; None where the report has none.
 
-        It is the last FP32 row up to `row` whose threshold `row` was counted at, or else the last one, since runs of
-        several models follow each other; else the first FP32 row of the report.
+        In this order: the last FP32 row before `row` at whose threshold `row` was counted; the last FP32 row before it,
+        since runs of several models follow each other; the first FP32 row of the report. An FP32 row is its own.
         """
         floats_before = []
         for other in self.rows:
