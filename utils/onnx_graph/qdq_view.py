@@ -271,7 +271,7 @@ class ChannelLayout:
         shape = list(array.shape)
         shape[axis] = self.count
         result: np.ndarray = np.full(shape, filling, array.dtype)
-        index: list[slice | np.ndarray] = [slice(None)] * array.ndim
+        index: list[slice | np.ndarray] = [slice(None) for _ in range(array.ndim)]
         index[axis] = self.places
         result[tuple(index)] = array
         return result

@@ -265,7 +265,7 @@ class GraphAppender:
         """Add a node with several results; returns their names."""
         name = self._name(kind)
         if isinstance(outputs, int):
-            outputs = [""] * outputs
+            outputs = ["" for _ in range(outputs)]
         results = [output or f"{name}_output_{index}" for index, output in enumerate(outputs)]
         names = [item if isinstance(item, str) else self._constant(item) for item in inputs]
         self._model.graph.node.append(helper.make_node(kind, names, results, name=name, **attributes))
