@@ -54,54 +54,70 @@ class ExportOptions(NmsOptions, InputOptions):
         ["onnx"], "one or both: onnx, raw predictions (default); onnx_end2end, with NMS inside"
     )
     dynamic: Literal["none", "all", "batch"] = option(
-        "none", "dynamic batch, height and width; '--dynamic batch': dynamic batch only (default: neither)", nargs="?",
+        "none",
+        "dynamic batch, height and width; '--dynamic batch': dynamic batch only (default: neither)",
+        nargs="?",
         const="all",
-    )  # fmt: skip
+    )
     simplify: bool = option(False, "simplify the graph with onnxslim")
     inplace: bool = option(False, "upstream's switch of the same name on the head", group=COMPATIBILITY)
     typing: Literal["weak", "strong"] | None = option(
-        None, "of a quantized model. strong: layers that are not INT8 in FP16, for TensorRT 10.12 and later, 11 and "
+        None,
+        "of a quantized model. strong: layers that are not INT8 in FP16, for TensorRT 10.12 and later, 11 and "
         "RTX (default); weak: FP32, for TensorRT 8.6 to 10.11 (default where one of these is installed)",
-    )  # fmt: skip
+    )
     opset: int | None = option(
-        None, "ONNX operator set (default: 17, the last that TensorRT 8.6 reads; strong: 19, the first with FP16 "
-        "scales). Without --typing it decides: strong from 19 on", metavar="N",
-    )  # fmt: skip
+        None,
+        "ONNX operator set (default: 17, the last that TensorRT 8.6 reads; strong: 19, the first with FP16 "
+        "scales). Without --typing it decides: strong from 19 on",
+        metavar="N",
+    )
     half: bool = option(
         False, "store FP32 weights in FP16, of a quantized model as --typing strong; inputs and outputs stay FP32"
     )
     target: Literal["tensorrt", "openvino", "openvino-avx2"] = option(
-        "tensorrt", "what runs the INT8 file. tensorrt: engines, and with --typing weak OpenVINO, too; openvino: "
+        "tensorrt",
+        "what runs the INT8 file. tensorrt: engines, and with --typing weak OpenVINO, too; openvino: "
         "OpenVINO on CPUs with VNNI, closer to FP32, since activations have zero points; openvino-avx2: the same on "
         "CPUs without VNNI, with weights of 7 bits (default: tensorrt)",
-    )  # fmt: skip
+    )
     int8_weights: bool = option(
-        False, "store quantized weights as INT8, for ONNX Runtime and TensorRT 10 and later: a third of a weakly typed "
+        False,
+        "store quantized weights as INT8, for ONNX Runtime and TensorRT 10 and later: a third of a weakly typed "
         "file's size, half of a strongly typed one's",
-    )  # fmt: skip
+    )
     no_int8_rewrites: bool = option(
-        False, "skip the graph rewrites that speed up INT8 kernels on GPUs: parts of Concats and Splits in whole "
+        False,
+        "skip the graph rewrites that speed up INT8 kernels on GPUs: parts of Concats and Splits in whole "
         "blocks of 32 channels, the halves of an ELAN block's first convolution apart, average pools as convolutions, "
-        "a first convolution of 64 channels as two", "--no-int8-rewrites", "--keep-layers",
-    )  # fmt: skip
+        "a first convolution of 64 channels as two",
+        "--no-int8-rewrites",
+        "--keep-layers",
+    )
     input_layout: Literal["nchw", "nhwc"] = option(
         "nchw", "images [B, 3, H, W] (default), or of uint8 [B, H, W, 3], as decoders and cameras give them"
     )
     class_agnostic: bool = option(False, "boxes suppress each other across classes", group=NMS)
     mask_resolution: Annotated[int, Field(ge=0, le=1024)] | None = option(
-        None, "segmentation: a mask has N rows and columns, which lie over its box (default: 160); 0: it lies on the "
-        "prototypes' grid, a quarter of the input's size", group=NMS, metavar="N",
-    )  # fmt: skip
+        None,
+        "segmentation: a mask has N rows and columns, which lie over its box (default: 160); 0: it lies on the "
+        "prototypes' grid, a quarter of the input's size",
+        group=NMS,
+        metavar="N",
+    )
     pooler_scale: Literal["0.25"] | None = option(None, "of the prototypes; there is no other", group=COMPATIBILITY)
     sampling_ratio: Literal["0", "1"] | None = option(None, "of masks: both are one sample a bin", group=COMPATIBILITY)
     check: CheckImages = option(
-        4, "compare with PyTorch on N images in ONNX Runtime, those of --data if given (default: 4; 0: do not)",
+        4,
+        "compare with PyTorch on N images in ONNX Runtime, those of --data if given (default: 4; 0: do not)",
         metavar="N",
-    )  # fmt: skip
+    )
     output: str | None = option(
-        None, "the file to write (default: beside the weights, NAME.onnx, NAME-fp16.onnx, NAME-int8.onnx, "
-        "NAME-int8-strong.onnx or NAME-int8-openvino-avx2.onnx, and NAME-int8-end2end.onnx with NMS)", metavar="FILE",
-    )  # fmt: skip
+        None,
+        "the file to write (default: beside the weights, NAME.onnx, NAME-fp16.onnx, NAME-int8.onnx, "
+        "NAME-int8-strong.onnx or NAME-int8-openvino-avx2.onnx, and NAME-int8-end2end.onnx with NMS)",
+        metavar="FILE",
+    )
     verify: str | None = option(None, "check an exported Q/DQ ONNX instead of exporting", metavar="FILE")
 
 
@@ -162,10 +178,18 @@ def config_of(options: ExportOptions) -> ExportConfig:
     spec = InputSpec(options.input, options.input_layout)
     rewrites = not options.no_int8_rewrites
     return ExportConfig(
-        imgsz=size, batch_size=options.batch_size, dynamic=options.dynamic, simplify=options.simplify, typing=typing,
-        opset=options.opset, inplace=options.inplace, int8_weights=options.int8_weights, for_int8_kernels=rewrites,
-        input=spec, target=options.target,
-    )  # fmt: skip
+        imgsz=size,
+        batch_size=options.batch_size,
+        dynamic=options.dynamic,
+        simplify=options.simplify,
+        typing=typing,
+        opset=options.opset,
+        inplace=options.inplace,
+        int8_weights=options.int8_weights,
+        for_int8_kernels=rewrites,
+        input=spec,
+        target=options.target,
+    )
 
 
 def output_formats_of(options: ExportOptions) -> list[OutputFormat]:

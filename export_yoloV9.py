@@ -43,35 +43,44 @@ class DeepStreamOptions(NmsOptions, DeviceOptions):
 
     OFTEN = ("weights", "imgsz", "dynamic", "batch", "opset", "end2end", "output")
     weights: str = option(
-        ..., "checkpoint (.pt): quantized by qat.py, or FP32, also with its auxiliary branch", "-w", "--weights",
+        ...,
+        "checkpoint (.pt): quantized by qat.py, or FP32, also with its auxiliary branch",
+        "-w",
+        "--weights",
         metavar="FILE",
-    )  # fmt: skip
+    )
     imgsz: InputSize | None = size_option(
         "what a quantized model was calibrated at, an FP32 model trained at, or 640", "-s", "--size", "--imgsz"
     )
     opset: int = option(
-        17, "ONNX operator set (default: 17, for TensorRT 8.6 to 10.11); from 19 on quantized weights are strongly "
-        "typed, for TensorRT 10.12 and later", metavar="N",
-    )  # fmt: skip
+        17,
+        "ONNX operator set (default: 17, for TensorRT 8.6 to 10.11); from 19 on quantized weights are strongly "
+        "typed, for TensorRT 10.12 and later",
+        metavar="N",
+    )
     simplify: bool = option(False, "simplify the graph with onnxslim")
     dynamic: bool = option(False, "dynamic batch; not together with --batch")
     batch: BatchSize | None = option(None, "images a batch (default: 1)", "--batch", "--batch-size", metavar="N")
     end2end: bool = option(
-        False, "NMS in the file: num_dets, det_boxes, det_scores, det_classes and det_masks, for the parsers of "
-        "nvdsinfer_yolo; with --dynamic Gst-nvinferserver's configuration, too"
-    )  # fmt: skip
+        False,
+        "NMS in the file: num_dets, det_boxes, det_scores, det_classes and det_masks, for the parsers of "
+        "nvdsinfer_yolo; with --dynamic Gst-nvinferserver's configuration, too",
+    )
     check: CheckImages = option(
         4, "compare with PyTorch on N images in ONNX Runtime (default: 4; 0: do not)", metavar="N"
     )
     output: str | None = option(
-        None, "the file to write (default: beside the weights, NAME-deepstream.onnx, of a quantized model "
+        None,
+        "the file to write (default: beside the weights, NAME-deepstream.onnx, of a quantized model "
         "NAME-int8-deepstream.onnx or NAME-int8-strong-deepstream.onnx; of --end2end NAME-end2end.onnx and so on)",
         metavar="FILE",
-    )  # fmt: skip
+    )
     engine: str | None = option(
-        None, "the engine that the configuration names, which trtexec builds beside the file (default: of a quantized "
-        "model the file's name with .engine; that of an FP32 model is built by nvinfer)", metavar="FILE",
-    )  # fmt: skip
+        None,
+        "the engine that the configuration names, which trtexec builds beside the file (default: of a quantized "
+        "model the file's name with .engine; that of an FP32 model is built by nvinfer)",
+        metavar="FILE",
+    )
 
 
 def export_deepstream(options: DeepStreamOptions) -> None:
@@ -83,9 +92,13 @@ def export_deepstream(options: DeepStreamOptions) -> None:
 
     batch = options.batch or 1
     config = ExportConfig(
-        imgsz=height_width(options.imgsz), batch_size=batch, dynamic="batch" if options.dynamic else "none",
-        simplify=options.simplify, typing="auto", opset=options.opset,
-    )  # fmt: skip
+        imgsz=height_width(options.imgsz),
+        batch_size=batch,
+        dynamic="batch" if options.dynamic else "none",
+        simplify=options.simplify,
+        typing="auto",
+        opset=options.opset,
+    )
     nms = output_formats.NmsSettings(**options.nms_settings())
     beside = Path(options.output or options.weights)  # the file gets a name of its own in that folder
     refuse_overwrite(deepstream.paths(beside), [options.weights])
@@ -142,9 +155,18 @@ def write_beside(
     model = ServingOptions(file=path).model_name if options.end2end else ""
     names = network.source.names
     texts = deepstream.configs(
-        path, config.imgsz, config.batch_size, len(names), typing=typing, dynamic=options.dynamic, engine=engine,
-        nms=nms_inside, masks=masks, model=model, channels=channels,
-    )  # fmt: skip
+        path,
+        config.imgsz,
+        config.batch_size,
+        len(names),
+        typing=typing,
+        dynamic=options.dynamic,
+        engine=engine,
+        nms=nms_inside,
+        masks=masks,
+        model=model,
+        channels=channels,
+    )
     for written in deepstream.write(path, deepstream.label_lines(names), texts):
         yield str(written)
     if not engine:

@@ -36,9 +36,10 @@ class ReparameterizationOptions(DeviceOptions):
         None, "variant, which the weights name", group=COMPATIBILITY
     )
     cfg: str | None = option(
-        None, "the deployed YAML, such as models/detect/gelan-c.yaml, to check (default: found from the weights)",
+        None,
+        "the deployed YAML, such as models/detect/gelan-c.yaml, to check (default: found from the weights)",
         metavar="FILE",
-    )  # fmt: skip
+    )
     classes_num: Annotated[int, Field(ge=1, le=10_000)] | None = option(
         None, "classes (default: found from the weights)", "--classes_num", "--classes-num", metavar="N"
     )

@@ -149,8 +149,14 @@ def variants_in_turns(options: BusyOptions, checkout: Path, before: Sequence[str
     for variant, results in processes.items():
         seconds = [second for result in results for second in result["seconds"]]
         medians = [round(statistics.median(result["seconds"]), 5) for result in results]
-        rows.append({"variant": variant, "threads": results[0]["threads"],
-                     "median_s": round(statistics.median(seconds), 5), "median_s_of_processes": medians})  # fmt: skip
+        rows.append(
+            {
+                "variant": variant,
+                "threads": results[0]["threads"],
+                "median_s": round(statistics.median(seconds), 5),
+                "median_s_of_processes": medians,
+            }
+        )
     return rows
 
 

@@ -74,9 +74,10 @@ class CpuOptions(Options):
     network: str = option("", "its name in tables (default: that of the FP32 file)", metavar="NAME")
     imgsz: ImageSize | None = option(None, "input size in pixels (default: the file's)", "--imgsz", metavar="PX")
     ir: list[str] = option(
-        [], "further INT8 files of these weights, OpenVINO's .xml; FILE.json beside one says how it was made",
+        [],
+        "further INT8 files of these weights, OpenVINO's .xml; FILE.json beside one says how it was made",
         metavar="FILE",
-    )  # fmt: skip
+    )
     peers: list[str] = option(list(PEERS), f"of {', '.join(PEERS)}, or none", metavar="NAME")
     parts: list[Part] = option(["quantize", "time", "evaluate"], "what is done, in this order", metavar="PART")
     weight_bits: Literal[7, 8] | None = option(
@@ -138,8 +139,10 @@ class Study:
         with OnnxRuntimeRunner(self.float_file) as runner, OnnxRuntimeRunner(self.int8_file) as other:
             if runner.metadata.get(FLOAT_HASH) != other.metadata.get(FLOAT_HASH):
                 raise InputError(f"{self.int8_file} was not made from the weights of {self.float_file}")
-            for file, metadata, quantized in ((self.float_file, runner.metadata, False),
-                                              (self.int8_file, other.metadata, True)):  # fmt: skip
+            for file, metadata, quantized in (
+                (self.float_file, runner.metadata, False),
+                (self.int8_file, other.metadata, True),
+            ):
                 if (metadata.get("kind", "float") != "float") != quantized:
                     expected = "an INT8" if quantized else "a float"
                     raise InputError(f"{file} is {metadata.get('kind', 'float')}; expected {expected} .onnx")
@@ -154,8 +157,11 @@ class Study:
         self.content: dict[str, Any] = {
             "what": "INT8 on a CPU: one network by this project, by NNCF and by ONNX Runtime; AP and agreement with "
             "FP32, and milliseconds of infer() at batch size 1 by number of threads, all networks in turns.",
-            "settings": settings, "machine": machine(self.exact), "ours": ours, "rows": [],
-        }  # fmt: skip
+            "settings": settings,
+            "machine": machine(self.exact),
+            "ours": ours,
+            "rows": [],
+        }
         self._take_over(self.output, ("settings", "machine"))
 
     def _take_over(self, file: Path, same: tuple[str, ...]) -> None:
@@ -217,9 +223,16 @@ class Study:
         """Training images as ours are calibrated with: letterboxed, in the order of the seed; uint8 `[1, 3, H, W]`."""
         options = self.options
         loader = make_loader(
-            self.data, "train", imgsz=self.plan.imgsz, batch_size=1, stride=self.stride, workers=options.workers,
-            shuffle=True, first=options.calib_images, seed=options.seed,
-        )  # fmt: skip
+            self.data,
+            "train",
+            imgsz=self.plan.imgsz,
+            batch_size=1,
+            stride=self.stride,
+            workers=options.workers,
+            shuffle=True,
+            first=options.calib_images,
+            seed=options.seed,
+        )
         return list(image_batches(loader))
 
     # Networks
@@ -269,8 +282,9 @@ class Study:
     def time(self) -> None:
         """Time all networks in turns, for each number of threads for which one of them has no times."""
         states = list(self.states())
-        loader = make_loader(self.data, "val", imgsz=self.plan.imgsz, batch_size=1, stride=self.stride, workers=0,
-                             limit=1)  # fmt: skip
+        loader = make_loader(
+            self.data, "val", imgsz=self.plan.imgsz, batch_size=1, stride=self.stride, workers=0, limit=1
+        )
         feed = {self.input.name: as_feed(next(image_batches(loader)), self.form, self.input.dtype)}
         options = self.options
         config = TimingConfig(duration=options.seconds, rounds=options.rounds)
@@ -304,16 +318,29 @@ class Study:
                 continue
             began = time.perf_counter()
             with state.open(None) as runner, without_tables():
-                result = evaluate(runner, self.data, config, progress=False, name=state.name, reference=reference,
-                                  as_reference=not reference)  # fmt: skip
+                result = evaluate(
+                    runner,
+                    self.data,
+                    config,
+                    progress=False,
+                    name=state.name,
+                    reference=reference,
+                    as_reference=not reference,
+                )
             if reference is None and result.reference:
                 reference = result.reference
                 save_torch(vars(reference) | {"detections": dict(reference.detections)}, kept)
             resampled = result.statistics.resampled() if result.statistics else None
             self.content["images"], self.content["objects"] = result.images, result.instances
-            row |= {"ap": result.ap, "ap50": result.ap50, "ap_coco": result.ap_coco, "agreement": result.agreement,
-                    "ap_resampled": resampled.to_text() if resampled else "", "ran_on": result.measured_on,
-                    "not_finite": result.not_finite}  # fmt: skip
+            row |= {
+                "ap": result.ap,
+                "ap50": result.ap50,
+                "ap_coco": result.ap_coco,
+                "agreement": result.agreement,
+                "ap_resampled": resampled.to_text() if resampled else "",
+                "ran_on": result.measured_on,
+                "not_finite": result.not_finite,
+            }
             base = self.content["rows"][0] if number else row
             row |= {"to_float": row["ap"] - base["ap"], "error": error_to(row, base)}
             self.save()

@@ -102,9 +102,13 @@ def quantize_nncf(preset: str, scoped: bool, images: Images, output: Path) -> No
         known = {operation.get_friendly_name() for operation in network.get_ops()}
         options["ignored_scope"] = nncf.IgnoredScope(names=sorted(names & known))
     quantized = nncf.quantize(
-        network, nncf.Dataset(feeds), preset=nncf.QuantizationPreset[preset], subset_size=len(feeds),
-        target_device=nncf.TargetDevice.CPU, **options,
-    )  # fmt: skip
+        network,
+        nncf.Dataset(feeds),
+        preset=nncf.QuantizationPreset[preset],
+        subset_size=len(feeds),
+        target_device=nncf.TargetDevice.CPU,
+        **options,
+    )
     with tempfile.TemporaryDirectory(dir=output.parent) as folder:
         part = Path(folder, output.name)
         openvino.save_model(quantized, part, compress_to_fp16=False)
@@ -142,9 +146,14 @@ def quantize_static(reduce_range: bool, scoped: bool, images: Images, output: Pa
         quant_pre_process(images.file, prepared, skip_symbolic_shape=True)
         excluded = [node.name for node in decoding_nodes(read_onnx(prepared))] if scoped else []
         quantization.quantize_static(
-            prepared, part, Reader(), quant_format=quantization.QuantFormat.QDQ, per_channel=True,
-            reduce_range=reduce_range, nodes_to_exclude=excluded,
-        )  # fmt: skip
+            prepared,
+            part,
+            Reader(),
+            quant_format=quantization.QuantFormat.QDQ,
+            per_channel=True,
+            reduce_range=reduce_range,
+            nodes_to_exclude=excluded,
+        )
         quantized = onnx.load(part)
         del quantized.metadata_props[:]
         quantized.metadata_props.extend(read_onnx(images.file).metadata_props)
@@ -182,9 +191,14 @@ def peers(bits: int) -> dict[str, Peer]:
     )
     of_runtime = (
         ("onnxruntime", f"-{bits}bits.onnx", "quantize_static", by_runtime, static),
-        ("onnxruntime-scoped", f"-{bits}bits.onnx", "quantize_static, decoding in FP32", f"{by_runtime}{scope}",
-         static_scoped),
-    )  # fmt: skip
+        (
+            "onnxruntime-scoped",
+            f"-{bits}bits.onnx",
+            "quantize_static, decoding in FP32",
+            f"{by_runtime}{scope}",
+            static_scoped,
+        ),
+    )
     rows = (*of_nncf, *of_runtime)
     return {word: Peer(name, f"{word}{ending}", settings, quantize) for word, ending, name, settings, quantize in rows}
 

@@ -56,9 +56,12 @@ def ask_server(options: TritonClientOptions) -> None:
     with TritonRunner(options.model, options.url) as runner:
         logger.info("%s: %s", options.model, runner.description)
         artist = Artist(
-            runner, imgsz=options.imgsz, conf_thres=options.conf_thres, iou_thres=options.iou_thres,
+            runner,
+            imgsz=options.imgsz,
+            conf_thres=options.conf_thres,
+            iou_thres=options.iou_thres,
             max_det=options.max_det,
-        )  # fmt: skip
+        )
         with new_run(options.project, options.name, options.exist_ok) as folder:
             show(artist, files, folder)
     logger.info("results: %s", folder)

@@ -38,8 +38,15 @@ GRACE = 1.5  # seconds in which Python has to answer a signal, or else the proce
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # that torchrun sets
 WORDS = {signal.SIGTERM: "terminated", signal.SIGINT: "interrupted"}
 # texts in errors of Gloo and NCCL when another process is gone, or too late
-_LOST = ("closed by peer", "connection closed", "connection reset", "broken pipe", "timed out", "timeout",
-         "ncclremoteerror")  # fmt: skip
+_LOST = (
+    "closed by peer",
+    "connection closed",
+    "connection reset",
+    "broken pipe",
+    "timed out",
+    "timeout",
+    "ncclremoteerror",
+)
 _LIBRARIES = ("gloo", "nccl", "c10d")  # in texts of errors; Gloo raises plain RuntimeErrors
 LOST = "has ended or does not answer; its own line above, or its log, has the cause"
 

@@ -36,8 +36,20 @@ logger = logging.getLogger(__name__)
 
 UNUSED = (12, 26, 29, 30, 45, 66, 68, 69, 71, 83)  # COCO numbers its 80 categories up to 90 without these
 COCO_CATEGORIES = [number for number in range(1, 91) if number not in UNUSED]
-STATISTICS = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large",
-              "ar_1", "ar_10", "ar_100", "ar_small", "ar_medium", "ar_large")  # fmt: skip
+STATISTICS = (
+    "ap",
+    "ap50",
+    "ap75",
+    "ap_small",
+    "ap_medium",
+    "ap_large",
+    "ar_1",
+    "ar_10",
+    "ar_100",
+    "ar_small",
+    "ar_medium",
+    "ar_large",
+)
 PARTNER_IOU = 0.5  # of a label and the annotation of the same object
 NAMED = 3  # classes in a message
 ADVICE = "correct them, or move the annotations away: then only the predictions are written"

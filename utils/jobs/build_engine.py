@@ -31,9 +31,13 @@ class EngineOptions(BuildOptions):
         None, "one, or min opt max, for a file of dynamic batch (default: 1 8 16)", metavar="N"
     )
     imgsz: list[ImageSize | tuple[ImageSize, ImageSize]] | None = option(
-        None, "of a file of dynamic size: 640; or 320 640 960 (min opt max); or 384 640 or 384x640 (height and width) "
-        "(default: the file's own)", *IMAGE_SIZE_FLAGS, metavar="PX", type=image_size,
-    )  # fmt: skip
+        None,
+        "of a file of dynamic size: 640; or 320 640 960 (min opt max); or 384 640 or 384x640 (height and width) "
+        "(default: the file's own)",
+        *IMAGE_SIZE_FLAGS,
+        metavar="PX",
+        type=image_size,
+    )
     precision: Literal["best", "fp16", "fp32"] = option(
         "best", "precision of the layers of a file without quantizers (default: best, which is FP16)"
     )

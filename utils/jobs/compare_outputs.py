@@ -66,9 +66,13 @@ class Parity:
 
 
 def check_onnx(
-    path: str | Path, model: nn.Module, images: Tensor, order: Mapping[str, Provenance] | None = None, *,
+    path: str | Path,
+    model: nn.Module,
+    images: Tensor,
+    order: Mapping[str, Provenance] | None = None,
+    *,
     half: bool = False,
-) -> Parity:  # fmt: skip
+) -> Parity:
     """Compare an exported file with its network; for a quantized one only results behind equal INT8 values have limits.
 
     Args:
@@ -210,9 +214,7 @@ def compare_detections(
 def loop_detections(predicted: Prediction, nms: NmsSettings) -> Sequence[Tensor]:
     """Detections of each image, `[n, 7]`, by the evaluation loop's NMS on a file's predictions, at its settings."""
     if nms.kind != "none":
-        return non_max_suppression(
-            predicted, nms.conf_thres, nms.iou_thres, max_det=nms.topk, agnostic=nms.agnostic
-        )  # fmt: skip
+        return non_max_suppression(predicted, nms.conf_thres, nms.iou_thres, max_det=nms.topk, agnostic=nms.agnostic)
     if nms.agnostic:  # the best class of each anchor only
         best, label = predicted.scores.max(1, keepdim=True)
         scores = torch.zeros_like(predicted.scores).scatter(1, label, best)

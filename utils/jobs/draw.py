@@ -59,18 +59,27 @@ def run(options: ValOptions, sources: Sequence[str], folder: Path) -> None:
         if not names and options.data and Path(options.data).is_file():
             names = load_data(options.data).names
         artist = Artist(
-            runner, names, imgsz=options.imgsz, max_det=options.max_det,
+            runner,
+            names,
+            imgsz=options.imgsz,
+            max_det=options.max_det,
             conf_thres=DISPLAY_CONF if options.conf_thres is None else options.conf_thres,
             iou_thres=DISPLAY_IOU if options.iou_thres is None else options.iou_thres,
-        )  # fmt: skip
+        )
         show(artist, sources, folder, texts=options.save_txt, scores=options.save_conf, draw=not options.no_draw)
     logger.info("results: %s", folder)
 
 
 def show(
-    artist: Artist, sources: Sequence[str], folder: Path, *, texts: bool = False, scores: bool = False,
-    draw: bool = True, progress: bool = True,
-) -> list[Path]:  # fmt: skip
+    artist: Artist,
+    sources: Sequence[str],
+    folder: Path,
+    *,
+    texts: bool = False,
+    scores: bool = False,
+    draw: bool = True,
+    progress: bool = True,
+) -> list[Path]:
     """Draw detections on files and streams; Ctrl-C ends it, and files that are written until then are whole.
 
     Reading, detection, drawing and encoding overlap; order is that of `sources`.
@@ -150,9 +159,15 @@ class Show:
     """
 
     def __init__(
-        self, artist: Artist, sources: Sequence[str], folder: Path, texts: bool, scores: bool, draw: bool,
+        self,
+        artist: Artist,
+        sources: Sequence[str],
+        folder: Path,
+        texts: bool,
+        scores: bool,
+        draw: bool,
         progress: bool,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """See `show`."""
         self.targets = [folder / name for name in target_names(sources)]
         refuse_overwrite(self.targets if draw else [], sources, "choose another --name or --project")

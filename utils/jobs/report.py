@@ -30,9 +30,12 @@ class ReportOptions(DeviceOptions):
     """Put the results of one or several runs on one page."""
 
     runs: list[str] = option(
-        [], "run folders, or their report.json; rows keep this order; a row compares with the FP32 row before it",
-        positional=True, nargs="*", metavar="RUN",
-    )  # fmt: skip
+        [],
+        "run folders, or their report.json; rows keep this order; a row compares with the FP32 row before it",
+        positional=True,
+        nargs="*",
+        metavar="RUN",
+    )
     environment: bool = option(
         False,
         "print what a bug report needs instead: versions, GPU, driver, and the metadata of the files given as RUN",

@@ -48,9 +48,10 @@ class BenchmarkOptions(RunFolderOptions, RuntimeOptions, BuildOptions):
     OFTEN = ("baseline", "batch_size", "imgsz", "useCudaGraph", "runtime", "device")
     files: list[Path] = option(..., "ONNX file or engine", positional=True, metavar="FILE")
     baseline: list[Path] = option(
-        [], "FP32 ONNX (its engine is FP16), or an FP16 engine; several to compare with and without NMS or masks",
+        [],
+        "FP32 ONNX (its engine is FP16), or an FP16 engine; several to compare with and without NMS or masks",
         metavar="FILE",
-    )  # fmt: skip
+    )
     batch_size: list[BatchSize] | None = option(None, "default: 1 4 8 12", metavar="N")
     sweep: BatchSize | None = option(None, "batch sizes 1, 2, 4, ... up to N", metavar="N")
     imgsz: InputSize | None = size_option("that of the files; only files of dynamic size take another")

@@ -41,10 +41,15 @@ class Artist:
     """Runs a network on images and draws its detections."""
 
     def __init__(
-        self, runner: Runner, names: Mapping[int, str] | None = None, *,
-        imgsz: int | tuple[int, int] | None = None, conf_thres: float = DISPLAY_CONF, iou_thres: float = DISPLAY_IOU,
+        self,
+        runner: Runner,
+        names: Mapping[int, str] | None = None,
+        *,
+        imgsz: int | tuple[int, int] | None = None,
+        conf_thres: float = DISPLAY_CONF,
+        iou_thres: float = DISPLAY_IOU,
         max_det: int = 300,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """See `detector.Detector` for the thresholds, and `InputPlan.of` for `imgsz`; `names` are by default its own.
 
         Raises:
@@ -163,9 +168,15 @@ def _colour(label: int) -> tuple[int, int, int]:
 
 
 def collect_samples(
-    runners: Mapping[str, Runner], data: DataConfig, *, imgsz: int | tuple[int, int], count: int = 4,
-    confidence: float = DISPLAY_CONF, split: str = "val", images: Sequence[str] = (),
-) -> list[Sample]:  # fmt: skip
+    runners: Mapping[str, Runner],
+    data: DataConfig,
+    *,
+    imgsz: int | tuple[int, int],
+    count: int = 4,
+    confidence: float = DISPLAY_CONF,
+    split: str = "val",
+    images: Sequence[str] = (),
+) -> list[Sample]:
     """Collect the detections of several networks, by name, on the same images of a split.
 
     Args:

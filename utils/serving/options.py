@@ -29,15 +29,20 @@ class ServingOptions(Options):
     )
     batch_size: list[BatchSize] | None = option(
         None, "of an engine that is built later: its profile, one or min opt max (default: 1 8 16)", metavar="N"
-    )  # fmt: skip
+    )
     imgsz: list[ImageSize | tuple[ImageSize, ImageSize]] | None = option(
-        None, "the same of its image size, or height and width, as 384 640 or 384x640 (default: the file's own)",
-        *IMAGE_SIZE_FLAGS, metavar="PX", type=image_size,
-    )  # fmt: skip
+        None,
+        "the same of its image size, or height and width, as 384 640 or 384x640 (default: the file's own)",
+        *IMAGE_SIZE_FLAGS,
+        metavar="PX",
+        type=image_size,
+    )
     max_batch_size: BatchSize | None = option(
-        None, "images that the server puts together (default: what the engine takes; of an ONNX file 16)",
-        group=SERVED, metavar="N",
-    )  # fmt: skip
+        None,
+        "images that the server puts together (default: what the engine takes; of an ONNX file 16)",
+        group=SERVED,
+        metavar="N",
+    )
     instances: Annotated[int, Field(ge=1, le=64)] = option(1, "of the network on each GPU", group=SERVED, metavar="N")
     queue_delay: Annotated[int, Field(ge=0, le=60_000_000)] = option(
         0, "microseconds that a request waits for others to share a batch", group=SERVED, metavar="US"

@@ -35,9 +35,19 @@ IDLE = ("constant", "noop", "signal", "wait", "signal_wait", "shape_call")
 REFORMATS = ("reformat", "cast", "quantize", "dequantize")
 PRECISIONS = ("INT8", "FP8", "FP16", "BF16", "FP32", "other")
 TYPES = {
-    "int8": "INT8", "fp8": "FP8", "half": "FP16", "fp16": "FP16", "bf16": "BF16", "bfloat16": "BF16", "float": "FP32",
-    "fp32": "FP32", "int32": "INT32", "int64": "INT64", "bool": "BOOL", "uint8": "UINT8",
-}  # fmt: skip
+    "int8": "INT8",
+    "fp8": "FP8",
+    "half": "FP16",
+    "fp16": "FP16",
+    "bf16": "BF16",
+    "bfloat16": "BF16",
+    "float": "FP32",
+    "fp32": "FP32",
+    "int32": "INT32",
+    "int64": "INT64",
+    "bool": "BOOL",
+    "uint8": "UINT8",
+}
 TITLES = ("", "layers", "share", "ms", "share")
 MOSTLY = 0.5  # below this share of the layers, or of the time, an engine is not called an INT8 engine
 MUCH = 0.15  # of the time, for layers that compute nothing

@@ -28,9 +28,15 @@ RTX = ("tensorrt_rtx", "tensorrt_rtx_bindings")
 MODULES = ("tensorrt", *RTX, "tensorrt_lean", "tensorrt_lean_bindings")
 # TensorRT's name of a data type → torch's; inputs and outputs of our files have no other
 TORCH_TYPES = {
-    "FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16", "INT8": "int8", "UINT8": "uint8",
-    "INT32": "int32", "INT64": "int64", "BOOL": "bool",
-}  # fmt: skip
+    "FLOAT": "float32",
+    "HALF": "float16",
+    "BF16": "bfloat16",
+    "INT8": "int8",
+    "UINT8": "uint8",
+    "INT32": "int32",
+    "INT64": "int64",
+    "BOOL": "bool",
+}
 
 
 # Fields of BuildConfig that change which kernels an engine has, and where it runs: properties of IBuilderConfig and

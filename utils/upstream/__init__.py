@@ -31,7 +31,19 @@ from utils.upstream.network import (
 )
 
 __all__ = [
-    "FloatCheckpoint", "build_model", "call_fused", "check_class_names", "check_finite", "fuse", "hash_of_weights",
-    "load_float", "make_dataset", "module_classes", "network_stride", "read_checkpoint", "read_description",
-    "resize", "unfused",
-]  # fmt: skip
+    "FloatCheckpoint",
+    "build_model",
+    "call_fused",
+    "check_class_names",
+    "check_finite",
+    "fuse",
+    "hash_of_weights",
+    "load_float",
+    "make_dataset",
+    "module_classes",
+    "network_stride",
+    "read_checkpoint",
+    "read_description",
+    "resize",
+    "unfused",
+]

@@ -196,9 +196,15 @@ def prefer_speed() -> None:
 
 
 def make_dataset(
-    images: Mapping[str, tuple[np.ndarray, tuple[int, int], Sequence[np.ndarray]]], imgsz: int, batch_size: int, *,
-    stride: int, single_cls: bool = False, augment: bool = False, hyp: Mapping[str, Any] | None = None,
-) -> torch.utils.data.Dataset[Any]:  # fmt: skip
+    images: Mapping[str, tuple[np.ndarray, tuple[int, int], Sequence[np.ndarray]]],
+    imgsz: int,
+    batch_size: int,
+    *,
+    stride: int,
+    single_cls: bool = False,
+    augment: bool = False,
+    hyp: Mapping[str, Any] | None = None,
+) -> torch.utils.data.Dataset[Any]:
     """Make upstream's `LoadImagesAndLabels` of images with known labels: it reads no labels, label caches and arrays.
 
     An item is (image uint8 `[3, H, W]` RGB, labels float `[n, 6]` of 0, class, normalised xywh, path, shapes).

@@ -25,11 +25,24 @@ TRAININGS = ("ema.model.", "model.model.")  # prefixes in checkpoints of Multime
 HEAD = "22"
 # LibreYOLO's modules → layers; MultimediaTechLab's names begin with the number of the layer.
 LAYERS = {
-    "backbone.conv0": "0", "backbone.conv1": "1", "backbone.elan1": "2", "backbone.down2": "3", "backbone.elan2": "4",
-    "backbone.down3": "5", "backbone.elan3": "6", "backbone.down4": "7", "backbone.elan4": "8", "backbone.spp": "9",
-    "neck.elan_up1": "12", "neck.elan_up2": "15", "neck.down1": "16", "neck.elan_down1": "18", "neck.down2": "19",
-    "neck.elan_down2": "21", "head": HEAD,
-}  # fmt: skip
+    "backbone.conv0": "0",
+    "backbone.conv1": "1",
+    "backbone.elan1": "2",
+    "backbone.down2": "3",
+    "backbone.elan2": "4",
+    "backbone.down3": "5",
+    "backbone.elan3": "6",
+    "backbone.down4": "7",
+    "backbone.elan4": "8",
+    "backbone.spp": "9",
+    "neck.elan_up1": "12",
+    "neck.elan_up2": "15",
+    "neck.down1": "16",
+    "neck.elan_down1": "18",
+    "neck.down2": "19",
+    "neck.elan_down2": "21",
+    "head": HEAD,
+}
 # Names within a layer → upstream's, one after another; LibreYOLO's are upstream's, but for the second.
 WITHIN = {
     r"^conv\.(conv|bn)\.": r"cv1.\1.",  # AConv

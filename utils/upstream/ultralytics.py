@@ -21,9 +21,18 @@ from utils.core.errors import CheckpointError, InputError
 PREFIX = "ultralytics."
 THEIR_NAMES = {"nn.Identity": "Silence"}  # blocks that upstream calls otherwise
 BLOCKS = (
-    "ADown", "AConv", "CBFuse", "CBLinear", "Concat", "Conv", "ELAN1", "RepNCSPELAN4", "SPPELAN", "nn.Identity",
+    "ADown",
+    "AConv",
+    "CBFuse",
+    "CBLinear",
+    "Concat",
+    "Conv",
+    "ELAN1",
+    "RepNCSPELAN4",
+    "SPPELAN",
+    "nn.Identity",
     "nn.Upsample",
-)  # fmt: skip
+)
 HEAD = "Detect"
 TAKEN = (
     "of their networks the detectors yolov9t to yolov9e are taken (head Detect); train others by upstream's train.py"

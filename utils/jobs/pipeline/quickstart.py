@@ -120,8 +120,9 @@ class Quickstart:
         words: Words = ["--weights", self.weights, "--data", options.data, *self.size]
         words += ["--batch-size", options.batch_size, "--epochs", options.epochs, "--iters", self.iters]
         words += ["--project", self.run.parent, "--name", self.run.name, "--exist-ok"]
-        step = self.step("quantize", "1/4 quantize: FP32, PTQ, QAT", "qat.py", "quantize", *words,
-                         output=self.run / "report.json")  # fmt: skip
+        step = self.step(
+            "quantize", "1/4 quantize: FP32, PTQ, QAT", "qat.py", "quantize", *words, output=self.run / "report.json"
+        )
         state = self.run / "weights/last.pt"
         step = replace(step, resume=(state, ["--resume", self.run]))
         if not self.best_checkpoints():
@@ -256,8 +257,21 @@ class Quickstart:
         commands.append(["python", "qat.py", "quantize", "--weights", weights, *data, *self.size, "--name", name])
         checkpoint = Path("runs/qat", name, "weights", best.name)
         onnx = int8_file(checkpoint, self.typing)
-        commands.append(["python", "export_qat.py", "--weights", checkpoint, "--include", "onnx", "--simplify",
-                         "--dynamic", "batch", "--typing", self.typing])  # fmt: skip
+        commands.append(
+            [
+                "python",
+                "export_qat.py",
+                "--weights",
+                checkpoint,
+                "--include",
+                "onnx",
+                "--simplify",
+                "--dynamic",
+                "batch",
+                "--typing",
+                self.typing,
+            ]
+        )
         commands.append(["scripts/generate_trt_engine.sh", onnx])
         engine = onnx.with_suffix(".engine")
         commands.append(["python", "val_trt.py", "--engine-file", engine, *data, "--reference", weights])
