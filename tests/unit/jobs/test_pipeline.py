@@ -87,6 +87,24 @@ def test_a_failure_names_step_command_and_log(folder, capfd):
         run(folder, "nothing")
 
 
+def test_an_output_that_is_named_in_the_command_is_not_an_input(folder, monkeypatch):
+    """Also where both are relative to the folder that programs run in."""
+    step = RunStep("copy", ["program.py", "source", "target"], Path("target"))
+    monkeypatch.chdir(folder)
+    for _ in range(2):
+        Pipeline(folder / "pipeline", folder, {}).run(step)
+    assert len((folder / "calls").read_text().splitlines()) == 1
+
+
+def test_what_another_command_has_begun_is_not_continued(folder):
+    pipeline = Pipeline(folder / "pipeline", folder, only_commands=True)
+    resume = (folder / "begun", ["--resume"])
+    with pytest.raises(StepError):
+        pipeline.run(RunStep("copy", ["program.py", "source", "target", "fail"], folder / "target", resume=resume))
+    pipeline.run(RunStep("copy", ["program.py", "source", "target", "--b"], folder / "target", resume=resume))
+    assert (folder / "calls").read_text().splitlines() == ["fail", "--b"]
+
+
 def test_results_of_days_are_refused_rather_than_replaced(folder):
     pipeline = Pipeline(folder / "pipeline", folder, only_commands=True)
     step = RunStep("copy", ["program.py", "source", "target"], folder / "target")

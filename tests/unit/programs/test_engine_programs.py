@@ -96,7 +96,7 @@ def test_ahead_of_time_with_the_real_rtx(tmp_path, monkeypatch, capsys):
     words = (file, "--target", "SM89", "SM120", "--batch-size", 1, 2, 4, "--imgsz", 64, "--generate-graph")
     assert run(*words) == 0
     assert EngineNote.load(tmp_path / "a.engine").gpu == "SM89 SM120"
-    assert "scripts/inspect_engine.py a.engine --generate-graph there" in capsys.readouterr().out
+    assert "scripts/inspect_engine.py a.engine --generate-graph" in capsys.readouterr().out
 
 
 # What run_on_stand_in.py, which stands in the place of the interpreter, and programs import.
@@ -154,7 +154,7 @@ def test_build_and_evaluate_an_onnx_file(known):
     (same,) = json.loads((known / "runs/val_trt/exp3/report.json").read_text())["rows"]
     assert same["ap"] == row["ap"]
     again = shell("generate_trt_engine.sh", "answers.onnx", "--check", 0, folder=known)  # at the file's own size
-    assert (again.returncode, "replaces answers.engine" in again.stdout) == (0, True)
+    assert (again.returncode, "answers.engine exists and will be replaced" in again.stdout) == (0, True)
 
 
 # an engine beside ONNX Runtime: right results, those of another image, and of nothing

@@ -93,8 +93,9 @@ class Pipeline:
         folder: of records and logs; None: neither is written, and each step runs.
         cwd: the folder that programs run in.
         software: what results depend on besides commands and files: name → version.
-        only_commands: a step is known by its command alone, and one that was begun or done with another command is
-            refused, so that results of days are not replaced. Programs print into their logs only.
+        only_commands: a step is known by its command alone, and one that is done with another command is refused, so
+            that results of days are not replaced; one that was begun with another command begins anew. Programs print
+            into their logs only.
     """
 
     folder: Path | None
@@ -108,7 +109,7 @@ class Pipeline:
         An interrupted step is continued if nothing has changed since it began, or, with `resume`, in any case.
 
         Raises:
-            InputError: the step was begun, or has ended, with another command (`only_commands`).
+            InputError: the step has ended with another command (`only_commands`).
             StepError: the program failed, or left no output.
             KeyboardInterrupt: the program was interrupted.
         """
@@ -164,14 +165,11 @@ class Pipeline:
         return origin | dict(self.software)
 
     def _refuse_other_command(self, step: RunStep) -> None:
-        """Raise `InputError` if a result, or the beginning of one, is there that another command has made."""
-        state = step.resume[0] if step.resume else None
-        for kind, file in (("done", step.output), ("begun", state)):
-            record = self._read(kind, step)
-            if record is not None and record["command"] != step.text and file is not None and file.exists():
-                raise InputError(
-                    f"{step.name} in {self.folder} was made by {record['command']}; choose another --output"
-                )
+        """Raise `InputError` if a result is there that another command has made."""
+        record = self._read("done", step)
+        has_output = step.output is not None and step.output.exists()
+        if record is not None and record["command"] != step.text and has_output:
+            raise InputError(f"{step.name} in {self.folder} was made by {record['command']}; choose another --output")
 
     def _tell_changes(self, step: RunStep, now: Mapping[str, str]) -> None:
         """Say what has changed since a step ended."""
