@@ -6,7 +6,12 @@ from onnx import TensorProto, helper, numpy_helper
 from qdq_graph import Editor, good_graph, results
 
 from utils.core.input_spec import InputSpec
-from utils.onnx_graph.passes.for_openvino import LEAST_SILU, lower_bounds, offset_activations
+from utils.onnx_graph.passes.for_openvino import (
+    LEAST_SILU,
+    lower_bounds,
+    offset_activations,
+    seven_bit_weights,
+)
 from utils.onnx_graph.passes.take_bytes import take_bytes
 from utils.onnx_graph.qdq_view import QdqGraph
 
@@ -131,3 +136,19 @@ def test_equal_scales_stay_equal_also_where_each_pair_has_its_own():
 def test_it_changes_nothing_twice():
     once = offset_activations(GOOD)
     assert ranges(offset_activations(once)) == ranges(once)
+
+
+def test_integers_of_a_bias_are_not_those_of_a_weight():
+    bias = np.array([100_000, -70_000], np.int32)
+    model = helper.make_model(
+        helper.make_graph(
+            [helper.make_node("DequantizeLinear", ["bias", "s"], ["out"])],
+            "graph",
+            [],
+            [helper.make_tensor_value_info("out", TensorProto.FLOAT, [2])],
+            [numpy_helper.from_array(bias, "bias"), numpy_helper.from_array(np.float32(0.01), "s")],
+        ),
+        opset_imports=[helper.make_opsetid("", 17)],
+        ir_version=8,
+    )
+    np.testing.assert_array_equal(results(seven_bit_weights(model))["out"], results(model)["out"])

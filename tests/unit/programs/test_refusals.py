@@ -39,6 +39,7 @@ CASES = [  # program, arguments, what the line names
     (L, "a.onnx --device openvino:CPU --generate-graph", "--generate-graph"),
     (T, "a.onnx --runtime openvino --optimization-level 2", "--optimization-level"),
     (T, "a.onnx --device 0 --runtime openvino", "--device 0"),
+    (T, "a.onnx --device openvino-GPU", "--device openvino-GPU"),
     (T, "a.onnx --device cpu --precision bf16", "--precision"),
     (T, "a.onnx --device cpu --builds 2", "--builds"),
     (T, "a.onnx --device cpu --optimization-level 2", "--optimization-level"),
