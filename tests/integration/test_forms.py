@@ -225,7 +225,7 @@ DOCUMENTED = {  # heading → names of checkpoints there, and the outputs of eac
         {"yolov9-c-converted.pt": "detector float", "qat_best.pt": "detector quantized", "yolov9-c.pt": "dual"},
         [*["output0 [1, 14, 84]"] * 5, FOUR, FOUR, FOUR, FOUR_DYNAMIC, "output [batch, 84, 6]", "output [4, 84, 6]"],
     ),
-    "## Output formats of segmentation networks": (
+    "## Output formats of segmentation models": (
         {"qat_best_seg.pt": "masks quantized", "gelan-c-seg.pt": "masks float"},
         [
             "output0 [1, 22, 84], output1 [1, 8, 16, 16]",

@@ -291,7 +291,7 @@ def test_images_without_labels_go_through_all_with_the_float_networks_detections
     agreed = [row["ap"] / SELF_AP for row in rows]
     assert 1 >= agreed[0] > agreed[1] > 0.1
     lost, error = agreed[0] - agreed[1], rows[1]["ap_difference_error"] / SELF_AP
-    for name, target in (("trains", lost + 0.5 * error), ("left out", lost + 5 * error)):
+    for name, target in (("trains", lost + 0.5 * error), ("skipped", lost + 5 * error)):
         qat_words = ("--qat", "auto", "--target-drop", target, "--epochs", 1, "--iters", 1)
         report = report_of(run("quantize", name, *common, bare, "--unlabelled", *qat_words))
         assert [row["ap"] for row in report["rows"][:2]] == pytest.approx(agreed, abs=0.003)
@@ -308,7 +308,7 @@ def test_images_without_labels_go_through_all_with_the_float_networks_detections
     summary = json.loads((folder / "summary-sensitive-analysis.json").read_text())
     both = pytest.approx([report["rows"][0]["ap"], known], abs=1e-9)
     assert [summary["ap"][name] for name in ("float", "INT8")] == both
-    weights = next((tmp_path / "left out/exp/weights").glob("ptq_*"))  # it knows its dataset and its float network
+    weights = next((tmp_path / "skipped/exp/weights").glob("ptq_*"))  # it knows its dataset and its float network
     rows = report_of(run("eval", "eval", "--weights", weights, "--unlabelled"))["rows"]
     assert ([row["ap"] for row in rows], rows[1]["ap_with"]) == (both, report["rows"][1]["ap_with"])
     own, onnx = tmp_path / "own.pt", tmp_path / "int8.onnx"

@@ -16,6 +16,7 @@ from utils.evaluation.data_yaml import load_data
 from utils.evaluation.image_files import find_images
 from utils.evaluation.labels import label_file
 from utils.evaluation.loop import evaluate
+from utils.reports.tables import stage_name
 from utils.runners.pytorch import TorchRunner
 
 SIZE = (96, 160)
@@ -75,7 +76,8 @@ def test_every_stage_is_in_one_table(camera):
     stages = {row["stage"]: row for row in rows(folder, "page")}
     assert [*list(stages)[:2], list(stages)[-1]] == ["float", "PTQ", "ONNX"]
     assert {row["input_size"] for row in stages.values()} == {"96x160"}
-    assert all(re.search(rf"^{re.escape(name)} .*{row['ap']:.4f}", table, re.MULTILINE) for name, row in stages.items())
+    for stage, row in stages.items():
+        assert re.search(rf"^{re.escape(stage_name(stage))} .*{row['ap']:.4f}", table, re.MULTILINE), stage
     assert stages["float"]["ap"] == rows(folder, "float")[0]["ap"] > 0.1
     for weights, tolerance in ((folder / "grey.pt", 1e-6), (trained, 1e-4)):
         model = upstream.call_fused(upstream.fuse(upstream.load_float(weights).model))

@@ -52,7 +52,7 @@ def test_converted_network_computes_the_main_branch(name, channels, upstream_yam
     assert reparameterization.main([*map(str, words), "--model", name, "--classes_num", "3"]) == 0
     out = capsys.readouterr().out
     assert out.startswith(f"{target}: GELAN, 3 classes")
-    done = f"from the training network's output: 0\nnext: python qat.py quantize --weights {target}\n"
+    done = f"from the training model's output: 0\nnext: python qat.py quantize --weights {target}\n"
     assert out.endswith(done)
     found = upstream.load_float(target)
     with torch.no_grad():

@@ -166,7 +166,7 @@ def test_a_run_is_not_continued_on_other_images_or_by_two_programs(command, star
     kept.rename(image)
     before = label.read_text()
     label.write_text("0 0.5 0.5 0.5 0.5\n")
-    refused(go_on, "has changed: labels of val")
+    refused(go_on, ": labels of val")
     label.write_text(before)
     last = [command, "--resume", "--project", str(tmp_path), "--name"]
     refused([*last, "no-run"], f"{tmp_path / 'no-run'}: there is no run")

@@ -172,7 +172,7 @@ class TestResume:
         assert qat.main(["sensitive", "--resume", str(run)]) == 0
         summary, kept = summary_of(run), Recipe.from_file(run / "recipe.yaml").float
         assert bool(summary["recipe"]["units"]) == (kept != given) == bool(gain)
-        assert (summary["ap"]["recipe"] is None, "gain +0.0000" in "".join(summary["notes"])) == (not gain, not gain)
+        assert (summary["ap"]["recipe"] is None, "gains +0.0000" in "".join(summary["notes"])) == (not gain, not gain)
 
 
 class TestCalibrate:
