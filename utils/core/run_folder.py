@@ -14,6 +14,7 @@ import errno
 import fcntl
 import logging
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -164,3 +165,14 @@ def _lock(file: int, folder: Path) -> None:
             f"the file system of {folder} has no locks ({error.strerror}): nothing keeps a second program from writing "
             "there, so start no other with the same --name",
         )
+
+
+def stem_of(weights: str | Path, folder: Path) -> str:
+    """Return the part of file names that identifies the model: that of the weights.
+
+    Upstream calls every model best.pt or last.pt (and `reparameterization.py` best-converted.pt): these take the name
+    of the run.
+    """
+    stem = Path(weights).stem
+    is_nameless = re.match(r"(best|last)(?![a-z0-9])", stem, re.IGNORECASE)
+    return folder.name if is_nameless else stem

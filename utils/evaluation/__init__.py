@@ -7,6 +7,7 @@ labels.py       label files: found, read and checked
 split.py        the images of a split with their labels, and counts of what was read
 letterbox.py    letterboxing, there and back
 batch.py        images with their labels, as the loader gives them; polygons as masks
+disk_state.py   what is on disk, as a hash of each part
 dataset.py      all together: batches, read ahead by worker processes, shared by several programs
 input_plan.py   size and number of images that a network is given
 detector.py     runner + NMS: batches of images → detections

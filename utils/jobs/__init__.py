@@ -2,7 +2,7 @@
 
 options.py   the options of qat.py and val_trt.py, one declaration each; export_options.py: those of both exporters
 inputs.py    everything that a run works on, checked before it writes
-run_state.py the state from which a killed run continues, and the hash of what it was started on
+run_state.py the state from which a killed run continues, and what is compared then
 open.py      a file → runner; needed libraries
 
 quantize.py           FP32 → PTQ → QAT → the best         calibrate.py        AP of each calibration method

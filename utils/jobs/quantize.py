@@ -35,6 +35,7 @@ from utils import upstream
 from utils.core.curves import Curves
 from utils.core.files import write_bytes, write_text
 from utils.core.logging import warnings_until_now
+from utils.core.run_folder import stem_of
 from utils.core.score import Score, standard_errors
 from utils.core.text import plural
 from utils.core.weights import FLOAT_HASH
@@ -46,7 +47,7 @@ from utils.jobs.evaluate import FLOAT_MODEL, Measurer, check_float_ap, without_t
 from utils.jobs.inputs import FEWEST_HELD_OUT, Inputs, check_left_out, image_batches
 from utils.jobs.judgement import allowed_drop, judge, measured_on
 from utils.jobs.options import QuantizeOptions
-from utils.jobs.run_state import STOPPED, RunState, checkpoint_name, open_run, stem_of
+from utils.jobs.run_state import STOPPED, RunState, checkpoint_name, open_run
 from utils.reports import figures, tables
 from utils.reports.curve_figures import curve_figures
 from utils.reports.detections import differences_in

@@ -87,6 +87,20 @@ def test_a_failure_names_step_command_and_log(folder, capfd):
         run(folder, "nothing")
 
 
+def test_a_step_runs_again_where_a_label_of_its_dataset_has_changed(folder):
+    for split in ("train", "val"):
+        for kind, name in (("images", "a.png"), ("labels", "a.txt")):
+            (folder / kind / split).mkdir(parents=True)
+            (folder / kind / split / name).write_text("0 0.5 0.5 0.2 0.2\n")
+    text = f"path: {folder}\ntrain: images/train\nval: images/val\nnames: [cat, dog]\n"
+    (folder / "data.yaml").write_text(text)
+    assert len(run(folder, "--data", "data.yaml")) == len(run(folder, "--data", "data.yaml")) == 1
+    (folder / "labels/val/a.txt").write_text("1 0.5 0.5 0.2 0.2\n")
+    assert len(run(folder, "--data", "data.yaml")) == 2
+    (folder / "images/train/b.png").touch()
+    assert len(run(folder, "--data", "data.yaml")) == 3
+
+
 def test_an_output_that_is_named_in_the_command_is_not_an_input(folder, monkeypatch):
     """Also where both are relative to the folder that programs run in."""
     step = RunStep("copy", ["program.py", "source", "target"], Path("target"))

@@ -9,17 +9,16 @@ import torch
 import yaml
 
 from utils.core.errors import CheckpointError, DataError, InputError
+from utils.core.run_folder import stem_of
 from utils.core.score import Score
 from utils.evaluation.data_yaml import load_data
+from utils.evaluation.disk_state import check_unchanged, dataset_hash
 from utils.jobs.options import QuantizeOptions
 from utils.jobs.run_state import (
     AnalysisState,
     RunState,
-    check_unchanged,
     checkpoint_name,
-    dataset_hash,
     find_run,
-    stem_of,
 )
 from utils.reports.schema import UNFINISHED, Report
 

@@ -18,6 +18,8 @@ from pathlib import Path
 
 from utils.core.errors import InputError
 from utils.core.options import DeviceOptions, option
+from utils.core.run_folder import stem_of
+from utils.jobs.commands import build_command, export_command
 from utils.jobs.pipeline.steps import Pipeline, RunStep, StepError, Words, engine_typing, say, software_of
 
 logger = logging.getLogger(__name__)
@@ -246,9 +248,7 @@ class Quickstart:
     def show_commands(self, best: Path) -> None:
         """Print the commands of docs/your-model.md for this model: QAT in full, with the defaults of qat.py."""
         weights = self.trained
-        name = weights.stem
-        if re.match(r"(best|last)([^a-z0-9]|$)", name.lower()):  # files of such weights have the run's name, see qat.py
-            name = self.run.name
+        name = stem_of(weights, self.run)
         commands: list[Sequence[str | Path]] = [["cd", self.options.checkout], [".", f"{sys.prefix}/bin/activate"]]
         if self.weights != self.trained:
             weights = self.trained.with_name(f"{self.trained.stem}-converted.pt")
@@ -257,22 +257,8 @@ class Quickstart:
         commands.append(["python", "qat.py", "quantize", "--weights", weights, *data, *self.size, "--name", name])
         checkpoint = Path("runs/qat", name, "weights", best.name)
         onnx = int8_file(checkpoint, self.typing)
-        commands.append(
-            [
-                "python",
-                "export_qat.py",
-                "--weights",
-                checkpoint,
-                "--include",
-                "onnx",
-                "--simplify",
-                "--dynamic",
-                "batch",
-                "--typing",
-                self.typing,
-            ]
-        )
-        commands.append(["scripts/generate_trt_engine.sh", onnx])
+        commands.append([*export_command(str(checkpoint)), "--typing", self.typing])
+        commands.append(build_command(str(onnx)))
         engine = onnx.with_suffix(".engine")
         commands.append(["python", "val_trt.py", "--engine-file", engine, *data, "--reference", weights])
         say("to go on with a whole QAT of this model:")

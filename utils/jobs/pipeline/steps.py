@@ -102,6 +102,7 @@ class Pipeline:
     cwd: Path
     software: Mapping[str, str] = field(default_factory=dict)
     only_commands: bool = False
+    _datasets: dict[Path, str] = field(default_factory=dict, init=False)  # YAML → its dataset's state
 
     def run(self, step: RunStep, *, resume: bool = False) -> None:
         """Run a step, unless it has ended with the same options and files.
@@ -116,11 +117,11 @@ class Pipeline:
         if step.output is None:
             self._start(step, [])
             return
-        if self.is_done(step):
+        now = self._origin(step)
+        if self._is_done(step, now):
             if not self.only_commands:
                 say(f"{step.heading}: reused, since options and files are the same{_place(step)}")
             return
-        now = self._origin(step)
         if self.only_commands:
             self._refuse_other_command(step)
         else:
@@ -136,12 +137,16 @@ class Pipeline:
 
     def is_done(self, step: RunStep) -> bool:
         """Tell whether a step has ended, with the options and files of now, and its output is as it was left."""
+        return self._is_done(step, self._origin(step))
+
+    def _is_done(self, step: RunStep, now: Mapping[str, str]) -> bool:
+        """`is_done`, with what the step depends on now."""
         record = self._read("done", step)
         if record is None or step.output is None:
             return False
         if self.only_commands:
             return step.output.exists() and record["command"] == step.text
-        return record == self._origin(step) | {"output": _content(step.output)}
+        return record == {**now, "output": _content(step.output)}
 
     def forget(self, step: RunStep) -> None:
         """Let a step run again."""
@@ -162,7 +167,24 @@ class Pipeline:
             is_output = step.output is not None and path == self.cwd / step.output
             if path.is_file() and not is_output:
                 origin[word] = _content(path)
+                if path.suffix in (".yaml", ".yml"):
+                    origin[word] += self._dataset_state(path)
         return origin | dict(self.software)
+
+    def _dataset_state(self, path: Path) -> str:
+        """Return the state of a dataset when its YAML first stood in a command; '' for another YAML.
+
+        It is looked at once: a large dataset takes seconds, and most steps name it.
+        """
+        from utils.evaluation.data_yaml import load_data
+        from utils.evaluation.disk_state import dataset_hash
+
+        if path not in self._datasets:
+            try:
+                self._datasets[path] = dataset_hash(load_data(str(path)), ("train", "val"), {})
+            except InputError:  # another YAML, or one that the program refuses with a reason
+                self._datasets[path] = ""
+        return self._datasets[path]
 
     def _refuse_other_command(self, step: RunStep) -> None:
         """Raise `InputError` if a result is there that another command has made."""
@@ -314,34 +336,8 @@ def software_of(checkout: Path) -> dict[str, str]:
 
 
 def _content(path: Path) -> str:
-    """Return a digest of a file; of a dataset's YAML also of its images and labels, by sizes and times; '' for none."""
-    if not path.is_file():
-        return ""
-    digest = file_hash(path)
-    if path.suffix in (".yaml", ".yml"):
-        digest += _dataset_state(path)
-    return digest
-
-
-def _dataset_state(path: Path) -> str:
-    """Return a digest of names, sizes and times of a dataset's images and labels; '' for another YAML."""
-    from utils.evaluation.data_yaml import load_data
-    from utils.evaluation.image_files import find_images
-    from utils.evaluation.labels import label_file
-
-    try:
-        data = load_data(str(path))
-        images = [
-            image for split in ("train", "val") if split in data.splits for image in find_images(data.paths(split))
-        ]
-    except InputError:  # another YAML, or one that the program refuses with a reason
-        return ""
-    state = hashlib.sha256()
-    for image in images:
-        for file in (image, label_file(image)):
-            status = os.stat(file) if os.path.exists(file) else None
-            state.update(f"{file} {status and (status.st_size, status.st_mtime_ns)}\n".encode("utf-8", "surrogatepass"))
-    return f" {state.hexdigest()}"
+    """Return a digest of a file; '' for none."""
+    return file_hash(path) if path.is_file() else ""
 
 
 def _place(step: RunStep) -> str:
