@@ -238,15 +238,19 @@ def refuse_overwrite_in(
     refuse_overwrite(outputs, inputs, "choose another --name or --project")
 
 
-def distinct_names(names: Iterable[str]) -> list[str]:
+def distinct_names(names: Iterable[str], *, are_files: bool = True) -> list[str]:
     """Names, numbered where one would be taken twice, also where the file system ignores case.
+
+    The number of a file's name stands before its suffix.
 
     >>> distinct_names(["a.jpg", "A.jpg", "b.jpg"])
     ['a.jpg', 'A-2.jpg', 'b.jpg']
+    >>> distinct_names(["PTQ 99.99", "PTQ 99.99"], are_files=False)
+    ['PTQ 99.99', 'PTQ 99.99-2']
     """
     distinct: dict[str, str] = {}  # in lower case → as it is
     for name in names:
-        stem, suffix = os.path.splitext(name)
+        stem, suffix = os.path.splitext(name) if are_files else (name, "")
         numbers = itertools.count(2)
         while name.casefold() in distinct:
             name = f"{stem}-{next(numbers)}{suffix}"

@@ -9,6 +9,7 @@ import re
 import textwrap
 from collections.abc import Sequence
 
+from utils.core.files import distinct_names
 from utils.core.score import AGREEMENT, AtThreshold
 from utils.core.text import aligned
 from utils.reports.schema import AnyAp, Report, Row
@@ -76,24 +77,7 @@ def labels(report: Report) -> list[str]:
         indices = [index for index, row in enumerate(report.rows) if stage_name(row.stage) == stage]
         for index, name in zip(indices, _names_in_stage([report.rows[index] for index in indices]), strict=True):
             names[index] = name
-    return _numbered(names)
-
-
-def _numbered(names: Sequence[str]) -> list[str]:
-    """Add -2, -3, ... to names that are there already.
-
-    >>> _numbered(["PTQ 99.99", "PTQ 99.99", "QAT"])
-    ['PTQ 99.99', 'PTQ 99.99-2', 'QAT']
-    """
-    numbered: list[str] = []
-    for name in names:
-        candidate = name
-        count = 1
-        while candidate in numbered:
-            count += 1
-            candidate = f"{name}-{count}"
-        numbered.append(candidate)
-    return numbered
+    return distinct_names(names, are_files=False)
 
 
 def _names_in_stage(rows: Sequence[Row]) -> list[str]:
