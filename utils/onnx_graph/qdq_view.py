@@ -66,6 +66,10 @@ class QdqGraph(GraphView):
             return node
         return None
 
+    def zero_point(self, node: NodeProto) -> np.ndarray | None:
+        """The zero point of a quantizer, None if the file holds none (ONNX then takes UINT8 0) or computes it."""
+        return self.array(node.input[2]) if len(node.input) > 2 else None
+
     def quantizers(self, tensor: str) -> list[NodeProto]:
         """The QuantizeLinear nodes that read a tensor."""
         return [node for node in self.consumers(tensor) if node.op_type == QUANTIZE]

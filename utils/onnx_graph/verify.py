@@ -147,7 +147,7 @@ def symmetric(graph: QdqGraph) -> Check:
 
 def _zero_point_problem(graph: QdqGraph, node: NodeProto, dtype: str, largest: int) -> str | None:
     """Message on a zero point that is not of this type, or not between 0 and `largest`."""
-    zero_point = graph.array(node.input[2]) if len(node.input) > 2 else None
+    zero_point = graph.zero_point(node)
     if zero_point is not None and zero_point.dtype == dtype and 0 <= zero_point.min() <= zero_point.max() <= largest:
         return None
     values = f"0 to {largest}" if largest else "0"
@@ -308,7 +308,7 @@ def _same_scale(graph: QdqGraph, node: NodeProto) -> Check:
 
 def _scale_and_zero_point(graph: QdqGraph, node: NodeProto) -> tuple[object, int]:
     """A quantizer's scale, comparable, and zero point; without one in the file that is 0."""
-    zero_point = graph.array(node.input[2]) if len(node.input) > 2 else None
+    zero_point = graph.zero_point(node)
     return graph.comparable(node.input[1]), 0 if zero_point is None else int(zero_point.max())
 
 

@@ -68,7 +68,7 @@ def _signed_pairs(graph: QdqGraph) -> list[tuple[NodeProto, list[NodeProto]]]:
     pairs = []
     for quantizer in graph.activations:
         readers = [node for node in graph.consumers(quantizer.output[0]) if node.op_type == DEQUANTIZE]
-        zero_point = graph.array(quantizer.input[2]) if len(quantizer.input) > 2 else None
+        zero_point = graph.zero_point(quantizer)
         if readers and zero_point is not None and zero_point.dtype == np.int8:
             pairs.append((quantizer, readers))
     return pairs
