@@ -75,17 +75,14 @@ class StepGraph:
     def _record(self, images: Tensor) -> None:
         """Record the kernels of a step on `images`, on their device; note if that fails."""
         self._forget_gradients()
-        with torch.cuda.device(images.device):
-            self._record_here(images)
-
-    def _record_here(self, images: Tensor) -> None:
-        """Record on the current device."""
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()  # the graph's memory is its own
-        graph = torch.cuda.CUDAGraph()
+        device = torch.cuda.device(images.device)
+        with device:
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()  # the graph's memory is its own
+            graph = torch.cuda.CUDAGraph()
         try:
             # a loader's thread pins memory meanwhile, which is an error in the default mode
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            with device, torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 self._losses = self._compute(images)
         except RuntimeError as error:
             logger.warning("QAT goes on without a CUDA graph: %s", str(error).splitlines()[0])

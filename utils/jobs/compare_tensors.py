@@ -136,11 +136,12 @@ def compare_tensors(
     task = task_of_head(model.model[-1])
     cut, parameters = _cut(graph, order, task)
     grids = {quantizer.call: grid for quantizer, grid in zip(order.values(), parameters.values(), strict=True)}
-    calls, expected, moved = _torch_integers(model, task, images, grids)
+    hook = _GridHook(grids)
+    expected = _run_with_grids(model, images, hook)
     feeds = {graph.graph.input[0].name: feed_of(graph, images)}
     integers: dict[str, np.ndarray] = {}
     for name, quantizer in zip(parameters, order.values(), strict=True):
-        integers[name] = _own_channels(calls[quantizer.call], quantizer)
+        integers[name] = _own_channels(hook.integers[quantizer.call], quantizer)
         feeds[f"{name}/fed"] = _as_fed(integers[name], quantizer, parameters[name][1])
     results = _run(cut, feeds)
     steps = differing = total = 0
@@ -161,7 +162,7 @@ def compare_tensors(
         STEPS: steps,
         STEPPED: differing / total,
         RESULT: float(torch.maximum(boxes, scores)),
-        RANGES: moved,
+        RANGES: hook.moved,
         **differences_of_masks,
     }
 
@@ -193,51 +194,53 @@ def _run(graph: ModelProto, feeds: Mapping[str, np.ndarray]) -> dict[str, np.nda
     return dict(zip(outputs, session.run(outputs, inputs), strict=True))
 
 
-def _torch_integers(
-    model: Any, task: Task, images: Tensor, grids: Mapping[int, Grid]
-) -> tuple[dict[int, np.ndarray], Prediction, float]:
-    """Run the network with the graph's grids.
+class _GridHook:
+    """Forward hook that lets a network's activation quantizers round to the graph's grids.
 
-    Returns:
-        The results of the calls of activation quantizers that have a grid, in steps of it (int16, zero point taken
-        off); the network's predictions; and how far grids with a zero point move a result, in steps of its own grid.
+    Attributes:
+        integers: results of the calls that have a grid, in steps of it, zero point taken off: int16, by call.
+        moved: how far grids with a zero point move a result, in steps of the quantizer's own grid.
     """
-    expected: dict[int, np.ndarray] = {}
-    moved = 0.0
-    grid_of: dict[nn.Module, Grid] = {}  # also of the calls that the graph has no quantizer for
-    calls = itertools.count()
 
-    def replaced(quantizer: TensorQuantizer, inputs: tuple[Tensor], output: Tensor) -> Tensor | None:
-        """Result of a quantizer in place of `output`, None to keep that."""
-        nonlocal moved
-        call = next(calls)
-        if call in grids:
-            grid_of[quantizer] = grids[call]
-        if quantizer not in grid_of:
+    def __init__(self, grids: Mapping[int, Grid]) -> None:
+        self.integers: dict[int, np.ndarray] = {}
+        self.moved = 0.0
+        self._grids = grids  # by call
+        self._grid_of: dict[nn.Module, Grid] = {}  # also of the calls that the graph has no quantizer for
+        self._calls = itertools.count()
+
+    def __call__(self, quantizer: TensorQuantizer, inputs: tuple[Tensor], output: Tensor) -> Tensor | None:
+        """Return the result of a quantizer in place of `output`, None to keep that."""
+        call = next(self._calls)
+        if call in self._grids:
+            self._grid_of[quantizer] = self._grids[call]
+        if quantizer not in self._grid_of:
             return None
-        scale, zero_point = grid_of[quantizer]
+        scale, zero_point = self._grid_of[quantizer]
         limits = np.iinfo(zero_point.dtype)
         is_symmetric = limits.min < 0
         values = output if is_symmetric else inputs[0]
         steps = (values.float() / scale).round()
         steps = steps.clamp(limits.min - int(zero_point), limits.max - int(zero_point))
-        if call in grids:
-            expected[call] = steps.to(torch.int16).numpy()
+        if call in self._grids:
+            self.integers[call] = steps.to(torch.int16).numpy()
         if is_symmetric:
             return None
         result = steps * scale
         own_scale = float(quantizer.amax) / INT8.max
-        moved = max(moved, float((result - output).abs().max()) / own_scale)
+        self.moved = max(self.moved, float((result - output).abs().max()) / own_scale)
         return result
 
-    hooks = [quantizer.register_forward_hook(replaced) for quantizer in model.activation_quantizers.values()]
+
+def _run_with_grids(model: Any, images: Tensor, hook: _GridHook) -> Prediction:
+    """Run a network whose activation quantizers round to the graph's grids; `hook` collects their results."""
+    handles = [quantizer.register_forward_hook(hook) for quantizer in model.activation_quantizers.values()]
     try:
         with torch.no_grad(), export_mode():
-            result = Prediction(*predicted(model(images)))
+            return Prediction(*predicted(model(images)))
     finally:
-        for hook in hooks:
-            hook.remove()
-    return expected, result, moved
+        for handle in handles:
+            handle.remove()
 
 
 def _cut(graph: ModelProto, order: Collection[str], task: Task) -> tuple[ModelProto, dict[str, Grid]]:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import torch
 
     from utils.trt.benchmark import BenchmarkRow, Entry
+    from utils.trt.build_options import BuildConfig
     from utils.trt.tensorrt_api import Api
     from utils.trt.timing import TimingConfig
 
@@ -109,7 +110,7 @@ def run(options: BenchmarkOptions) -> int:
     reject_unused(options, entries)
     api, device = find_device(options)
     if api is not None:
-        refuse_engines(entries, batches, size, options)
+        refuse_engines(entries, batches, size, building)
     files = [entry.file for entry in entries]
     refuse_overwrite_in(options.project, options.name, options.exist_ok, ["benchmark.*"], files)
     timed_size = size or benchmark.common_size(entries)
@@ -180,12 +181,11 @@ def find_device(options: BenchmarkOptions) -> tuple[Api | None, torch.device]:
 
 
 def refuse_engines(
-    entries: Sequence[Entry], batches: Sequence[int], size: tuple[int, int] | None, options: BenchmarkOptions
+    entries: Sequence[Entry], batches: Sequence[int], size: tuple[int, int] | None, building: BuildConfig
 ) -> None:
     """Raise `InputError` if an engine that is to be built would overwrite a file that is read."""
     from utils.trt.benchmark import planned
 
-    building = options.build_config()
     onnx_files = [entry for entry in entries if not entry.is_engine]
     engines = [planned(entry, batch, size, building)[0] for entry, batch in product(onnx_files, batches)]
     files = [entry.file for entry in entries]
