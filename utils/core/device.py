@@ -46,10 +46,13 @@ def device_name(device: torch.device) -> str:
 
 
 def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Copy a small tensor of the CPU to a device, from pinned memory, so that nothing waits for the GPU's work."""
-    if device.type == "cuda" and len(tensor):
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)
+    """Copy a small tensor to a device; from the CPU to a GPU by pinned memory, so that nothing waits for the GPU's work.
+
+    A tensor that is on a GPU already cannot be pinned, and stays where it is if that is the device.
+    """
+    if tensor.device.type != "cpu" or device.type != "cuda" or not len(tensor):
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 @contextmanager
