@@ -46,7 +46,7 @@ class PhotographOptions(Options):
     page: Path = option(..., "the page of a run", positional=True)
     output: Path = option(Path("docs/report.jpg"), "the picture to write, in the clone")
     width: int = option(1000, "of the window, in pixels", ge=320, le=4000)
-    height: int = option(1120, "of the window, in pixels", ge=320, le=4000)
+    height: int = option(1330, "of the window, in pixels", ge=320, le=4000)
     quality: int = option(72, "of the JPEG", ge=1, le=95)
 
 
