@@ -51,8 +51,8 @@ class PhotographOptions(Options):
 
 
 def numbered(page: str) -> str:
-    """Return a page with a number beside the first of each of PARTS that it has."""
-    numbers = 0
+    """Return a page with a number beside the first of each of PARTS that it has; paths are relative to the clone."""
+    page, numbers = page.replace(f"{ROOT}/", ""), 0
     for part in PARTS:
         if part in page:
             numbers += 1
