@@ -104,7 +104,9 @@ install_set() { # SET [WHAT_WORKS_WITHOUT_IT]: with the latter the set is option
     say "$1: installed already"
     return
   fi
-  say "installing $1 (about 5 GB where torch is missing)"
+  local size=''
+  "$python" -c 'import importlib.util as find; raise SystemExit(not find.find_spec("torch"))' || size=" (about 6 GB, most of it torch)"
+  say "installing $1$size"
   "$python" -m pip --version >/dev/null 2>&1 || "$python" -m ensurepip >/dev/null 2>&1 ||
     die 1 "$python has no pip; on Debian and Ubuntu: apt-get install python3-pip"
   environment constraints "$1" >"$constraints" # the tested versions; a torch that is new enough stays

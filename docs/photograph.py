@@ -46,13 +46,13 @@ class PhotographOptions(Options):
     page: Path = option(..., "the page of a run", positional=True)
     output: Path = option(Path("docs/report.jpg"), "the picture to write, in the clone")
     width: int = option(1000, "of the window, in pixels", ge=320, le=4000)
-    height: int = option(1120, "of the window, in pixels", ge=320, le=4000)
+    height: int = option(1330, "of the window, in pixels", ge=320, le=4000)
     quality: int = option(72, "of the JPEG", ge=1, le=95)
 
 
 def numbered(page: str) -> str:
-    """Return a page with a number beside the first of each of PARTS that it has."""
-    numbers = 0
+    """Return a page with a number beside the first of each of PARTS that it has; paths are relative to the clone."""
+    page, numbers = page.replace(f"{ROOT}/", ""), 0
     for part in PARTS:
         if part in page:
             numbers += 1

@@ -52,8 +52,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     found = {"float": save_float(folder / "float.pt", random_network(TINY))}
     found["quantized"] = save_quantized(folder / "quantized.pt", found["float"])
     found["masks"] = save_float(folder / "masks.pt", random_network(tiny_with("DSegment")))
-    training = {**TINY, "head": [*TINY["head"][:-1], [[3, 8, 6, 3, 8, 6], 1, "DualDDetect", ["nc"]]]}
-    found["training"] = save_float(folder / "training.pt", upstream.build_model(training))
+    found["training"] = save_float(folder / "training.pt", upstream.build_model(tiny_with("DualDDetect")))
     return found
 
 

@@ -46,6 +46,7 @@ def tiny_with(head: str) -> dict[str, Any]:
     """TINY with another of upstream's heads; those for masks have eight coefficients."""
     rows = {
         "DDetect": [TINY["head"][-1]],
+        "DualDDetect": [[[3, 8, 6, 3, 8, 6], 1, "DualDDetect", ["nc"]]],
         "Segment": [[[3, 8, 6], 1, "Segment", ["nc", 8, 16]]],
         "Panoptic": [[[3, 8, 6], 1, "Panoptic", ["nc", 5, 8, 16]]],
         "DSegment": [*_ENLARGED, [[3, 8, 6, 10], 1, "DSegment", ["nc", 8, 16]]],

@@ -111,24 +111,63 @@ def ratios_on_a_cpu(network, slow, fast):
     return f"{min(ratios):.1f} to {max(ratios):.1f}"
 
 
-def test_ranges_in_readmes_prose_are_those_of_the_files():
-    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+def claims_of_readme():
+    """The sentences of README's prose that hold measured numbers, as the files give them."""
     fp32, int8, bf16 = ("FP32", "FP32"), ("ours", "FP32"), ("FP32", "BF16")
-    assert f"{ratios_on_a_cpu('gelan-s,', fp32, int8)} times as fast as FP32 (-s; -t " in text
-    assert f"-t {ratios_on_a_cpu('gelan-t,', fp32, int8)} times)" in text
+    gains = [float(gain) for gain in re.findall(r"\((\d\.\d+)×\)", "\n".join(claims.SECTIONS["latency"](RESULTS)))]
+    yield f"On a GPU, INT8 is {min(gains):.1f} to {max(gains):.1f} times as fast as FP16."
+    of_both = [ratios_on_a_cpu(f"gelan-{size},", fp32, int8) for size in "st"]
+    yield "On a CPU, size s is {} times and size t {} times as fast as FP32.".format(*of_both)
     litter = [json.loads((measured.FOLDER / f"cpu-litter-{size}.json").read_text(encoding="utf-8")) for size in "ts"]
     times = [
         row["times"]["1"]["median"] for file in litter for row in file["rows"] if (row["file"], row["rest"]) == bf16
     ]
-    assert f"on which BF16 takes {times[0]:.1f} and {times[1]:.1f} ms" in text
-    assert f"BF16 was {ratios_on_a_cpu('gelan-', int8, bf16)} times as fast as INT8" in text
-    gains = [float(gain) for gain in re.findall(r"\((\d\.\d+)×\)", "\n".join(claims.SECTIONS["latency"](RESULTS)))]
-    assert f"{min(gains):.1f} to {max(gains):.1f} times as fast as FP16 on a GPU" in text
+    yield f"on which BF16 takes {times[0]:.1f} and {times[1]:.1f} ms"
+    yield f"BF16 was {ratios_on_a_cpu('gelan-', int8, bf16)} times as fast as INT8"
     engines = measured.detectors(measured.deployed_engines(RESULTS))
+    sets = {1: "one", 2: "two", 3: "three", 4: "four", 5: "five"}[len({engine.images for engine in engines})]
+    loss = re.search(r"it loses at most (\S+) ", "\n".join(claims.SECTIONS["engines"](RESULTS)))[1]
+    yield f"The mean loss of {len(engines)} INT8 engines on {sets} sets is at most {loss} (95 %)"
     worst = min((engine for engine in engines if engine.error), key=lambda engine: engine.value)
-    assert f"the worst of them lost {-worst.value:.4f} ± {worst.error:.4f}" in text
+    yield f"the worst of them lost {-worst.value:.4f} ± {worst.error:.4f}"
     errors = [engine.error for engine in engines if engine.file == "photographs-h200" and engine.images == "litter"]
-    assert f"the standard error of a difference is at most {max(errors):.4f}" in text
+    yield f"The standard error of a difference is at most {max(errors):.4f}."
+    minutes, gigabytes = set_up()
+    yield f"{minutes['all']} minutes on two busy cores, {gigabytes['all']}"
+
+
+def set_up():
+    """Minutes that the demo took, and gigabytes that it needs on disk, by their names in setup.json."""
+    content = json.loads((measured.FOLDER / "setup.json").read_text(encoding="utf-8"))
+    minutes = {name: round(value / 60) for name, value in content["seconds"].items() if name != "method"}
+    gigabytes = {name: f"{value / 1e9:.1f} GB" for name, value in content["bytes"].items() if name != "method"}
+    return minutes, gigabytes
+
+
+# What README's prose has digits in, and is no result: names, versions, inputs, and what its picture shows
+NAMES = r"""YOLOv?\d+|yolov9[\w-]*|INT[48]|F?FP\d+|BF16|AP50|CC BY 4\.0|RTX 4090|H[12]00|v8, 11|(GPL|Apache)-\d\.\d|
+3\.10 to 3\.13|TensorRT 8\.6\.0|416×416|640×640|1,800 photographs|11 epochs|0\.01 at most"""
+
+
+def test_every_number_in_readmes_prose_is_that_of_a_file():
+    """Those in tables and in blocks are compared with files above."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    prose = re.sub(r"^\|[^\n]*|```text\n.*?```|\]\([^)]*\)", "", text, flags=re.MULTILINE | re.DOTALL)
+    prose = " ".join(prose.split())
+    for claim in claims_of_readme():
+        assert claim in prose
+        prose = prose.replace(claim, "")
+    assert re.findall(r"\S*\d\S*", re.sub(NAMES.replace("\n", ""), "", prose)) == []
+
+
+def test_what_the_set_up_needs_is_the_same_everywhere():
+    minutes, gigabytes = set_up()
+    for page, sentence in (
+        ("demo", f"took {minutes['set_up']} minutes to set up and {minutes['run']} minutes to run"),
+        ("dependencies", f"everything that is needed ({gigabytes['environment']})"),
+        ("troubleshoot-install", f"the environment takes {gigabytes['environment']}"),
+    ):
+        assert sentence in " ".join((ROOT / f"docs/{page}.md").read_text(encoding="utf-8").split())
 
 
 def from_to(times, before, after, form):
@@ -168,6 +207,7 @@ def test_every_file_and_every_row_is_read_once():
         "openvino-zero-points",
         "pruned-digits",
         "pruned-t",
+        "setup",
         "thresholds-h200",
     )
     files = {path.stem for path in measured.FOLDER.glob("*.json")}

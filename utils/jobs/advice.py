@@ -310,7 +310,9 @@ STEPS: tuple[NextStep, ...] = (
     NextStep(
         "too few images",
         lambda facts: facts.needs_more_images,
-        lambda facts: f"add {facts.units_more} to the val split, or allow the loss with {facts.larger_target}",
+        lambda facts: (
+            f"add {facts.units_more} to the val split and evaluate again, or allow the loss with {facts.larger_target}"
+        ),
         lambda facts: facts.evaluation(),
     ),
     NextStep(

@@ -114,8 +114,8 @@ CASES = [  # name of the step, rows, changes of the report, level, words, comman
                 ("TensorRT INT8", "q.engine", 0.7420, NOISE)], {}, OK, "then deploy it",
      "python scripts/benchmark_trt.py q.engine"),
     ("too few images", [("QAT", "q.pt", 0.7420, WIDE)], {}, CHECK,
-     "not enough images to tell. Add about [0-9]+ more images to the val split, or allow the loss with --target-drop "
-     "0.039", "python val_trt.py q.pt --reference f.pt --data d.yaml"),
+     "not enough images to tell. Add about [0-9]+ more images to the val split and evaluate again, or allow the loss "
+     "with --target-drop 0.039", "python val_trt.py q.pt --reference f.pt --data d.yaml"),
     ("too few images", [("ONNX", "q.onnx", 0.7420, WIDE)], {}, CHECK, "Add about", "python val_trt.py q.onnx"),
     ("too few images", [("QAT", "q.pt", 0.7, None)], {}, CHECK, "no standard error", "python val_trt.py q.pt"),
     ("doubt", [("QAT", "q.pt", 0.7420, NOISE)], {"doubts": ["the class names differ"]}, CHECK,

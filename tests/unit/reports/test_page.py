@@ -13,9 +13,11 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
+from documentation import ROOT
 from PIL import Image
 from report_examples import NASTY, example_row, resampled
 
+from docs import photograph
 from utils.core.errors import InputError
 from utils.core.score import AGREEMENT
 from utils.core.split_counts import SplitCounts
@@ -215,9 +217,6 @@ def test_runs_with_rows_of_one_file_keep_the_row_that_knows_more():
         merged({Path("one/report.json"): first, Path("three/report.json"): unlabelled})
 
 
-ROOT = Path(__file__).resolve().parents[3]
-
-
 def test_all_files_of_a_report_are_written(report, tmp_path):
     written = write_all(report, tmp_path / "run", advise(report))
     assert [path.name for path in written] == ["report.json", "ap_per_epoch.png", "detections.png", "report.html"]
@@ -257,3 +256,15 @@ def test_runs_are_put_together(tmp_path):
 def test_a_caption_counts_what_both_models_find_and_what_each_finds_alone(report):
     text = " ".join(_Page(page(report)).words)
     assert "1 found by both, 1 by FP32 only, 0 by INT8 only" in text
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_the_photograph_numbers_the_parts_that_the_documents_explain(report):
+    """`docs/photograph.py` finds them in the page by its markup; docs/reading-the-report.md has a line for each."""
+    report.data = "d.yaml"
+    report.rows = [example_row(ap_resampled=resampled(0.74, 0.75, 0.73))]
+    report.rows.append(example_row("PTQ", ap=0.7361, ap_resampled=resampled(0.73, 0.75, 0.73)))
+    numbered = photograph.numbered(page(report))
+    numbers = re.findall(r'<span class="part">(\d)</span><(?:p|div|img|figure)', numbered)
+    explained = (ROOT / "docs/reading-the-report.md").read_text(encoding="utf-8").partition("report.jpg")[2]
+    assert numbers == re.findall(r"^(\d)\. ", explained.partition("\n## ")[0], re.MULTILINE) == [*"12345"]
