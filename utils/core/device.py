@@ -46,7 +46,7 @@ def device_name(device: torch.device) -> str:
 
 
 def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Copy a small tensor to a device; from the CPU to a GPU by pinned memory, so that nothing waits for the GPU's work.
+    """Copy a small tensor to a device; from the CPU to a GPU by pinned memory, so that nothing waits for the GPU.
 
     A tensor that is on a GPU already cannot be pinned, and stays where it is if that is the device.
     """
