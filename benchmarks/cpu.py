@@ -48,7 +48,7 @@ from utils.evaluation.results import Reference
 from utils.jobs.evaluate import without_tables
 from utils.jobs.inputs import image_batches
 from utils.jobs.open import need, open_openvino
-from utils.onnx_graph.passes.for_openvino import offset_activations
+from utils.onnx_graph.passes.for_openvino import drop_repeated_quantizers, offset_activations
 from utils.reports.schema import hardware
 from utils.runners import openvino
 from utils.runners.base import Runner, as_feed
@@ -240,7 +240,7 @@ class Study:
     def states(self) -> Iterator[Contender]:
         """All networks to measure, FP32 in OpenVINO first; a peer's without its file is left out."""
         float_file, int8_file = self.float_file, self.int8_file
-        model = offset_activations(read_onnx(int8_file))
+        model = drop_repeated_quantizers(offset_activations(read_onnx(int8_file)))
         for precision in openvino.precisions("CPU"):
             if precision == "fp16":
                 continue

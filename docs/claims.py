@@ -391,6 +391,10 @@ def latency_section(_: list[Result]) -> list[str]:
     return markdown_table(titles, lines, titles)
 
 
+OURS = ("ours", "ours, activations with zero points")  # INT8 files in results of benchmarks/cpu.py
+UNSIGNED = "ours, unsigned activations"  # a form of them that val_trt.py no longer runs on these processors
+
+
 def cpu_section(_: list[Result]) -> list[str]:
     """Compare INT8 on CPUs with FP32 and with the peers, of each file of benchmarks/cpu.py."""
     contents = [load(path) for path in sorted(FOLDER.glob("cpu-*.json"))]
@@ -403,7 +407,7 @@ def cpu_section(_: list[Result]) -> list[str]:
         base, network = content["rows"][0], content["settings"]["network"]
         # of INT8 files with FP32 in the other layers, as val_trt.py runs them
         rows = [row for row in content["rows"] if row["file"] == "FP32" or row["rest"] == "FP32"]
-        lines += [cpu_line(network, row, base, threads) for row in rows if not row["file"].startswith("ours,")]
+        lines += [cpu_line(network, row, base, threads) for row in rows if row["file"] != UNSIGNED]
         sentences += cpu_sentences(content)
     return [*markdown_table(titles, lines, titles[:4]), "", *sentences]
 
@@ -439,12 +443,12 @@ def cpu_sentences(content: dict[str, Any]) -> Iterator[str]:
     )
     evaluated = [row for row in content["rows"] if "ap" in row]
     for ours in evaluated:
-        if ours["file"] != "ours":
+        if ours["file"] not in OURS:
             continue
         for row in evaluated:
             if row["file"] != "FP32" and not row["file"].startswith("ours") and row["rest"] == ours["rest"]:
                 difference = with_error(ours["ap"] - row["ap"], paired_error(ours, row))
-                yield f"- ours minus {row['file']}, {ours['rest']} elsewhere: {difference}"
+                yield f"- {ours['file']}, minus {row['file']}, {ours['rest']} elsewhere: {difference}"
 
 
 SECTIONS: dict[str, Callable[[list[Result]], list[str]]] = {

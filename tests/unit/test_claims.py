@@ -300,5 +300,5 @@ def test_int8_on_a_cpu_is_compared_with_fp32_and_with_peers(tmp_path, monkeypatc
         "| a net | – | ONNX Runtime | FP32 | not measured | – | not measured |",
         "",
         "a net, 320×416: 7 images, a Xeon (avx2), openvino 1.2, 2026-11-28; medians, batch size 1, all in turns.",
-        "- ours minus NNCF, FP32 elsewhere: +0.0100 ± 0.0071",
+        "- ours, minus NNCF, FP32 elsewhere: +0.0100 ± 0.0071",
     ]

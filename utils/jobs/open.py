@@ -234,6 +234,7 @@ def openvino_form(model: ModelProto, device: str) -> tuple[ModelProto, str]:
     from utils.onnx_graph.passes.for_openvino import (
         SEVEN_BIT_TARGET,
         TARGET_KEY,
+        drop_repeated_quantizers,
         offset_activations,
         seven_bit_weights,
     )
@@ -242,10 +243,12 @@ def openvino_form(model: ModelProto, device: str) -> tuple[ModelProto, str]:
 
     if metadata_of(model).get(TARGET_KEY) == SEVEN_BIT_TARGET:
         return model, "weights of 7 bits"
-    if not is_quantized(model) or multiplies_exactly(device):
+    if not is_quantized(model):
         return model, ""
+    if multiplies_exactly(device):
+        return drop_repeated_quantizers(model), ""
     warn_once(logger, SEVEN_BITS_WARNING)
-    return seven_bit_weights(offset_activations(model)), "weights of 7 bits"
+    return drop_repeated_quantizers(seven_bit_weights(offset_activations(model))), "weights of 7 bits"
 
 
 def torch_runner(network: Network, device: torch.device | str) -> Runner:

@@ -60,11 +60,30 @@ class QdqGraph(GraphView):
         return [node for node in self.of_type(QUANTIZE) if not self.is_constant(node.input[0])]
 
     def dequantizer(self, tensor: str) -> NodeProto | None:
-        """The DequantizeLinear that writes a tensor, None if something else does."""
+        """The DequantizeLinear that writes a tensor, None if something else does.
+
+        In a file for OpenVINO operators that only move values may stand between, see `drop_repeated_quantizers`.
+        """
         node = self.producer(tensor)
-        if node is not None and node.op_type == DEQUANTIZE:
+        if node is None or node.op_type == DEQUANTIZE:
             return node
-        return None
+        return self.common_dequantizer(node) if self.target else None
+
+    def common_dequantizer(self, node: NodeProto) -> NodeProto | None:
+        """The DequantizeLinear before a node that only moves values; None if its inputs have several grids, or none."""
+        if not self.is_moving(node):
+            return None
+        common = None
+        for name in self.operands(node):
+            producer = self.producer(name)
+            if producer is not None and producer.op_type != DEQUANTIZE:
+                producer = self.common_dequantizer(producer)
+            if producer is None:
+                return None
+            if common is not None and self.quantizer_parameters(producer) != self.quantizer_parameters(common):
+                return None
+            common = producer
+        return common
 
     def zero_point(self, node: NodeProto) -> np.ndarray | None:
         """The zero point of a quantizer, None if the file holds none (ONNX then takes UINT8 0) or computes it."""

@@ -296,7 +296,11 @@ def _same_scale(graph: QdqGraph, node: NodeProto) -> Check:
     if not before and not after:
         return
     float_inputs = [name for name in inputs if not graph.dequantizer(name)]
-    float_results = [name for name in node.output if not graph.quantizers(name) and not graph.reads_float(name)]
+    float_results = []
+    for name in node.output:
+        is_quantized = graph.quantizers(name) or graph.dequantizer(name)
+        if not is_quantized and not graph.reads_float(name):
+            float_results.append(name)
     if after and float_inputs:
         yield node.name, f"its input {float_inputs[0]} is not quantized, its result is"
     elif float_results and not float_inputs:

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from qdq_graph import Editor, good_graph, results
+from qdq_graph import SIZE, Editor, good_graph, results
 
 from utils.core.input_spec import InputSpec
 from utils.onnx_graph.passes.for_openvino import (
     LEAST_SILU,
+    drop_repeated_quantizers,
     lower_bounds,
     offset_activations,
     seven_bit_weights,
@@ -136,6 +137,33 @@ def test_equal_scales_stay_equal_also_where_each_pair_has_its_own():
 def test_it_changes_nothing_twice():
     once = offset_activations(GOOD)
     assert ranges(offset_activations(once)) == ranges(once)
+
+
+@pytest.mark.parametrize("model", [GOOD, offset_activations(GOOD)])
+def test_a_quantizer_behind_operators_that_move_values_is_dropped(model):
+    fewer = drop_repeated_quantizers(model)
+    names = {node.name for node in QdqGraph(fewer).activations}
+    dropped = {node.name for node in QdqGraph(model).activations} - names
+    moved = ("/model.1/MaxPool", "/model.2/Resize", "/model.3/Split", "/model.3/Split.1", "/model.3/Concat")
+    assert dropped == {f"{name}/QuantizeLinear" for name in (*moved, "/model.4/Concat")}
+    images = np.random.default_rng(3).random((1, 3, SIZE, SIZE), dtype=np.float32)
+    np.testing.assert_array_equal(results(fewer, images=images)["output0"], results(model, images=images)["output0"])
+
+
+@pytest.mark.parametrize(
+    ("changed", "stays"),
+    [
+        ("/model.3/Concat", {"/model.3/Concat", "/model.4/Concat"}),  # another scale behind it, and before the next
+        ("/model.3/cv1/act/Mul", {"/model.3/Split", "/model.3/Split.1"}),
+    ],
+)
+def test_a_quantizer_of_another_scale_stays(changed, stays):
+    editor = Editor(GOOD)
+    parameters = editor.find(f"{changed}/QuantizeLinear").input
+    editor.set_tensor(parameters[1], np.float32(0.07))
+    before = {node.name for node in QdqGraph(drop_repeated_quantizers(GOOD)).activations}
+    after = {node.name for node in QdqGraph(drop_repeated_quantizers(editor.model)).activations}
+    assert {name.removesuffix("/QuantizeLinear") for name in after - before} == stays
 
 
 def test_integers_of_a_bias_are_not_those_of_a_weight():

@@ -17,7 +17,7 @@ from onnx import ModelProto
 from utils.onnx_graph.passes.align_channels import align_channels
 from utils.onnx_graph.passes.decode_boxes import decode_boxes, separate_predictions
 from utils.onnx_graph.passes.fold_constants import fold_constants, remove_identities, simplify
-from utils.onnx_graph.passes.for_openvino import offset_activations
+from utils.onnx_graph.passes.for_openvino import drop_repeated_quantizers, offset_activations
 from utils.onnx_graph.passes.int8_kernels import convolve_pools, dense_groups, separate_first
 from utils.onnx_graph.passes.quantizers import (
     merge_quantizers,
@@ -58,7 +58,7 @@ def wanted_passes(config: ExportConfig) -> list[Callable[[ModelProto], ModelProt
         passes += [align_channels, convolve_pools]  # in this order: a convolution's parts may need whole blocks
     # types in which values are stored
     if config.for_openvino:
-        passes.append(offset_activations)
+        passes += [offset_activations, drop_repeated_quantizers]
     if config.floats == "FP16":
         passes.append(to_half)
     if config.int8_weights:
