@@ -155,7 +155,7 @@ def claims_of_readme():
     yield f"the worst of them lost {-worst.value:.4f} ± {worst.error:.4f}"
     unseen = "\n".join(claims.SECTIONS["unseen"](RESULTS))
     loss = re.search(r"Mean of 6 .* after QAT: .* at most (\S+) ", unseen)[1]
-    yield f"six detectors lost at most {loss} in the mean after QAT (95 %, simulated)"
+    yield f"six detectors lost at most {loss} in the mean after QAT (95 % over images, simulated)"
     errors = [engine.error for engine in engines if engine.file == "photographs-h200" and engine.images == "litter"]
     yield f"The standard error of a difference is at most {max(errors):.4f}."
     minutes, gigabytes = set_up()
