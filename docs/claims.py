@@ -21,14 +21,18 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # where utils/ and docs/ lie
 
 from docs.measured import (
+    DOUBTFUL,
     FAILS_IN_FP32,
     FOLDER,
     IMAGES,
+    LAST_CONVOLUTIONS,
     LATENCY,
     PHOTOGRAPHS,
     QAT_STEPS,
     REPORTS,
     SIZES,
+    TEN_DETECTORS,
+    UNSEEN,
     USUAL_STEPS,
     Result,
     by_default,
@@ -108,6 +112,98 @@ def bound_of_mean(engines: Sequence[Result], files: str) -> str:
     )
 
 
+def unseen_section(results: list[Result]) -> list[str]:
+    """List PTQ and QAT by all defaults on the three sets that the defaults had not seen, seed 57."""
+    titles = ["model, set", "FP32", "PTQ − FP32", "QAT − FP32", "agreement, PTQ → QAT", "calibrated by"]
+    lines: list[list[str]] = []
+    of_state: dict[str, list[Result]] = {"PTQ": [], "QAT": []}
+    unseen = [result for result in results if result.images in UNSEEN and result.seed == 57]
+    for training in by_training(unseen):
+        ptq, qat = select(training, "PTQ")[0], default_qat(training)[0]
+        differences = [with_error(run.value, run.error) for run in (ptq, qat)]
+        agreements = f"{ptq.agreement:.3f} → {qat.agreement:.3f}"
+        lines.append([ptq.name, f"{ptq.fp32:.4f}", *differences, agreements, ptq.row["calibration"]])
+        of_state["PTQ"].append(ptq)
+        of_state["QAT"].append(qat)
+    sentences = []
+    for state, runs in of_state.items():
+        sentences.append(bound_of_mean(runs, f"three unseen sets after {state}"))
+        sound = [run for run in runs if run.name not in DOUBTFUL]
+        sentences.append(bound_of_mean(sound, f"three unseen sets after {state}, without {' and '.join(DOUBTFUL)}"))
+    return [*markdown_table(titles, lines, [titles[0], titles[-1]]), "", *sentences]
+
+
+def last_convolutions_section(results: list[Result]) -> list[str]:
+    """Compare `head: last-conv-float` with the default, on the ten detectors of detectors-h200.json."""
+    titles = ["model, set (seeds)", "agreement, PTQ", "agreement, QAT", "AP, PTQ", "AP, QAT"]
+    lines: list[list[str]] = []
+    columns: list[list[float]] = [[], [], [], []]
+    sets: list[str] = []
+    for training in by_training(result for result in results if result.file == TEN_DETECTORS):
+        cells: list[str] = []
+        defaults = [select(training, "PTQ"), default_qat(training)]
+        pairs = [paired_runs(select(training, f"{state}{LAST_CONVOLUTIONS}"), runs)
+                 for state, runs in zip(("PTQ", "QAT"), defaults, strict=True)]  # fmt: skip
+        for score in ("agreement", "ap"):
+            for runs in pairs:
+                value, error = difference_of_runs(runs, score)
+                columns[len(cells)].append(value)
+                cells.append(with_error(value, error))
+        sets.append(training[0].images)
+        lines.append([f"{training[0].name} ({len(pairs[0])})", *cells])
+    sentences = []
+    for title, values in zip(titles[1:], columns, strict=True):
+        of_sets = [mean(value for value, name in zip(values, sets, strict=True) if name == images)
+                   for images in dict.fromkeys(sets)]  # fmt: skip
+        sentences.append(f"- {title}, {len(values)} detectors: {over_trainings(values)}")
+        sentences.append(f"- {title}, {len(of_sets)} sets: {over_trainings(of_sets)}")
+    return [*markdown_table(titles, lines, titles[:1]), "", *sentences]
+
+
+def paired_runs(runs: Sequence[Result], base: Sequence[Result]) -> list[tuple[Result, Result]]:
+    """Return the runs of two states of a training that have the same seed."""
+    of_seed = {run.seed: run for run in base}
+    return [(run, of_seed[run.seed]) for run in runs if run.seed in of_seed]
+
+
+def difference_of_runs(pairs: Sequence[tuple[Result, Result]], score: str) -> tuple[float, float]:
+    """Return the mean difference of `ap` or `agreement` of pairs, and its standard error √(image² + seed²/n)."""
+    values = [run.row[score] - base.row[score] for run, base in pairs]
+    over_images = mean(paired_error(run.row, base.row, score) or math.nan for run, base in pairs)
+    if len(values) == 1:
+        return values[0], over_images
+    return mean(values), math.hypot(over_images, statistics.stdev(values) / math.sqrt(len(values)))
+
+
+def long_section(results: list[Result]) -> list[str]:
+    """Compare more steps of QAT, and its box term times 3, with the default: seed 57, paired over images."""
+    titles = ["model, set", "QAT", "AP − FP32", "AP − the default's", "agreement", "agreement − the default's"]
+    lines: list[list[str]] = []
+    sentences = []
+    ten = [result for result in results if result.file == TEN_DETECTORS and result.seed == 57]
+    for training in by_training(ten):
+        long = [run for run in training if run.state.startswith("QAT") and LAST_CONVOLUTIONS not in run.state]
+        if len(long) < 3:
+            continue
+        base = default_qat(training)[0]
+        for run in [base, *(run for run in long if run is not base)]:
+            cells = [run.state.removeprefix("QAT").lstrip(", "), with_error(run.value, run.error)]
+            differences = [with_error(*difference_of_runs([(run, base)], score)) for score in ("ap", "agreement")]
+            if run is base:
+                differences = ["–", "–"]
+            lines.append([run.name, *cells, differences[0], f"{run.agreement:.4f}", differences[1]])
+        steps, weighted = (run for run in long if run is not base)
+        differences = [with_error(*difference_of_runs([(weighted, steps)], score)) for score in ("ap", "agreement")]
+        sentences.append(
+            f"{base.name}, box term times 3 minus times 1: AP {differences[0]}, agreement {differences[1]}."
+        )
+        for run in (steps, weighted):
+            losses = run.row["held_out_loss"]
+            best = f"{losses.index(min(losses)) + 1} of {len(losses)} epochs"
+            sentences.append(f"{base.name}, {run.state}: lowest loss on held-out images after {best}.")
+    return [*markdown_table(titles, lines, titles[:2]), "", *sentences]
+
+
 def trainings_section(results: list[Result]) -> list[str]:
     """List PTQ, and QAT by default, of every training of a detector, as means over seeds."""
     titles = ["model, set", "FP32", "PTQ − FP32", "QAT − FP32", "QAT − PTQ", "agreement, PTQ → QAT", "file"]
@@ -115,6 +211,7 @@ def trainings_section(results: list[Result]) -> list[str]:
     losses: list[float] = []
     gains: list[float] = []
     agreements: list[float] = []
+    sound: tuple[list[float], list[float]] = [], []
     for training in by_training(detectors(results)):
         ptq, qat = select(training, "PTQ"), default_qat(training)
         lines.append(training_line(ptq, qat))
@@ -124,12 +221,18 @@ def trainings_section(results: list[Result]) -> list[str]:
         if qat:
             gains.append(mean(run.value for run in qat) - losses[-1])
             agreements.append(mean(run.agreement for run in qat) - mean(run.agreement for run in ptq))
+        if ptq[0].name not in DOUBTFUL:
+            sound[0].append(losses[-1])
+            sound[1].extend(gains[-1:] if qat else [])
     small = sum(1 for loss in losses if loss >= -LARGE_LOSS)
     means = [
         f"Without {FAILS_IN_FP32}, whose FP32 model fails on some images:",
         f"- PTQ − FP32 {over_trainings(losses)}; at least {-LARGE_LOSS} in {small}",
         f"- QAT − PTQ {over_trainings(gains)}",
         f"- agreement of QAT minus that of PTQ {over_trainings(agreements)}",
+        f"Without {' and '.join(DOUBTFUL)}, too:",
+        f"- PTQ minus FP32 {over_trainings(sound[0])}",
+        f"- QAT minus PTQ {over_trainings(sound[1])}",
     ]
     return [*markdown_table(titles, lines, [titles[0], titles[-1]]), "", *means, "", *large_losses(results)]
 
@@ -453,11 +556,14 @@ def cpu_sentences(content: dict[str, Any]) -> Iterator[str]:
 
 SECTIONS: dict[str, Callable[[list[Result]], list[str]]] = {
     "engines": engines_section,
+    "unseen": unseen_section,
     "trainings": trainings_section,
     "photographs": photographs_section,
     "thresholds": thresholds_section,
     "methods": methods_section,
     "rates": rates_section,
+    "last-convolutions": last_convolutions_section,
+    "long": long_section,
     "spread": spread_section,
     "durations": durations_section,
     "latency": latency_section,
