@@ -270,9 +270,11 @@ def different_masks(
     else:
         expected_masks = _masks_on_grid(sums, boxes * scale)
     differences = (masks[row] - expected_masks).abs().flatten(1).amax(1)
+    # a detection may equal several of the loop: the one with the most similar mask counts
     infinite = differences.new_full((len(rows),), float("inf"))
-    least = infinite.scatter_reduce(0, row, differences, "amin")  # a detection may have several equal ones
-    return int((~(least[row.unique()] <= SAME_MASK)).sum())
+    least = infinite.scatter_reduce(0, row, differences, "amin")
+    differs = ~(least[row.unique()] <= SAME_MASK)  # True for NaN
+    return int(differs.sum())
 
 
 def _masks_in_frames(sums: Tensor, boxes: Tensor, scale: float, size: tuple[int, int]) -> Tensor:
