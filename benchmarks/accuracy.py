@@ -63,8 +63,10 @@ class AccuracyOptions(steps.StudyOptions):
     output: str = option("runs/accuracy", "where results lie", metavar="DIR")
     workers: Workers = option(8, "processes that read images", metavar="N")
     groups: str = option("", "images that are resampled together, see qat.py quantize", metavar="FILE|REGEX")
-    quick: bool = option(False, "an epoch, a few iterations and two settings: whether it works here, not a result")
-    settings: str = option("", "YAML, a state's name: options of qat.py quantize (default: SETTINGS)", metavar="FILE")
+    quick: bool = option(
+        False, "try whether it works here, without a valid result: one epoch, few iterations, two settings"
+    )
+    settings: str = option("", "YAML of states, NAME: options of qat.py quantize (default: SETTINGS)", metavar="FILE")
     seeds: list[int] = option([57], "each setting is measured with each of them", metavar="N")
     deploy: list[str] = option(
         ["QAT"], "settings that are exported and timed, with the first seed, or none", metavar="NAME"
@@ -190,7 +192,7 @@ def last_row(report: Path) -> Row:
 
 
 def over_seeds(rows: list[Row], base: Row) -> Difference | None:
-    """Mean difference of n > 1 runs to the FP32 model; its error, if all are known, is √(image² + seed² / n)."""
+    """Mean difference of n > 1 runs to the FP32 model, and its error √(image² + seed² / n); None if one is unknown."""
     differences = [row.difference(base) for row in rows]
     values = [difference.value for difference in differences if difference]
     errors = [difference.error for difference in differences if difference and difference.error is not None]
@@ -209,7 +211,7 @@ class Results:
 
     Attributes:
         rows: by network and step, in the order in which the steps ended.
-        measured_on: the machines that the times are of, in words.
+        measured_on: the machines on which the times were measured, in words.
     """
 
     rows: dict[str, dict[str, Row]] = field(default_factory=dict)
@@ -261,7 +263,7 @@ class Results:
 
 
 def ap_table(output: Path) -> list[str]:
-    """Lines of Markdown: of each network in `output` a row for each step with a report, with its scores and times."""
+    """Markdown table of the networks in `output`: a row for each step with a report, with its scores and times."""
     results = Results.read(output)
     heads = ["network", "state", "AP", "to float", "agreement", "recall at float's threshold", "AP by size"]
     heads += [f"ms, batch {batch}" for batch in results.batches]
@@ -277,7 +279,7 @@ def ap_table(output: Path) -> list[str]:
         *markdown_table(heads, lines, heads[:2]),
         "",
         *(f"Median milliseconds of a batch, all files in turns: {machine}." for machine in sorted(results.measured_on)),
-        f"±: standard error of the difference, over {over}; of a mean of n seeds √(image² + seed²/n).",
+        f"±: standard error of the difference, over {over}; for a mean of n seeds it is √(image² + seed²/n).",
         "Agreement: AP with the FP32 model's detections as labels.",
     ]
 

@@ -180,7 +180,7 @@ def run(options: BusyOptions) -> None:
     """Time all, and write the result."""
     checkout = Path(options.checkout or os.environ.get("YOLOV9_CHECKOUT", "")).resolve()
     if not (checkout / "utils/core/cpu.py").is_file():
-        raise InputError(f"--checkout {checkout} is no checkout that patch_yolov9.sh has patched")
+        raise InputError(f"--checkout {checkout} is not a checkout that patch_yolov9.sh has patched")
     if not Path(options.weights).is_file():
         raise InputError(f"--weights {options.weights} does not exist; give a quantized checkpoint")
     result: dict[str, Any] = {"hardware": hardware(), "images": options.batch_size, "imgsz": options.imgsz}

@@ -1,6 +1,6 @@
 """INT8 files of an FP32 network by NNCF and by ONNX Runtime, for cpu.py to compare with; each with its defaults.
 
-What a peer quantizes behind the last convolutions costs it AP, so each is also measured with those nodes in FP32.
+Peers also quantize the decoding of boxes and scores, which costs AP; so both are also measured with it in FP32.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class Peer:
     """A way to quantize.
 
     Attributes:
-        name: in tables.
-        file: its name in the folder of results.
-        settings: in words.
-        quantize: makes the file from images, which also name the FP32 file.
+        name: of the peer, in tables.
+        file: name of its file in the folder of results.
+        settings: its settings, in words.
+        quantize: quantizes the FP32 file of `Images` with its images, and writes the result to a path.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Peer:
 
 
 def decoding_nodes(model: ModelProto) -> list[NodeProto]:
-    """The nodes that make boxes and scores of what the last convolutions give, DFL's own convolution among them."""
+    """The nodes that decode boxes and scores from the results of the last convolutions; DFL's convolution is one."""
     view = GraphView(model)
     softmax = [node.output[0] for node in view.of_type("Softmax")]
     behind = view.downstream(softmax)
@@ -99,8 +99,8 @@ def quantize_nncf(preset: str, scoped: bool, images: Images, output: Path) -> No
     if scoped:
         nodes = decoding_nodes(read_onnx(images.file))
         names = {name for node in nodes for name in (node.name, *node.output)}
-        known = {operation.get_friendly_name() for operation in network.get_ops()}
-        options["ignored_scope"] = nncf.IgnoredScope(names=sorted(names & known))
+        operation_names = {operation.get_friendly_name() for operation in network.get_ops()}
+        options["ignored_scope"] = nncf.IgnoredScope(names=sorted(names & operation_names))
     quantized = nncf.quantize(
         network,
         nncf.Dataset(feeds),
@@ -161,7 +161,7 @@ def quantize_static(reduce_range: bool, scoped: bool, images: Images, output: Pa
 
 
 class IrRunner(OpenVinoRunner):
-    """OpenVINO's own file of a network, whose inputs and outputs are those of the float .onnx in their order."""
+    """Runs OpenVINO's own file of a network; inputs and outputs get the names in the FP32 .onnx, in its order."""
 
     def __init__(self, path: Path, model: ModelProto, *, precision: Precision, threads: int | None = None) -> None:
         super().__init__(path, model, "CPU", precision=precision, threads=threads, note=f"weights of {path.name}")
@@ -172,12 +172,12 @@ class IrRunner(OpenVinoRunner):
 
 
 def open_ir(path: Path, float_file: Path, precision: Precision, threads: int | None = None) -> IrRunner:
-    """A runner for a file of a network that is otherwise that of the FP32 file."""
+    """Open OpenVINO's own file of a network; names, shapes and metadata come from the FP32 file."""
     return IrRunner(path, read_onnx(float_file), precision=precision, threads=threads)
 
 
 def peers(bits: int) -> dict[str, Peer]:
-    """All peers by the words of `--peers`; `bits`: of the weights of ONNX Runtime's files, 7 or 8."""
+    """All peers, by their names in `--peers`; ONNX Runtime's weights have `bits` bits, 7 or 8."""
     scope = ", what follows the last convolutions in FP32"
     by_nncf = "nncf.quantize, defaults, preset"
     by_runtime = f"quantize_static, QDQ, per channel, MinMax, weights of {bits} bits"

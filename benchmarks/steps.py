@@ -1,4 +1,4 @@
-"""Shared by the studies: options, the patched checkout whose programs are their steps, and the times they read."""
+"""Shared parts of the studies: options, the patched checkout with the programs to run, and reading measured times."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Setup:
         """Find the checkout, which must be patched, and TensorRT."""
         checkout = Path(options.checkout or os.environ.get("YOLOV9_CHECKOUT", "")).resolve()
         if not (checkout / "scripts/benchmark_trt.py").is_file():
-            raise InputError(f"--checkout {checkout} is no checkout that patch_yolov9.sh has patched")
+            raise InputError(f"--checkout {checkout} is not a checkout that patch_yolov9.sh has patched")
         on_cpu = ["--device", "cpu"]
         problem = "--device cpu"
         if options.device != "cpu":
@@ -80,7 +80,7 @@ def input_file(path: str, option: str) -> Path:
 
 
 def read_times(path: Path) -> tuple[str, list[dict[str, Any]]]:
-    """`benchmark.json` → what it was measured on; its rows, each with `ms`: the median, None where there is none."""
+    """Read `benchmark.json`: the machine in words, and the rows with `ms`, the median latency, None without figures."""
     content = json.loads(path.read_text(encoding="utf-8"))
     rows = [{**row, "ms": row["figures"] and row["figures"]["latency"]["median"]} for row in content["rows"]]
     return f"{content['device']['Selected Device']}, {content['software']}, {content['date']}", rows

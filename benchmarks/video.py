@@ -5,10 +5,10 @@
     python benchmarks/video.py a.onnx --images images/val --checkout build/yolov9 --output a.json -- --device cpu
 
 The video is a window that moves over a mosaic of the dataset's images. Each program runs on all frames and on the first
-few: the difference of both is free of the start, in seconds by the clock and of the CPU (all cores). Checkouts are
-measured in turns, each with drawings, and with `--no-draw` where it has that. Labels of all runs are compared with
-those of the first, and the exit code is 1 where they differ. What stands behind `--` goes to val_trt.py. The JSON is
-written after each round.
+few; the difference of the two times leaves out the start. Times are seconds by the clock, and CPU seconds of all cores.
+Checkouts take turns, each with drawings, and with `--no-draw` if it has that option. Labels of all runs are compared
+with those of the first; the exit code is 1 if they differ. Options after `--` go to val_trt.py. The JSON is written
+after each round.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from utils.core.options import Count, Options, option
 from utils.evaluation.image_files import find_images
 from utils.reports.schema import hardware
 
-logger = logging.getLogger("__main__")  # whose lines are for the user, whatever starts this
+logger = logging.getLogger("__main__")  # the user sees its lines, also if another program imports this file
 
 WIDTH, HEIGHT = 1280, 720  # pixels of the video
 CELL = 480, 360  # pixels of an image in the mosaic
@@ -55,15 +55,15 @@ class VideoOptions(Options):
     network: str = option(..., "an .engine, .onnx or .pt", positional=True, metavar="FILE")
     images: str = option(..., "folder of images that the frames are made of", metavar="DIR")
     checkout: list[str] = option(..., "patched checkouts, such as before and after a change", metavar="DIR")
-    output: str = option(..., "JSON of results; video, folder and runs lie in the folder of its name", metavar="FILE")
-    frames: Count = option(900, "of the video", metavar="N")
-    files: int = option(300, "of these frames lie in the folder of images, too; 0: no folder", ge=0, metavar="N")
-    rounds: Count = option(2, "each program runs so often, in turns", metavar="N")
+    output: str = option(..., "JSON of results; video, images and runs go into a folder of its name", metavar="FILE")
+    frames: Count = option(900, "frames of the video", metavar="N")
+    files: int = option(300, "frames to time as a folder of images, too; 0: no folder", ge=0, metavar="N")
+    rounds: Count = option(2, "runs of each checkout, in turns", metavar="N")
 
 
 @dataclass(frozen=True)
 class Source:
-    """A video or a folder, whole and its beginning; `images` and `few` are how many images these are."""
+    """A video or a folder of images; `whole` has `images` of them, `beginning` has the first `few`."""
 
     name: str
     whole: Path
@@ -153,7 +153,7 @@ def read_label_file(folder: Path) -> dict[str, str]:
 
 
 def label_difference(text: str, other: str) -> float:
-    """Between the numbers of two label files, line by line; infinite where one has more lines or another class."""
+    """Largest difference between the numbers of two label files, line by line; infinite if lines or classes differ."""
     lines, others = text.splitlines(), other.splitlines()
     if len(lines) != len(others):
         return math.inf
@@ -201,7 +201,7 @@ class VideoStudy:
         self.first: dict[str, dict[str, str]] = {}  # labels of the first run of each source
 
     def run(self) -> None:
-        """All rounds."""
+        """Measure all rounds, and save the results after each."""
         for _ in range(self.options.rounds):
             for source in self.sources:
                 for checkout in self.checkouts:
@@ -220,12 +220,12 @@ class VideoStudy:
         log = (self.folder / "log").read_text(encoding="utf-8").splitlines()
         compared = compare_labels(labels, self.first.setdefault(source.name, labels))
         wall, cpu = whole.wall - few.wall, whole.cpu - few.cpu
-        said = [line for line in log if "images/s" in line or "an image" in line]
+        speed_lines = [line for line in log if "images/s" in line or "an image" in line]
         run: dict[str, Any] = {"images_per_second": images / wall, "ms": 1000 * wall / images}
-        run |= {"cpu_ms": 1000 * cpu / images, "labels": compared, "said": said}
+        run |= {"cpu_ms": 1000 * cpu / images, "labels": compared, "said": speed_lines}
         row["runs"].append(run)
-        row["images_per_second"] = statistics.median(one["images_per_second"] for one in row["runs"])
-        row["cpu_ms"] = statistics.median(one["cpu_ms"] for one in row["runs"])
+        row["images_per_second"] = statistics.median(each["images_per_second"] for each in row["runs"])
+        row["cpu_ms"] = statistics.median(each["cpu_ms"] for each in row["runs"])
         text = "%s, %s, %s: %.1f images/s, %.1f ms of CPU an image; %d label files, %d differ"
         differing = compared["differing"]
         logger.info(text, *key, run["images_per_second"], run["cpu_ms"], len(labels), differing)
@@ -254,8 +254,8 @@ def run(options: VideoOptions, words: list[str]) -> int:
     study = VideoStudy(options, words)
     study.run()
     logger.info("results: %s", study.output)
-    runs = [one for row in study.rows.values() for one in row["runs"]]
-    return int(any(one["labels"]["differing"] for one in runs))
+    runs = [each for row in study.rows.values() for each in row["runs"]]
+    return int(any(each["labels"]["differing"] for each in runs))
 
 
 if __name__ == "__main__":

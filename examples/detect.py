@@ -4,7 +4,7 @@
     pip install numpy "opencv-python-headless>=4.8" cuda-python    # and TensorRT: JetPack's, or pip install tensorrt
     python detect.py yolov9-c-int8.engine images/ --output drawn   # a folder of images, an image, or a video
 
-Without an NVIDIA GPU, OpenVINO runs an ONNX file in the engine's place, and `pip install openvino` replaces the rest.
+Without an NVIDIA GPU, OpenVINO runs an ONNX file instead of an engine; it needs `pip install openvino` and no TensorRT.
 Copy this file into your product, which needs `Detector`, or `OpenVinoDetector` for an ONNX file. Class names are those
 in the ONNX file, or in ENGINE.json, which scripts/build_engine.py writes. Masks of a segmentation network are left out.
 """
@@ -41,7 +41,7 @@ class Detector:
     """An engine on a GPU, for one image at a time, at the size that it was optimised for; `names` are its classes'."""
 
     def __init__(self, path: str | Path, conf: float = 0.25, iou: float = 0.45, device: int = 0) -> None:
-        """Load an engine on the GPU with this number; `conf` is the least score, `iou` NMS drops boxes above it.
+        """Load an engine on the GPU with this number; `conf` is the least score, `iou` the largest IoU that NMS keeps.
 
         An engine with NMS inside has an `iou` of its own, and finds nothing below its own `conf`. Raises OSError or
         ValueError if a file cannot be read, or does not fit this machine.
@@ -68,7 +68,7 @@ class Detector:
         self._allocate(path)
 
     def _read_weights(self, path: str | Path, onnx: Path) -> None:
-        """Take the weights of an engine that has none from its ONNX file."""
+        """Add the weights of the ONNX file to an engine without weights."""
         refitter = trt.Refitter(self._engine, self._logger)
         parser = trt.OnnxParserRefitter(refitter, self._logger)
         if not (parser.refit_from_file(str(onnx)) and refitter.refit_cuda_engine()):
@@ -147,7 +147,7 @@ class Detector:
         return rows[rows[:, 4] > self.conf]
 
     def _suppress(self, outputs: dict[str, np.ndarray]) -> np.ndarray:
-        """The same rows of raw predictions `[4 + classes + masks, anchors]`, by NMS of each class."""
+        """Rows as in `_read_detections`, from raw predictions `[4 + classes + masks, anchors]`; NMS is by class."""
         raw: np.ndarray = outputs["output0"].astype(np.float32)
         prototypes = [array for array in outputs.values() if array.ndim == 3]  # of a segmentation network
         masks = len(prototypes[0]) if prototypes else 0

@@ -6,7 +6,7 @@
     python scripts/make_triton.py yolov9-c-int8.onnx --platform tensorrt_plan --batch-size 1 8 16    # built later
     python scripts/make_triton.py --check model_repository
 
-A file of raw predictions gets an ensemble with NMS behind it. docs/triton.md says what is written.
+A file of raw predictions gets an ensemble with NMS behind it. docs/triton.md lists the files.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from utils.serving.options import ServingOptions
 
 
 def write_or_check(options: ServingOptions) -> None:
-    """Write, or check."""
+    """Write a model repository, or check one."""
     if (options.file is None) == (options.check is None):
         raise InputError("give an ONNX file or an engine to serve, or --check a model repository")
     if options.check is not None:

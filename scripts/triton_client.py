@@ -4,7 +4,7 @@
     python scripts/triton_client.py yolov9-c-int8 --source images/
     python scripts/triton_client.py yolov9-c-int8 --url server:8001 --source video.mp4
 
-The model is one that scripts/make_triton.py wrote. docs/triton.md says more, also how to measure a server.
+The model is one that scripts/make_triton.py wrote. docs/triton.md has more, also how to measure a server.
 """
 
 from __future__ import annotations

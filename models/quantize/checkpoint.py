@@ -48,12 +48,12 @@ class QuantizedCheckpoint:
 
     @property
     def imgsz(self) -> int | tuple[int, int] | None:
-        """Side, or (height, width), that it was calibrated at, in pixels; None where the file does not say it."""
+        """Side, or (height, width), that it was calibrated at, in pixels; None if the file does not have it."""
         return size_in(self.extra)
 
     @property
     def data(self) -> str | None:
-        """The dataset's YAML that it was quantized with; None where the file does not say it."""
+        """The dataset's YAML that it was quantized with; None if the file does not have it."""
         data = self.extra.get("data")
         if data:
             return str(data)
@@ -131,7 +131,7 @@ def load_quantized(path: str | Path, heads: Sequence[str] = HEADS) -> QuantizedC
         return _restore(path, content, heads)
     except CheckpointError:
         raise
-    except Exception as error:  # what describes no network of ours can fail anywhere
+    except Exception as error:  # content of another program can fail anywhere
         reason = " ".join(str(error).split())[:300]
         name = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
         raise CheckpointError(f"{path} is damaged or from another version: {name}{reason}; {AGAIN}") from error
@@ -174,7 +174,7 @@ def _restore(path: str | Path, content: Mapping[str, Any], heads: Sequence[str])
 
 
 def kind(path: str | Path) -> Literal["float", "quantized"]:
-    """Tell a quantized checkpoint of this project from a float one of upstream's, which any other file may be.
+    """Return whether a file is a quantized checkpoint of this project; every other PyTorch file counts as FP32.
 
     Raises:
         CheckpointError: the file is missing, or not a PyTorch file.

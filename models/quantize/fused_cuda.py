@@ -25,7 +25,7 @@ BLOCKS = (256, 1024, 4096)  # elements that one program computes
 
 
 def usable(x: Tensor) -> bool:
-    """Return whether the kernels can compute on this tensor: on CUDA with Triton, or where Triton only interprets."""
+    """Return whether the kernels can compute on a tensor: with Triton on CUDA, or with its interpreter on a CPU."""
     if x.dtype not in TYPES:
         return False
     if x.is_cuda:
@@ -35,7 +35,10 @@ def usable(x: Tensor) -> bool:
 
 @cache
 def _compiles(device: torch.device) -> bool:
-    """Try it: Triton needs a C compiler, Python's headers and a GPU that is not too old, and says so in many ways."""
+    """Return whether Triton's kernels compile and run on a device, by a trial.
+
+    Triton needs a C compiler, Python's headers and a GPU that is not too old; else it raises errors of many kinds.
+    """
     if importlib.util.find_spec("triton") is None:
         return False
     try:
@@ -51,9 +54,9 @@ def _compiles(device: torch.device) -> bool:
 
 
 def fused_fake_quantize(x: Tensor, scale: Tensor, dtype: torch.dtype, *, silu: bool = False) -> Tensor:
-    """Compute `fake_quantize.trained_fake_quantize`; the result has this type, and is contiguous.
+    """Compute `fake_quantize.trained_fake_quantize`; the result is contiguous and of type `dtype`.
 
-    With `silu` comes SiLU first, computed in float32; backward computes it again, so that it is not kept.
+    `silu` applies SiLU first, in float32; backward computes it again instead of storing it.
     """
     return _Fused.apply(x, scale, dtype, silu)
 
@@ -99,7 +102,7 @@ def _launch(kernel: str, x: Tensor, scale: Tensor, tensors: tuple[Tensor, ...], 
 
 
 def _cut(x: Tensor, scale: Tensor) -> tuple[int, int, int]:
-    """Rows, elements of each, and elements of a block."""
+    """Return the number of rows (one for each scale), the elements of a row, and those of a block."""
     rows = scale.numel() if scale.dim() else 1
     length = x.numel() // max(rows, 1)
     block = next((size for size in BLOCKS if length <= size), BLOCKS[-1])

@@ -90,7 +90,7 @@ def limit_weights_to_7_bits(model: nn.Module) -> None:
 
 
 def weight_bytes(model: nn.Module) -> int:
-    """Bytes of a network's weights as they are computed with: one for each quantized value, four for each other."""
+    """Bytes of a network's weights when it computes: one for each quantized value, four for each other."""
     quantized = {id(convolution.weight) for convolution, _ in quantized_weights(model).values()}
     total = 0
     for parameter in model.parameters():

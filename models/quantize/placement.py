@@ -1,10 +1,10 @@
 """Placement of quantizers: `plan(model, recipe)` decides, `apply(model, plan)` replaces modules, `describe` explains.
 
 The network is read once with symbols instead of tensors, along the statements of `rules.py`, into a list of operations
-in order. A convolution in INT8 asks for its input; going backwards, operations pass that on (rules.py says how), and
-tensors that an operation only moves are joined into one scale by union-find.
+in order. A convolution in INT8 needs its input quantized. From the last operation to the first, operations pass this
+need on to their own inputs (see rules.py), and union-find gives tensors that an operation only moves one scale.
 
-Convolutions have the path of their nn.Conv2d, which in upstream's with an activation is longer by `.conv`.
+A convolution has the path of its nn.Conv2d. In upstream's Conv, which adds an activation, that path ends in `.conv`.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ logger = logging.getLogger(__name__)
 
 # heads the list of all scales in `describe`
 SCALES = (
-    "scales of tensors, which are named after the module whose result they are, or MODULE.variable; "
-    "weights have one for each output channel"
+    "scales of activations; a tensor has the name of the module that computes it, or MODULE.variable; "
+    "weights have a scale for each output channel"
 )
 
 
@@ -77,7 +77,7 @@ class Plan:
     def float_convolutions(self) -> dict[str, str]:
         """Convolutions that the recipe leaves in float → why.
 
-        A file names them, and the verifier takes a convolution that something else left in float for a mistake.
+        An exported file lists them; the verifier reports any other convolution in float as a mistake.
         """
         return {path: why for path, why in self.convolutions.items() if why != "int8"}
 
@@ -124,9 +124,9 @@ def _quantized_tensors(
 
 
 def apply(model: Any, plan: Plan) -> None:
-    """Replace modules by their quantized stand-ins, in place; amax of every weight is set, of activations it is 1.
+    """Replace modules by their quantized stand-ins, in place; weights get their amax, activations an amax of 1.
 
-    Before that the FP32 model's modules are described (`fp32_modules`), from which a checkpoint builds it again.
+    Before that, `fp32_modules` gets a description of the FP32 model's modules; a checkpoint rebuilds the model from it.
     """
     model.fp32_modules = describe_modules(model)
     _replace_modules(model, plan)
@@ -225,9 +225,9 @@ def describe(plan: Plan) -> str:
 
 
 def needs(model: nn.Module, recipe: Recipe) -> dict[str, frozenset[str]]:
-    """Path of each convolution that `recipe` puts in INT8 → names of the tensors that it alone asks to be quantized.
+    """Path of each convolution that `recipe` puts in INT8 → names of the tensors that it needs quantized.
 
-    What a plan quantizes is the union over its convolutions. Names are those of `Plan.tensors`, and `{path}.input` for
+    A plan quantizes the union over its convolutions. Names are those of `Plan.tensors`, and `{path}.input` for
     an input that no rule describes.
     """
     graph = read(model)
@@ -263,8 +263,8 @@ def _choose_convolutions(model: Any, graph: Graph, recipe: Recipe) -> dict[str, 
 def _why_float(model: Any, graph: Graph, path: str, recipe: Recipe) -> str | None:
     """Reason why the recipe leaves the convolution at `path` in float; None if it does not.
 
-    A head's last convolutions are those without an activation, and those whose result nothing in the network reads:
-    prototypes of masks come from a convolution with an activation.
+    The last convolutions of a head are those without an activation, and those whose result no other module reads. The
+    second kind is the one that computes the prototypes of masks: it has an activation.
     """
     layer = ".".join(path.split(".")[:2])
     if layer in graph.unused:
@@ -329,7 +329,7 @@ def _shared_scales(graph: Graph, int8_values: set[Value]) -> dict[Value, Value]:
 
 
 def _image_consumers(graph: Graph, convolutions: dict[str, str], int8_values: set[Value]) -> list[Operation]:
-    """The operations that read the image as INT8; what only passes it on quantizes its result."""
+    """The operations that read the image as INT8, without those that return it unchanged."""
     consumers = []
     for operation in graph.operations:
         if not any(value.is_image for value in operation.inputs):

@@ -15,7 +15,7 @@ A pattern of `float` is a path, or a path with wildcards, over dotted module pat
                         not what is inside cv2; `*` also crosses dots: model.4.* is all that is below model.4
     model.4.cv1.conv    the path as placement.txt and the weights spell it; model.4.cv1 is the same convolution
 
-Bounds lie far outside what helps: they stand against slips.
+Bounds are far wider than useful values: they only catch slips.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ USUAL_RATE = 3e-5  # the highest learning rate of weights
 Method = Literal["max", "percentile", "mse", "auto"]
 Train = Literal["all", "ranges"]
 
-# Keys that only recipes of 1.0 have → the value that every file of 1.0 holds, and that asks for nothing.
+# Keys that only recipes of 1.0 have → their neutral value, which files of 1.0 hold.
 OF_1_0: dict[str, dict[str, Any]] = {
     "calibration": {"scales": {}},
     "finetune": {
@@ -160,7 +160,7 @@ class Recipe(StrictModel):
     def from_stored(cls, content: Any) -> Recipe:
         """Build the recipe that a checkpoint or a run holds, which may be one of 1.0.
 
-        Settings that only 1.0 had are left out: they tell how ranges and weights were found, which the file holds.
+        Settings that only 1.0 had are left out: they were for finding ranges and weights, and the file holds these.
 
         Raises:
             RecipeError: see `from_dict`.
@@ -192,7 +192,7 @@ class Recipe(StrictModel):
         """
         content = self.to_dict()
         if "calibration_percentile" in changes:
-            del content["calibration"]["method"]  # unless it is changed, too, the percentile names it
+            del content["calibration"]["method"]  # a percentile sets the method, unless `changes` has one
         for name, value in changes.items():
             section, _, key = name.partition("_")
             if section in ("calibration", "finetune") and key:

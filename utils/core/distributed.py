@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 Thing = TypeVar("Thing")
 
 TIMEOUT = timedelta(minutes=30)  # the longest that one process may let the others wait
-PATIENCE = 10.0  # seconds of waiting for other processes until a line says so
+PATIENCE = 10.0  # seconds of waiting for other processes before a line in the log
 GRACE = 1.5  # seconds in which Python has to answer a signal, or else the process ends by itself
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # that torchrun sets
 WORDS = {signal.SIGTERM: "terminated", signal.SIGINT: "interrupted"}
@@ -60,7 +60,7 @@ class World:
     local_rank: int = 0
 
     def share(self, count: int) -> slice:
-        """This process's part of `count` things: neighbours; the first processes have one more where they must."""
+        """This process's part of `count` things in a row; the first processes have one more if a rest is left."""
         each, more = divmod(count, self.size)
         start = self.rank * each + min(self.rank, more)
         length = each + 1 if self.rank < more else each
@@ -72,7 +72,7 @@ class _State:
 
 
 def launched() -> World:
-    """Read torchrun's environment; a process by itself without it. `InputError` for numbers that cannot be."""
+    """Read torchrun's environment; without it, a process by itself. `InputError` for impossible numbers."""
     if any(name not in os.environ for name in VARIABLES):
         return World()
     rank = _number("RANK")
@@ -108,7 +108,7 @@ def joined() -> Iterator[World]:
         yield _State.world
         return
     import torch
-    import torch.distributed.nn  # before the group: later, it would hold the group, and its threads, to the end
+    import torch.distributed.nn  # before the group opens: imported later, it keeps the group's threads to the end
     from torch import distributed
 
     on_gpu = torch.cuda.is_available() and world.local_rank < torch.cuda.device_count()
@@ -149,7 +149,7 @@ def _reason(error: Exception) -> str:
 
 
 class _Meeting:
-    """Meeting of a run's processes at MASTER_ADDR:MASTER_PORT, which counts them; after 10 s a line names the missing.
+    """Meeting of a run's processes at MASTER_ADDR:MASTER_PORT; after 10 s the log names those that are missing.
 
     Raises `InputError` for a port that cannot be taken, `QatError` where processes do not come within `TIMEOUT`.
     """
@@ -164,7 +164,7 @@ class _Meeting:
         self._missing = "process 0"
         self._reached = False
         self._until = time.monotonic() + TIMEOUT.total_seconds()
-        self._timer = threading.Timer(PATIENCE, self._say)  # a thread: torch waits outside Python
+        self._timer = threading.Timer(PATIENCE, self._log_missing)  # a thread: torch waits outside Python
         self._timer.daemon = True
 
     def __enter__(self) -> _Meeting:
@@ -174,10 +174,10 @@ class _Meeting:
     def __exit__(self, *_: object) -> None:
         self._timer.cancel()
 
-    def _say(self) -> None:
-        """Log the missing processes, once on each machine where the main process, which counts, can be reached."""
-        if self._world.local_rank == 0 or not self._reached:  # of other processes than the main one warnings are shown
-            level = logging.INFO if self._world.rank == 0 else logging.WARNING
+    def _log_missing(self) -> None:
+        """Log what is missing: once on each machine, and in each process that has not reached the main process."""
+        if self._world.local_rank == 0 or not self._reached:
+            level = logging.INFO if self._world.rank == 0 else logging.WARNING  # others than the main one show warnings
             logger.log(level, "waiting for %s at %s", self._missing, self._place)
 
     def store(self) -> Store:
@@ -211,7 +211,7 @@ class _Meeting:
         return store
 
     def _reach(self) -> None:
-        """Return when something listens at the port: torch's own client fills the log while nothing does."""
+        """Wait until something listens at the port; torch's own client would fill the log meanwhile."""
         while True:
             try:
                 socket.create_connection((self._host, self._port), timeout=5).close()
@@ -276,7 +276,7 @@ def all_sum(values: Tensor) -> Tensor:
         import torch
         from torch import distributed
 
-        with torch.inference_mode(False):  # torch 2.4 changes no tensor of inference mode in a collective
+        with torch.inference_mode(False):  # in torch 2.4 a collective cannot change a tensor of inference mode
             values = values.clone() if values.is_inference() else values
             distributed.all_reduce(values)
     return values

@@ -2,8 +2,8 @@
 
     plain        raw predictions, without NMS: `output0`, and the prototypes `output1` of a segmentation network
     end-to-end   detections, with NMS inside: `num_dets`, `det_boxes`, `det_scores`, `det_classes`, maybe `det_masks`
-    deepstream   `output`, for DeepStream's parsers: all boxes of a detector; of a segmentation network detections with
-                 masks, with NMS inside
+    deepstream   `output`, for DeepStream's parsers: a detector gives all boxes, a segmentation network gives
+                 detections with masks, with NMS inside
 
 `utils/onnx_graph/output_formats.py` writes these forms, and describes their shapes.
 """
@@ -31,7 +31,7 @@ class KnownForm(NamedTuple):
         name: as in a file's metadata.
         outputs: a file with outputs of these names has this form; without names here, its metadata name the form.
         with_nms: tasks whose files of this form have NMS inside.
-        masks: the kind of a segmentation network's masks, see `OutputForm`; None: that of its output `det_masks`.
+        masks: the kind of a segmentation network's masks, see `OutputForm`; None: as in the shape of `det_masks`.
     """
 
     name: str
@@ -40,7 +40,7 @@ class KnownForm(NamedTuple):
     masks: MaskKind | None
 
 
-# The first that fits is a file's form, or else the last.
+# A file has the first form that fits, or else the last one.
 FORMS = (
     KnownForm(END_TO_END, outputs=DETECTIONS, with_nms=(DETECT, SEGMENT), masks=None),
     KnownForm(DEEPSTREAM, outputs=(), with_nms=(SEGMENT,), masks="frames"),

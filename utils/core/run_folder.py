@@ -57,7 +57,7 @@ def new_run(
 
     An error removes a folder that holds no result yet.
 
-    Files of an earlier run there, named like one of `written` (globs), are removed, in a run folder only.
+    In the folder of an earlier run, files that match one of `written` (globs) are removed.
     Under torch.distributed the main process does this, and the others receive the path. `InputError` if the folder
     cannot be made or written to, or another program writes to it.
     """
@@ -67,7 +67,7 @@ def new_run(
         existed = exist_ok and (Path(project) / name).exists()
         folder = make_run_dir(project, name, exist_ok)
         if folder.name != name:
-            level = logging.INFO if name == DEFAULT_NAME else logging.WARNING  # a name that was given is expected later
+            level = logging.INFO if name == DEFAULT_NAME else logging.WARNING  # the user expects the given name
             logger.log(level, "%s exists: results go to %s", Path(project) / name, folder)
         is_run_folder = (folder / LOCK_FILE).exists()
         with _locked(folder):

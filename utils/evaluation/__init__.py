@@ -16,7 +16,7 @@ nms.py          raw predictions → detections
 confusion.py    the classes that are taken for others
 metrics.py      detections and labels, image by image → precision, recall, AP
 bootstrap.py    its standard error, by resampling the images
-coco_file.py    COCO annotations of others, read and joined by their ids
+coco_file.py    annotations in COCO's JSON, whose parts are joined by ids
 coco.py         predictions as files: text, COCO JSON; pycocotools
 loop.py         evaluate(runner, data, config) → EvalResult; Evaluation: update, gather, result
 results.py      the result of an evaluation, and its table

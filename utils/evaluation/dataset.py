@@ -34,7 +34,7 @@ from utils.evaluation.split import SplitImages
 
 logger = logging.getLogger(__name__)
 
-UNDECODABLE = "Image Not Found"  # how upstream begins to say that OpenCV has read nothing
+UNDECODABLE = "Image Not Found"  # beginning of upstream's error when OpenCV reads nothing
 
 
 class ImageDataset(Dataset[Item]):
@@ -83,7 +83,7 @@ class ImageDataset(Dataset[Item]):
         return Item(torch.from_numpy(pixels), entry.path, box, labels, masks)
 
     def _labels(self, rows: np.ndarray, width: int, height: int) -> Tensor:
-        """Labels as `Item` has them, of rows class, cx, cy, w, h as fractions of an image of this size."""
+        """Convert rows class, cx, cy, w, h, as fractions of an image of this size, to labels as in `Item`."""
         classes = rows[:, :1]
         if self.single_cls:
             classes = np.zeros_like(classes)
@@ -112,8 +112,8 @@ def check_outlines(split: SplitImages) -> None:
 class SeededImages(Dataset[Any]):
     """Items of an augmenting dataset that depend on a seed, the pass over them and their index, and on nothing else.
 
-    Upstream's augmentation draws from the generators of `random` and NumPy. Those of a worker process go on from image
-    to image, so that what an image becomes would depend on the number of workers. Here they are seeded for each image.
+    Upstream's augmentation draws from the generators of `random` and NumPy. A worker process continues them from image
+    to image, so that an augmented image would depend on the number of workers. Here they are seeded for each image.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -124,7 +124,7 @@ class SeededImages(Dataset[Any]):
         return len(self._dataset)
 
     def __getitem__(self, index: int) -> Any:
-        """The dataset's image; none where one that it is made of cannot be decoded."""
+        """The augmented image; an empty item if one of its source images cannot be decoded."""
         before = random.getstate()
         numpy_before = np.random.get_state()
         state = np.random.SeedSequence((self.seed, index)).generate_state(4)
@@ -143,9 +143,9 @@ class SeededImages(Dataset[Any]):
 
 
 class Batches(Sampler[list[int]]):
-    """Batches of the indices of images; if `shared`, this process's part of each of the whole `batches`.
+    """Batches of image indices; with `shared`, only this process's part of each batch in `batches`.
 
-    `images` is their number in a pass.
+    `images` is the number of images in a pass, over all processes.
     """
 
     def __init__(
@@ -227,7 +227,7 @@ def make_loader(
         batches = BatchSampler(order, batch_size, drop_last=False)
     else:
         batches = _batches_by_shape(dataset.shapes, batch_size)
-    readers = 1 if share else distributed.world().size  # programs that read whole batches, and not parts of the same
+    readers = 1 if share else distributed.world().size  # processes that each read whole batches
     batch_bytes = min(batch_size, len(dataset)) * 3 * pixels * readers
     processes = loading_processes(min(workers, cpu_cores(), len(batches)), batch_bytes)
     loader = Loader(
@@ -238,7 +238,7 @@ def make_loader(
         pin_memory=torch.cuda.is_available(),
         worker_init_fn=_start_worker,
         generator=torch.Generator(),  # for the workers' seeds, which nothing uses
-        persistent_workers=shuffle and not augment and processes > 0,  # a worker keeps its first pass's seed
+        persistent_workers=shuffle and not augment and processes > 0,  # its workers would keep the first pass's seed
     )
     loader.order = generator
     return loader
@@ -294,7 +294,8 @@ class Loader(DataLoader[Any]):
 def loading_processes(workers: int, batch: int) -> int:
     """Number of processes, at most `workers`, that shared memory has room for; with too little torch waits for ever.
 
-    Each reads two batches ahead, of `batch` bytes in all programs that load at the same time; two more are in use.
+    Each process reads two batches ahead, and two more batches are in use. `batch` is the bytes of a batch, summed over
+    all processes that load at the same time with a loader of their own.
     """
     if not workers or not os.path.isdir("/dev/shm"):  # a system without the folder has no such limit
         return workers
@@ -314,7 +315,10 @@ def _start_worker(_: int) -> None:
 
 
 def whole_batch(images: Tensor) -> tuple[int, Tensor]:
-    """Number of images in all parts of a batch, and this process's `[B, 3, H, W]`, of their shape even if empty."""
+    """Return the number of images of a batch over all processes, and this process's images `[B, 3, H, W]`.
+
+    A process without images returns an empty tensor, with the height and width of the others' images.
+    """
     parts = distributed.gather((len(images), *images.shape[2:]))
     if not len(images):
         height = max(part[1] for part in parts)

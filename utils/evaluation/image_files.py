@@ -1,7 +1,7 @@
 """Image files: found in folders and lists as upstream finds them, their sizes read, their pixels decoded.
 
-What upstream's reader leaves out is left out here, too: AP is to be that of upstream's val.py. This one keeps no cache
-and rewrites no images.
+Files that upstream's reader leaves out are left out here, too, so that AP is that of upstream's val.py. This reader
+keeps no cache and rewrites no images.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _one_at_a_time = threading.Lock()
 SUFFIXES = frozenset({".bmp", ".dng", ".jpeg", ".jpg", ".mpo", ".pfm", ".png", ".tif", ".tiff", ".webp"})  # upstream's
 SMALLEST = 10  # pixels: upstream leaves out images with a smaller side
 ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}  # of whole files, by Pillow's name of the format
-TURNED = ("JPEG", "MPO", *(("PNG", "WEBP") if cv2.__version__ >= "5" else ()))  # by OpenCV, as EXIF says
+TURNED = ("JPEG", "MPO", *(("PNG", "WEBP") if cv2.__version__ >= "5" else ()))  # formats that OpenCV rotates by EXIF
 SIDEWAYS = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
 BYTE_ORDERS = {b"MM": ">", b"II": "<"}  # of EXIF data, as struct writes them
 STDERR = 2  # decoders write to the descriptor, past Python's sys.stderr
@@ -51,8 +51,8 @@ def find_images(paths: Iterable[str]) -> list[str]:
 def list_images(paths: Iterable[str]) -> tuple[list[str], list[str]]:
     """The images of folders and lists, each once, sorted as upstream does; and a line for each file that is left out.
 
-    Left out are images in other formats, such as GIF, lines of a list that name no image, and links from a folder to
-    one that it lies in, which upstream follows 40 times.
+    Left out are images in other formats, such as GIF; lines of a list that do not name an image; and links from a
+    folder to one of its parents, which upstream follows 40 times.
 
     Raises:
         DataError: a path does not exist, or no image is found.
@@ -174,7 +174,7 @@ def _is_turned(exif: bytes) -> bool:
 def quiet_decoders() -> Iterator[None]:
     """Silence the process' standard error, to which libpng writes about damaged files: our own line names them.
 
-    What other threads write there meanwhile is lost, so nothing that waits, as for a stream, may stand within it.
+    Lines of other threads are lost meanwhile, so do not read a stream or wait for anything else inside.
     """
     with _one_at_a_time:
         saved = os.dup(STDERR)

@@ -27,7 +27,8 @@ class InputPlan:
     Attributes:
         imgsz: (height, width) in pixels.
         batch_size: images that the network is given at a time.
-        loaded: images in a batch of the loader, a multiple: on a GPU NMS takes hardly longer for many than for few.
+        loaded: images in a batch of the loader, a multiple of `batch_size`, since NMS on a GPU takes hardly longer for
+            many images than for few.
     """
 
     imgsz: tuple[int, int]
@@ -43,7 +44,7 @@ class InputPlan:
         *,
         rect: bool = False,
     ) -> InputPlan:
-        """Plan for a network and options: a network of static size decides; else `imgsz`, rounded up to the stride.
+        """Plan the input: its size is the network's if that is static, else `imgsz`, rounded up to the stride.
 
         `imgsz` is the longer side, or (height, width), in pixels; None for the network's own. `InputError` if the
         network takes no images, or has another static size than was asked for.

@@ -29,7 +29,7 @@ class Labels(NamedTuple):
         rows: float32 `[n, 5]`: class, cx, cy, w, h in 0..1.
         polygons: where one row is a polygon, those of all rows: float32 `[points, 2]`, x, y as fractions of the image.
         bad, clipped: a text for each line that is wrong, and for each label that lay up to `OUTSIDE` outside.
-        boxes: number of boxes (by their corners in `polygons`) among polygons; upstream takes two points for each.
+        boxes: number of boxes beside polygons; `polygons` has their four corners, where upstream takes two.
     """
 
     rows: np.ndarray = np.zeros((0, BOX_VALUES), np.float32)

@@ -1,7 +1,7 @@
 """Masks of detections, and their overlap with the labels' masks.
 
-A mask is the sigmoid of a sum of prototypes, or what a network with NMS inside gives, cropped to its box. As upstream
-does it, it is compared on the prototypes' grid; for COCO's JSON it is resized to the input before it is cropped.
+A mask is the sigmoid of a sum of prototypes, or a mask that a network with NMS inside gives; it is cropped to its box.
+As in upstream, masks are compared on the prototypes' grid; for COCO's JSON they are resized to the input, then cropped.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Masks:
 
     @property
     def at_a_time(self) -> int:
-        """Number of masks that may be computed together; those in frames take two coordinates of every pixel, too."""
+        """Number of masks that may be computed together; a mask in a frame also needs x and y of every pixel."""
         kind = "cuda" if self.source.device.type == "cuda" else "cpu"
         height, width = self.grid
         numbers = 3 if self.framed else 1  # for each pixel, of 4 bytes
@@ -109,7 +109,7 @@ class Masks:
         """Masks of some detections of an image, int64 `[n]`, cropped to their boxes: bool `[n, *grid]`.
 
         Args:
-            grid: (height, width); the prototypes', unless it is the input's size.
+            grid: (height, width) of the input; None for the prototypes' grid.
         """
         shares = self.shares(image, rows)
         boxes = self.boxes[image][rows]
@@ -137,9 +137,9 @@ def pasted(
     size: tuple[float, float],
     grid: tuple[int, int],
 ) -> Tensor:
-    """Masks `[n, R, R]` in the frames of `boxes` `[n, 4]`, on a grid over an input: `[n, *grid]`.
+    """Resample masks `[n, R, R]` in the frames of `boxes` `[n, 4]` to a grid over an input: `[n, *grid]`.
 
-    Each pixel of the grid looks up the place of its middle in the frame, bilinearly, outside of it that of its border.
+    The middle of each cell of the grid reads the frame bilinearly; outside of the frame it reads the border.
     """
     x = _places_in_frames(boxes[:, 0], boxes[:, 2], size[1], grid[1])
     y = _places_in_frames(boxes[:, 1], boxes[:, 3], size[0], grid[0])
@@ -155,7 +155,7 @@ def _places_in_frames(
     pixels: float,
     cells: int,
 ) -> Tensor:
-    """Middles of the cells of an axis, as places in frames from `low` to `high` `[n]`: -1..1 inside, `[n, cells]`."""
+    """Coordinates of the cells' middles along an axis, -1 at `low` `[n]` and 1 at `high` `[n]`: `[n, cells]`."""
     middles = torch.arange(cells, device=low.device, dtype=low.dtype) + 0.5
     middles = middles * (pixels / max(cells, 1))
     length = (high - low).clamp(min=1e-6)
@@ -258,9 +258,9 @@ def patches(
 ) -> Iterator[Patch]:
     """Masks of some of an image's detections for drawing, one after the other, each within its box.
 
-    The sigmoid of the sum of prototypes, or what the network gives, is resized bilinearly to the image, and only there
-    compared with one half, which gives smooth edges where an image is larger than the input. A box reaches from its
-    first corner up to the second, which does not belong to it, as on the grid.
+    The mask's values are resized bilinearly to the pixels of its box in the image, and only there compared with one
+    half: so edges are smooth also in an image that is larger than the input. The box is without its second corner, as
+    on the grid.
 
     Args:
         chosen: indices of the image's detections, int64 `[n]`.
@@ -274,7 +274,8 @@ def patches(
     for number, box, (left, top, right, bottom) in zip(chosen, boxes, places, strict=True):
         height = max(bottom - top, 0)
         width = max(right - left, 0)
-        origin = boxes.new_tensor([left * ratio_x + int(pad_x), top * ratio_y + int(pad_y)] * 2)  # in the input
+        origin = boxes.new_tensor([left * ratio_x + int(pad_x), top * ratio_y + int(pad_y)] * 2)
+        # the patch in coordinates of the input, with its first pixel at 0; the frame is the place of the mask's values
         frame = (box if masks.framed else whole_input) - origin
         size = (height * ratio_y, width * ratio_x)
         shares = pasted(masks.shares(image, number[None]), frame[None], size, (height, width))

@@ -17,7 +17,7 @@ from utils.evaluation.metrics import Averages, EvalStatistics
 
 @dataclass(frozen=True, kw_only=True)
 class ClassResult(Averages):
-    """Scores of one class, and of its masks if there are some; its labels, and the number of images evaluated."""
+    """Scores of one class and of its masks, with its number of labels and the number of images evaluated."""
 
     id: int
     name: str
@@ -37,7 +37,7 @@ def as_labels(detections: RaggedBatch) -> RaggedBatch:
 
 @dataclass(frozen=True)
 class Reference:
-    """Detections of the FP32 model, as labels that another one's detections are compared with (`as_labels`).
+    """Detections of the FP32 model as labels (`as_labels`); other models' detections are compared with them.
 
     Attributes:
         threshold: the FP32 model's confidence of best F1.

@@ -88,9 +88,9 @@ class Benchmark:
     """The files to time, and the settings of the measurement.
 
     Attributes:
-        entries: ONNX files and engines; without `api` ONNX files run as `on_cpu` has it.
+        entries: ONNX files and engines; without `api` the ONNX files run with the settings of `on_cpu`.
         size: (height, width) in pixels that the user gave, for files of dynamic size; None if each file has its own.
-        timed_size: (height, width) at which everything is timed; None if there is only an engine that does not name it.
+        timed_size: (height, width) at which everything is timed; None if all files are engines that do not name one.
         api: TensorRT; None if no engine takes part.
     """
 
@@ -208,8 +208,8 @@ def open_onnx(
 ) -> Candidate:
     """Open an ONNX file that runs without an engine; if it does not run, the candidate is a row with the reason.
 
-    The row's precision is that of the file in ONNX Runtime, which computes few layers in another type than FP32, and
-    that of the computation in OpenVINO.
+    The row's precision is the file's in ONNX Runtime, which computes most layers in FP32 whatever the file; in OpenVINO
+    it is that of the computation.
     """
     file = OnnxFile.read(entry.file)
     row = BenchmarkRow(
@@ -302,7 +302,7 @@ def _times(row: BenchmarkRow) -> dict[str, str]:
     cells["p99"] = f"{parts['latency'].p99:.3f} ms"
     cells["qps"] = f"{row.figures.qps:,.1f}"
     cells["images/s"] = f"{row.images_per_second:,.0f}"
-    if "h2d" in parts:  # of an engine alone is known how long copies take
+    if "h2d" in parts:  # only engines have times of copies
         for title in ("H2D", "compute", "D2H"):
             cells[title] = f"{parts[title.lower()].median:.3f} ms"
     return cells

@@ -32,7 +32,7 @@ class EngineOptions(BuildOptions):
     )
     imgsz: list[ImageSize | tuple[ImageSize, ImageSize]] | None = option(
         None,
-        "of a file of dynamic size: 640; or 320 640 960 (min opt max); or 384 640 or 384x640 (height and width) "
+        "size for a file of dynamic size: 640; or 320 640 960 (min opt max); or 384 640 or 384x640 (height and width) "
         "(default: the file's own)",
         *IMAGE_SIZE_FLAGS,
         metavar="PX",

@@ -42,10 +42,10 @@ from utils.onnx_graph.qdq_view import Provenance
 from utils.onnx_graph.view import input_spec, metadata_of
 from utils.runners.onnxrt import open_session
 
-FREE_BATCH = 2  # images at a time where any number will do; every tensor of the network is kept for them
-DIFFERENT_DETECTIONS = 0.02  # fraction: pairs of boxes at the very threshold
-SAME_MASK = 1e-3  # in 0..1: a mask is another's equal
-SAME_BOX, SAME_SCORE = 0.01, 1e-4  # pixels, score: a detection is another's equal
+FREE_BATCH = 2  # images at a time for a dynamic batch; memory holds every tensor of the network for them
+DIFFERENT_DETECTIONS = 0.02  # fraction; NMS may drop another box of a pair whose IoU is at the threshold
+SAME_MASK = 1e-3  # largest difference of equal masks, in 0..1
+SAME_BOX, SAME_SCORE = 0.01, 1e-4  # largest differences of equal detections: pixels, score
 ROWS = "output"  # of DeepStream's form
 DIFFERENT_ROWS = "the rows are not the predictions"
 OTHER_DETECTIONS = "detections differ from those of the evaluation loop's NMS"
@@ -73,7 +73,7 @@ def check_onnx(
     *,
     half: bool = False,
 ) -> Parity:
-    """Compare an exported file with its network; for a quantized one only results behind equal INT8 values have limits.
+    """Compare an exported file with its network; limits of a quantized one are for stretches after equal INT8 values.
 
     Args:
         model: what it was exported from, on the CPU, since a GPU may compute with less than float32.
@@ -133,7 +133,7 @@ class _Comparison:
         return Parity(outputs, stretches, tuple(problems))
 
     def _too_many(self) -> Iterator[str]:
-        """Yield the kinds of different detections that are more than pairs of boxes at the threshold explain."""
+        """Yield the kinds of differences that are too many: more than `DIFFERENT_DETECTIONS` of all detections."""
         tolerated = max(1, DIFFERENT_DETECTIONS * self._counts["detections"])
         if self._counts[DIFFERENT_ROWS]:
             yield DIFFERENT_ROWS
@@ -270,9 +270,11 @@ def different_masks(
     else:
         expected_masks = _masks_on_grid(sums, boxes * scale)
     differences = (masks[row] - expected_masks).abs().flatten(1).amax(1)
+    # a detection may equal several of the loop: the one with the most similar mask counts
     infinite = differences.new_full((len(rows),), float("inf"))
-    least = infinite.scatter_reduce(0, row, differences, "amin")  # a detection may have several equal ones
-    return int((~(least[row.unique()] <= SAME_MASK)).sum())
+    least = infinite.scatter_reduce(0, row, differences, "amin")
+    differs = ~(least[row.unique()] <= SAME_MASK)  # True for NaN
+    return int(differs.sum())
 
 
 def _masks_in_frames(sums: Tensor, boxes: Tensor, scale: float, size: tuple[int, int]) -> Tensor:

@@ -1,6 +1,6 @@
 """AP of a network as a row of a report: of a stage of quantization, of a checkpoint, of an engine or an ONNX file.
 
-A row is marked where its AP does not compare with that of other rows.
+A row is marked if its AP cannot be compared with that of other rows.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Measurer:
     """Evaluates networks on one dataset's val split, all in the same way.
 
     Attributes:
-        reference: the detections of the FP32 model, which those of the networks after it are compared with.
+        reference: the detections of the FP32 model; those of later networks are compared with them.
     """
 
     data: DataConfig
@@ -151,7 +151,7 @@ class OpenFile:
     """A file that is evaluated, open.
 
     Attributes:
-        weights_bytes: bytes that the file's weights take as they are computed with; None where that is not known.
+        weights_bytes: bytes of the file's weights when it computes; None if they are not known.
     """
 
     path: Path
@@ -292,7 +292,7 @@ def read_split(data: DataConfig, config: EvalConfig, file: OpenFile) -> bool:
     """Read the images and labels of the split; return whether the file's classes have the dataset's names.
 
     Raises:
-        InputError: the file has another number of classes, which is found before labels are read and blamed for it.
+        InputError: the file has another number of classes; checked first, since labels would be blamed for it.
     """
     has_same_names = True
     if file.runner.names and not config.single_cls:
@@ -366,7 +366,7 @@ def finish_report(report: Report, folder: Path) -> None:
 
 
 def weights_of(file: Path, runner: Runner) -> int | None:
-    """Bytes of a file's weights as they are computed with; None for an engine whose note does not hold them."""
+    """Bytes of a file's weights when it computes; None for an engine whose note does not hold them."""
     if isinstance(runner, TorchRunner):
         return weight_bytes(runner.model)
     if file.suffix.lower() == ".onnx":

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 class ExportRequest(Protocol):
-    """The options of a program that exports; `data`, a dataset's YAML, is an option of some."""
+    """The options of a program that exports; some programs also have `data`, a dataset's YAML."""
 
     @property
     def weights(self) -> str | None:
@@ -81,7 +81,7 @@ def output_files(
     """Return the file of each form: `output`, or one beside the weights, whose name tells what is in it.
 
     These are NAME.onnx (FP32), NAME-fp16.onnx, NAME-int8.onnx (weakly typed), NAME-int8-strong.onnx and
-    NAME-int8-openvino-avx2.onnx; of several forms with their suffixes.
+    NAME-int8-openvino-avx2.onnx; several forms add their suffixes.
 
     Raises:
         InputError: `output` is not the name of an ONNX file.
@@ -117,13 +117,13 @@ def export_checkpoint(
 
     Args:
         options: `data`, if there is one, is a dataset whose classes must fit, and whose images check the files.
-        config: without `options.imgsz` a network is exported for the size of its calibration or training, not for that
-            here.
+        config: settings; without `options.imgsz`, the size of the network's calibration or training replaces their
+            image size.
         check_network: gets the network and the files before the long part, and may refuse them.
         then: gives the lines in front of the verdict.
 
     Raises:
-        InputError: or one of its kinds, for what cannot be used.
+        InputError: an input cannot be used; a subclass names its kind.
         QatError: a file does not compute what the network computes, or a property of its Q/DQ graph does not hold.
     """
     weights = options.weights or ""

@@ -52,7 +52,7 @@ class NmsOptions(Options):
         """The options that were given, as fields of `NmsSettings`.
 
         Raises:
-            InputError: an overlap was given where nothing is suppressed.
+            InputError: `--iou-thres` was given with `--nms none`.
         """
         if self.nms == "none":
             self.reject_unused(["iou_thres"], "with --nms none, which suppresses no boxes")

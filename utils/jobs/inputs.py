@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 OTHER_NAMES = "the class names of the model differ from those of the dataset"
-MOST_LEFT_OUT = 0.05  # share of a split's images; of more, AP and ranges are those of another set
+MOST_LEFT_OUT = 0.05  # share of a split's images; without more, AP and ranges would be those of another set
 FEW_IMAGES = 100  # of calibration; docs/calibration.md says what fewer cost
 AnyOptions = TypeVar("AnyOptions", bound=QatOptions)
 Profile = Sequence[tuple[str, float]]  # layers of an engine and their milliseconds
@@ -83,7 +83,7 @@ class Inputs(Generic[Kind]):
         held_out: real paths of the training images that neither calibrate nor train, and that choose the calibration
             method and the best state of QAT.
         hyp: the augmentation's parameters; None for images as validation sees them.
-        profile: an engine's layers, by whose times the cost of a part of the network is known; None without one.
+        profile: layers of an engine and their times, for the costs of the network's parts; None without one.
         same_names: the network's classes have the names that the dataset gives them.
     """
 
@@ -104,7 +104,7 @@ class Inputs(Generic[Kind]):
         """Load the inputs that the options name, check that they fit together, and plan where quantizers go.
 
         Raises:
-            InputError: or one of its kinds, for what cannot be used.
+            InputError: an input cannot be used; a subclass names its kind.
         """
         device = select_device(options.device)
         profile = None
@@ -131,13 +131,13 @@ class Inputs(Generic[Kind]):
         return copy.deepcopy(self.source.model).to(self.device)
 
     def placed(self, plan: placement.Plan | None = None) -> nn.Module:
-        """Return a copy with quantizers, not calibrated, in evaluation mode; `plan` is another than the run's."""
+        """Return a copy with quantizers, not calibrated, in evaluation mode; `plan` replaces the run's."""
         model = self.network()
         placement.apply(model, plan or self.plan)
         return model.to(self.device).eval()
 
     def calibration_images(self) -> Iterator[Tensor]:
-        """Return batches of training images as validation sees them, as the network takes them, on the device."""
+        """Return batches of training images, letterboxed as for validation, in the network's form, on the device."""
         from tqdm import tqdm
 
         seed_everything(self.options.seed)
@@ -151,8 +151,8 @@ class Inputs(Generic[Kind]):
         """Return the training images that are not held out, in an order that the seed decides, augmented with `--hyp`.
 
         Args:
-            batches: number of the options' batches that one batch of the loader holds.
-            different: arguments of `make_loader` that differ from those.
+            batches: size of a batch of the loader, in batches of `--batch-size`.
+            different: arguments of `make_loader` that replace these.
         """
         arguments: dict[str, Any] = {"augment": self.hyp is not None, "hyp": self.hyp, "shuffle": True}
         arguments["keep"] = self._is_not_held_out if self.held_out else None
@@ -180,18 +180,18 @@ class Inputs(Generic[Kind]):
 
     @cached_property
     def held_out_images(self) -> list[Tensor]:
-        """The images whose loss decides, in batches, letterboxed as for validation.
+        """The images whose loss chooses calibration methods and the best state of QAT, in batches, letterboxed.
 
-        They are the held-out ones; where none are held out, all training images.
+        They are the held-out ones; if none are held out, all training images.
         """
         keep = self._is_held_out if self.held_out else None
-        batches = 4 if self.device.type == "cuda" else 1  # a GPU waits for Python in small ones; training keeps more
+        batches = 4 if self.device.type == "cuda" else 1  # small batches leave a GPU idle
         loader = self.training_loader(augment=False, shuffle=False, keep=keep, batches=batches)
         return list(image_batches(loader))
 
     @property
     def deciding_images(self) -> str:
-        """The images whose loss decides, in words."""
+        """The images of `held_out_images`, in words."""
         if self.held_out:
             return plural(len(self.held_out), "held-out training image")
         return "all training images (too few to hold some out)"
@@ -229,8 +229,8 @@ def doubts_about(data: DataConfig, same_names: bool, unlabelled: bool) -> list[s
 def from_training(options: AnyOptions, source: upstream.FloatCheckpoint | QuantizedCheckpoint) -> AnyOptions:
     """Return the options with the image size and the dataset that the weights were trained with as defaults.
 
-    Of a quantized checkpoint it is those of its calibration. Each default, and a size other than the weights', is
-    logged in a line. `InputError` if there is no dataset.
+    For a quantized checkpoint they are those of its calibration. The log has a line for each default, and for a size
+    that differs from the weights'. `InputError` if there is no dataset.
     """
     size = options.imgsz or source.imgsz or 640
     _log_size(options, source, size)
@@ -258,7 +258,7 @@ def _log_size(
 def choose_held_out(data: DataConfig, number: int) -> frozenset[str]:
     """Return real paths of training images, evenly spread: a tenth of the split, at least 100, and at most `number`.
 
-    They are none where QAT would be left with fewer images than these: then all training images decide.
+    The result is empty if fewer images than these would be left for QAT.
     """
     files = find_images(data.paths("train"))
     number = min(number, max(len(files) // 10, FEWEST_HELD_OUT))
@@ -269,7 +269,7 @@ def choose_held_out(data: DataConfig, number: int) -> frozenset[str]:
 
 
 def image_batches(loader: Any) -> Iterator[Tensor]:
-    """Yield the images of each batch, uint8 `[B, 3, H, W]`; if several processes share them, this one's, maybe none.
+    """Yield the images of each batch, uint8 `[B, 3, H, W]`; of a shared batch this process's, maybe none.
 
     Images that cannot be decoded are left out; how many is logged after a loader's first pass.
 
@@ -351,7 +351,7 @@ def _read_augmentation(options: QatOptions) -> dict[str, Any] | None:
 
 
 def _warn_of_few_images(available: int, number: int) -> None:
-    """Warn if so few of the recipe's `number` of images calibrate that AP varies more from draw to draw."""
+    """Warn if fewer than `FEW_IMAGES` images calibrate; log it if they are only fewer than the recipe's `number`."""
     used = min(available, number)
     if used < min(number, FEW_IMAGES):
         text = "calibration has %s; with fewer than %d AP varies more (docs/calibration.md of the overlay)"

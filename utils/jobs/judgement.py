@@ -29,8 +29,8 @@ class Judgement(NamedTuple):
 def judge(difference: Difference, target: float, what: str = "AP", images: str = "these images") -> Judgement:
     """Judge a difference to the FP32 model by its value, its standard error and the loss that is allowed.
 
-    OK: the loss is at most `target`, as far as 95 % of repetitions go. LOSS: it is a measurable loss, and larger than
-    `target`. CHECK: these images cannot tell.
+    OK: with 95 % confidence the loss is at most `target`. LOSS: the loss is significant, and larger than `target`.
+    CHECK: there are not enough images to tell.
 
     Args:
         what: name of the score, such as 'mask AP'.
@@ -53,8 +53,9 @@ def judge(difference: Difference, target: float, what: str = "AP", images: str =
 def more_units(difference: Difference, target: float, units: int) -> int:
     """Return how many more images (or groups) could tell whether a loss exceeds `target`, if the difference stays.
 
-    The margin falls as one over the square root of their number. It has to become as small as the distance from the
-    measured loss to the target, or a quarter of the target where it lies nearer; at least as many again.
+    The margin of error falls with the square root of the number of images. It must become as small as the distance
+    from the measured loss to the target; a distance below a quarter of the target counts as a quarter. The result is
+    at least `units`.
     """
     distance = max(abs(target + difference.value), target / 4, 1e-6)
     margin = difference.margin or 0.0

@@ -258,7 +258,7 @@ class Session:
         return checkpoint.load_quantized(self.weights / file).model.to(self.inputs.device)
 
     def measure(self, model: nn.Module, stage: str, name: str = "") -> EvalResult:
-        """Evaluate a network, and keep what the run's page and plots show of the last network of a stage."""
+        """Evaluate a network, and keep its disagreements and curves, for page and plots, as those of its stage."""
         result = self.measurer.measure(model, name or stage, curves=self.options.plots)
         self.state.disagreements[stage] = dict(result.disagreements)
         if result.curves:
@@ -357,7 +357,7 @@ class Session:
     # QAT
 
     def _history_entry(self, epoch: int, losses: Mapping[str, float], row: Row | None) -> dict[str, Any]:
-        """Return an epoch for the history: losses, and, where AP was measured, AP and its difference's error to PTQ."""
+        """Return an epoch for the history: losses; if AP was measured, AP and the error of its difference to PTQ."""
         entry: dict[str, Any] = {"epoch": epoch, **losses}
         if row is None:
             return entry
@@ -428,8 +428,8 @@ class Session:
     def _add_samples(self, report: Report, model: nn.Module) -> None:
         """Add the images on which the best state and the FP32 model differ most; others if none is known to differ.
 
-        Candidates are the images with the most differences in the evaluation, whose NMS threshold is another one than
-        that of drawings: so the drawn detections rank the candidates again.
+        Candidates are the images with the most differences in the evaluation. Drawings have another NMS threshold, so
+        the candidates are ranked again by the differences that are drawn.
         """
         stage = "PTQ" if self.options.qat == "never" else "QAT"
         counts = self.state.disagreements.get(stage, {})
@@ -475,7 +475,7 @@ class Session:
         return f"best: {self.final} ({words})"
 
     def _next_lines(self, report: Report, advice: Advice) -> list[str]:
-        """Return the line with the next command, and a line with the export command if the next one is no export."""
+        """Return the line with the next command, and a line with the export command if the next one is another."""
         export = shlex.join(export_command(str(self.final)))
         if all(row.ap is None for row in report.rows):
             return [f"next: {export}"]

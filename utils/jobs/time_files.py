@@ -60,12 +60,16 @@ class BenchmarkOptions(RunFolderOptions, RuntimeOptions, BuildOptions):
         200, "before each round", "--warmUp", metavar="MS"
     )
     duration: Annotated[float, Field(gt=0, le=86_400)] = timing_option(3, "of each engine", metavar="S")
-    rounds: Annotated[int, Field(ge=1, le=1000)] = timing_option(3, "turns that it is spread over", metavar="N")
+    rounds: Annotated[int, Field(ge=1, le=1000)] = timing_option(
+        3, "rounds that the duration is split into", metavar="N"
+    )
     useCudaGraph: bool = timing_option(False, "replay a CUDA graph", "--useCudaGraph")
     useSpinWait: bool = timing_option(False, "wait without sleeping", "--useSpinWait")
     noDataTransfers: bool = timing_option(False, "without copying inputs and outputs", "--noDataTransfers")
     builds: Annotated[int, Field(ge=1, le=9)] = option(
-        1, "engines of each ONNX file, whose spread is the verdict's noise; 2 takes twice as long or more", metavar="N"
+        1,
+        "engines to build of each ONNX file; their spread is the noise of the verdict; 2 take twice as long or more",
+        metavar="N",
     )
     threads: Annotated[int, Field(ge=1, le=1024)] | None = option(
         None, "of the CPU, without engines (default: one for each core)", metavar="N"
@@ -193,7 +197,7 @@ def refuse_engines(
 
 
 def log_results(rows: Sequence[BenchmarkRow], written: Sequence[Path]) -> None:
-    """Log the table, what the layers and the comparison say, each once, and the files."""
+    """Log the table, the notes on layers and the verdicts, each once, and the files."""
     from utils.jobs.benchmark import benchmark_table
     from utils.trt.benchmark import verdicts
 

@@ -29,10 +29,10 @@ class ExportConfig:
     dynamic: Dynamic = "none"  # axes: none, the batch, or batch, height and width
     simplify: bool = False  # run onnxslim
     typing: Typing | Literal["auto"] = "weak"
-    opset: int | None = None  # None: the last that suits a weakly typed file, the first for a strong quantized one
+    opset: int | None = None  # None: 17, or for a strongly typed quantized file the first that it may have
     inplace: bool = False  # upstream's switch of the same name on the head
     int8_weights: bool = False  # store quantized weights as INT8, see `passes/quantizers.py`
-    for_int8_kernels: bool = True  # the layers that INT8 kernels are fastest with, see `passes/__init__.py`
+    for_int8_kernels: bool = True  # put layers into the form with the fastest INT8 kernels, see `passes/__init__.py`
     input: InputSpec = FLOATS  # the form in which the file takes images
     target: Target = "tensorrt"  # what runs a quantized network: others take weakly typed files
 
@@ -53,7 +53,7 @@ class ExportConfig:
         for a float one it is 'weak', which is FP32.
 
         Raises:
-            InputError: the opset is none of those that suit the typing, or the typing does not suit the target.
+            InputError: the opset does not suit the typing, or the typing does not suit the target.
         """
         typing = self._resolved_typing(quantized)
         opsets = TYPINGS[typing].opsets if quantized else OPSETS

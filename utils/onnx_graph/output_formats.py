@@ -4,7 +4,7 @@
     end-to-end   num_dets [B, 1], det_boxes [B, K, 4], det_scores [B, K], det_classes [B, K]: NMS inside
     deepstream   output [B, anchors, 6]: x1, y1, x2, y2, score, class, as DeepStream-Yolo's parser reads it
 
-and of a segmentation network, whose masks `py` makes:
+and for a segmentation network:
 
     plain        output0 has mask coefficients too, and output1 [B, nm, H / 4, W / 4] the prototypes
     end-to-end   det_masks [B, K, R * R] too, in the boxes' frames, or [B, K, H / 4, W / 4]
@@ -14,11 +14,10 @@ and of a segmentation network, whose masks `py` makes:
 A form is a pure pass over the graph of the plain form, so that all of them share one trace, one quantization and one
 typing. Boxes are corners in pixels of the input, FP32; scores FP32; num_dets and det_classes INT32.
 
-A mask is a sum of prototypes, in its box's frame, or on the prototypes' grid and cropped there. The first is what
-ROIAlign of the sums gives with one sample a bin, and ROIAlign of the prototypes, since both are linear: each value is a
-mean of four neighbours by distance, so that two products with matrices of hat functions, one for rows and one for
-columns, compute all of them. TensorRT's own ROIAlign is a plugin, and would pool each prototype for each box, which
-takes 30 times the memory.
+A mask is a sum of prototypes: in its box's frame, or on the prototypes' grid, cropped to the box. In the frame, each
+value is ROIAlign's with one sample a bin: the mean of the four nearest cells, weighted by distance. That is linear, so
+two matrix products with these weights, one for rows and one for columns, compute all values from the sums. TensorRT's
+own ROIAlign is a plugin, and would pool each prototype for each box, which takes 30 times the memory.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from utils.onnx_graph.view import GraphAppender, metadata_of, pure
 PLUGIN = "EfficientNMS_TRT"
 PLUGIN_DOMAIN = "TRT"
 Nms = Literal["efficient", "onnx", "none"]
-SCALE = 0.25  # cells of the prototypes' grid in a pixel of the input: of upstream's heads, and of yolov9-qat's pooler
+SCALE = 0.25  # cells of the prototypes' grid in a pixel of the input, in upstream's heads and yolov9-qat's pooler
 RESOLUTION = 160  # rows and columns of a mask in its box's frame, by default
 
 
@@ -49,12 +48,12 @@ class NmsSettings:
     """NMS in the file.
 
     Its kinds are `efficient`, TensorRT's plugin, `onnx`, the standard operator, and `none`, no suppression, for
-    networks that give one box an object.
+    networks that give one box for each object.
     """
 
     kind: Nms = "efficient"
     topk: int = 100  # detections an image, at most; the outputs have so many rows, zeros behind the last one
-    iou_thres: float = DISPLAY_IOU  # of two boxes of a class that overlap by more, the one with the lower score goes
+    iou_thres: float = DISPLAY_IOU  # if boxes of a class overlap by more, the one with the lower score is dropped
     conf_thres: float = DISPLAY_CONF  # a score must be above it
     agnostic: bool = False  # boxes suppress each other across classes, and count for their best class only
 
@@ -294,7 +293,7 @@ def _standard(tail: GraphAppender, boxes: str, scores: str, raw: _Raw, settings:
         values = tail.add("GatherND", scores, chosen)
         empty = tail.add("Expand", 0.0, tail.add("Shape", scores))
         best = tail.add("ScatterND", empty, chosen, values)
-    best = tail.add("Transpose", best, perm=[0, 2, 1])  # equal scores in the order of anchors, as the loop has them
+    best = tail.add("Transpose", best, perm=[0, 2, 1])  # so that equal scores stay in the order of anchors
     best = tail.add("Reshape", best, [0, -1])
     if isinstance(raw.anchors, str) or raw.anchors * classes < topk:  # TopK wants that many
         best = tail.add("Pad", best, [0, 0, 0, topk], 0.0)
@@ -352,9 +351,13 @@ def cropped(tail: GraphAppender, sums: str, raw: _Raw, detections: Detections) -
 
 
 def _bins(tail: GraphAppender, low: str, high: str, count: int) -> str:
-    """Middles of `count` bins between two sides of each box, in cells of the grid, from the first cell's middle on.
+    """Middles of `count` equal bins between two sides of each box, in cells; the middle of the first cell is 0.
 
-    `[B, K, count]`; the sides are `[B, K, 1]` in pixels of the input.
+    Args:
+        low, high: the sides, `[B, K, 1]`, in pixels of the input.
+
+    Returns:
+        `[B, K, count]`.
     """
     shares = ((np.arange(count) + 0.5) / count).astype(np.float32)
     length = tail.add("Sub", high, low)
@@ -364,9 +367,10 @@ def _bins(tail: GraphAppender, low: str, high: str, count: int) -> str:
 
 
 def _hats(tail: GraphAppender, raw: _Raw, axis: int, places: str, cells_axis: int) -> str:
-    """Weight of each cell along an axis of the prototypes at each place.
+    """Weights by which each place between cells reads the cells along an axis of the prototypes.
 
-    A place outside of the grid has the value of the border, and zero from one cell on, as ROIAlign has it.
+    A weight falls from 1 at a cell's middle to 0 at its neighbour's, as a hat does. A place up to one cell outside of
+    the grid reads the border, one further outside reads zero, as in ROIAlign.
 
     Args:
         places: `[B, K, places]`.

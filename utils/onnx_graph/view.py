@@ -249,7 +249,7 @@ def overwrite(model: ModelProto, arrays: Mapping[str, np.ndarray]) -> None:
 class GraphAppender:
     """Adds nodes behind the last ones of a graph, in place; names start with `prefix`.
 
-    Their inputs are names of tensors, or values, which become constants: int64 of whole numbers, float32 of others.
+    An input is the name of a tensor, or a value, which becomes a constant: whole numbers int64, others float32.
     """
 
     def __init__(self, model: ModelProto, prefix: str) -> None:
@@ -258,7 +258,7 @@ class GraphAppender:
         self._count = 0
 
     def add(self, kind: str, *inputs: object, output: str = "", **attributes: object) -> str:
-        """Add a node; returns the name of its result, which is made up unless it is `output`."""
+        """Add a node; returns the name of its result: `output`, or a new name."""
         return self.several(kind, *inputs, outputs=[output], **attributes)[0]
 
     def several(self, kind: str, *inputs: object, outputs: int | Sequence[str], **attributes: object) -> list[str]:

@@ -30,7 +30,7 @@ LONGEST_SIDE = 1400  # pixels of what is drawn: more than a panel has
 def outline_of(inside: np.ndarray, left: int = 0, top: int = 0) -> tuple[str, ...]:
     """A mask (bool or uint8 `[h, w]`) as polygons through the middles of its outermost pixels: outer edges, and holes.
 
-    Filled together by the even-odd rule, their own pixels included, as `cv2.fillPoly` does, they are the mask. Their
+    `cv2.fillPoly` makes the mask of them again: it fills all of them by the even-odd rule, with their own pixels. The
     form is that of SVG's attribute `points`; `left` and `top` are the mask's place in the image.
 
     >>> import numpy as np

@@ -202,11 +202,11 @@ def literal(text: str) -> object:
 
 
 def as_feed(images: Tensor, spec: InputSpec, dtype: str) -> Tensor:
-    """Images uint8 `[B, 3, H, W]` RGB as a network takes them, on their own device.
+    """Convert images uint8 `[B, 3, H, W]` RGB to the form that a network takes; they stay on their device.
 
     Returns:
-        `[B, channels, H, W]`, or `[B, H, W, channels]` for bytes in NHWC; bytes of RGB are not copied. Other images are
-        in 0..1 and of `dtype`, by torch's name.
+        Bytes `[B, channels, H, W]`, or `[B, H, W, channels]` in NHWC, not copied if RGB; or for a network that takes
+        floats `[B, channels, H, W]` in 0..1, of the type that torch calls `dtype`.
     """
     import torch
 

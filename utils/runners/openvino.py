@@ -134,13 +134,13 @@ def core_for(device: str) -> Any:
         raise DependencyError(f"this needs OpenVINO, which is not installed: {INSTALL}") from error
     core = openvino.Core()
     names = core.available_devices
-    known = {*names, *(name.split(".")[0] for name in names)}
-    if device not in known and device.removesuffix(".0") not in names:
+    accepted = {*names, *(name.split(".")[0] for name in names)}
+    if device not in accepted and device.removesuffix(".0") not in names:
         raise InputError(f"--device openvino:{device}: OpenVINO {release()} sees {', '.join(names)} on this machine")
     return core
 
 
-CHANNELS = 32  # of the convolution that is tried: sums of so many products of LARGEST need more than 16 bits
+CHANNELS = 32  # of the convolution PROBE: a sum of so many products LARGEST * LARGEST needs more than 16 bits
 LARGEST = 127
 PROBE = (
     ("QuantizeLinear", "x one middle", "xq"),
@@ -155,7 +155,7 @@ PROBE = (
 def multiplies_exactly(device: str) -> bool:
     """Return whether sums of INT8 products are exact on a device; without VNNI an x86 CPU adds two products in 16 bits.
 
-    A small convolution with the largest values is tried on the device.
+    The device runs a small convolution of the largest values, `PROBE`.
     """
     images: np.ndarray = np.full((1, CHANNELS, 8, 8), LARGEST, np.float32)
     core = core_for(device)
@@ -165,7 +165,7 @@ def multiplies_exactly(device: str) -> bool:
 
 
 def _probe(shape: Sequence[int]) -> ModelProto:
-    """A quantized 1×1 convolution `PROBE` of images of this shape, whose weights are all the largest."""
+    """Return the model `PROBE`: a quantized 1×1 convolution on images of this shape, with weights of LARGEST."""
     constants = {
         "one": np.array(1, np.float32),
         "middle": np.array(128, np.uint8),

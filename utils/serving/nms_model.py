@@ -5,7 +5,7 @@
     out    num_dets [B, 1], det_boxes [B, K, 4]: xyxy in pixels of the input, det_scores [B, K], det_classes [B, K]
 
 `scripts/make_triton.py` copies this file as it stands into the model NAME_nms; conf_thres, iou_thres, max_det (K) and
-class_agnostic are parameters in the config.pbtxt of it. It keeps the detections that `utils/evaluation/nms.py` keeps.
+class_agnostic are parameters in the model's config.pbtxt. It keeps the detections that `utils/evaluation/nms.py` keeps.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _candidates(raw: np.ndarray, conf_thres: float) -> np.ndarray:
 
 
 def greedy(boxes: np.ndarray, iou_thres: float, most: int) -> np.ndarray:
-    """Indices, int64, of boxes `[n, 4]`, best first, that overlap no better box that stays; at most `most`."""
+    """Indices, int64, of the boxes that NMS keeps, at most `most`; boxes `[n, 4]` are sorted, best first."""
     x1, y1, x2, y2 = boxes.T
     area = (x2 - x1) * (y2 - y1)
     others = np.arange(len(boxes))
@@ -101,7 +101,7 @@ def greedy(boxes: np.ndarray, iou_thres: float, most: int) -> np.ndarray:
 
 
 class TritonPythonModel:
-    """The class that the Python backend makes an instance of; it gives `triton_python_backend_utils` beside it."""
+    """The class that Triton's Python backend instantiates; the backend provides `triton_python_backend_utils`."""
 
     def initialize(self, args: dict[str, str]) -> None:
         """Read the parameters."""

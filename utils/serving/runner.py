@@ -1,4 +1,4 @@
-"""The Runner of a model on a Triton server, so that whatever takes networks takes served ones, too."""
+"""The Runner of a model on a Triton server, so that code for any network runs a served one, too."""
 
 from __future__ import annotations
 

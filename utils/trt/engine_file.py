@@ -1,4 +1,4 @@
-"""Engines on disk: the plan, and a note beside it about its file, TensorRT, GPU and options; refusals in words.
+"""Engines on disk: the plan, and a note about its ONNX file, TensorRT, GPU and options; and why one does not load.
 
 A plan holds no classes or image sizes, and TensorRT's refusal of a plan of another version is hard to read. So
 `X.engine` is accompanied by `X.engine.json`; an engine without one (built by trtexec) is loaded as well.
@@ -34,7 +34,7 @@ class EngineNote:
     onnx_sha256: str = ""  # of that file, if the engine's weights are read from it (`--strip-weights`)
     api: str = ""  # name and version of the TensorRT that built it
     gpu: str = ""  # name of the GPU that it was built on, or the architectures it was built for ahead of time
-    architecture: str = ""  # of that GPU, such as 'SM89', or the same architectures
+    architecture: str = ""  # such as 'SM89': of that GPU, or those it was built for
     typing: str = ""
     precision: str = ""
     profile: Mapping[str, Any] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class EngineNote:
 def is_current(engine: Path, onnx: Path, api: Api, gpu: Gpu | None, config: BuildConfig) -> bool:
     """Return whether an engine is newer than its ONNX file, and built by this TensorRT for this GPU with these options.
 
-    Its precision counts only where the options decide it: whether a weakly typed network is FP32.
+    Precisions are compared only for a weakly typed network: there an option decides whether it is FP32.
     """
     if not engine.is_file() or engine.stat().st_mtime < onnx.stat().st_mtime:
         return False
@@ -129,7 +129,11 @@ def _refusal(note: EngineNote, api: Api, gpu: Gpu, reason: str) -> str:
 
 
 def _option_that_helps(note: EngineNote, api: Api, gpu: Gpu) -> str:
-    """Name the builder option with which a refused engine would have been loaded; '' if there is none."""
+    """Return advice that names a builder option; '' if no option helps.
+
+    `--version-compatible` lets another version of TensorRT load an engine. `--hardware-compatible` lets another GPU
+    load it: one of the same compute capability, or any from Ampere (8.0) on.
+    """
     version = note.api.rpartition(" ")[2]
     if "RTX" in note.api or not (note.api and note.architecture):
         return ""
@@ -143,11 +147,11 @@ def _option_that_helps(note: EngineNote, api: Api, gpu: Gpu) -> str:
         level = "ampere+"
     if note.gpu == gpu.name or level in ("", note.options.get("hardware_compatible")):
         return ""
-    return f"; built there with --hardware-compatible {level}, it would be loaded"
+    return f"; an engine that is built there with --hardware-compatible {level} loads here"
 
 
 def _add_weights(engine: Any, path: Path, note: EngineNote, api: Api, log: Any) -> None:
-    """Give an engine that was built with `--strip-weights` the weights of its ONNX file, beside it or where it was."""
+    """Give an engine that was built with `--strip-weights` the weights of its ONNX file."""
     if not hasattr(api.module, "OnnxParserRefitter"):
         raise InputError(f"{path} has no weights, which {api.name} cannot add; build it without --strip-weights")
     places = [path.with_name(Path(note.onnx).name), Path(note.onnx)]

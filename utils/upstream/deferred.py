@@ -79,6 +79,6 @@ def _remove() -> None:
     for name, attributes in DEFERRED.items():
         module = sys.modules.get(name)
         if isinstance(module, DeferredModule):
-            for attribute in attributes:  # from now on the real ones
+            for attribute in attributes:  # the real ones take their place
                 vars(module).pop(attribute, None)
             del sys.modules[name]

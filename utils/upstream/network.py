@@ -81,7 +81,7 @@ def load_float(path: str | Path, heads: Collection[str] = HEADS) -> FloatCheckpo
         return _float_checkpoint(path, content, model)
     except InputError:
         raise
-    except Exception as error:  # modules whose state is not what their class makes can fail anywhere
+    except Exception as error:  # a module with a state that its class never makes can fail anywhere
         reason = " ".join(str(error).split())[:200]
         raise CheckpointError(
             f"{path} is damaged or from another version: its network does not compute "
@@ -145,7 +145,7 @@ def _complete_modules(model: nn.Module) -> None:
 
 
 def _check_computes(path: str | Path, model: Any) -> None:
-    """Run a copy of a network on a small image; `CheckpointError` if it computes other outputs than its head says."""
+    """Run a copy of a network on a small image; `CheckpointError` if its outputs do not have its head's channels."""
     import torch
 
     head = model.model[-1]
@@ -158,7 +158,7 @@ def _check_computes(path: str | Path, model: Any) -> None:
     if masks:
         expected.append(masks)
     if channels != expected:
-        raise CheckpointError(f"{path} computes other classes or masks than its head says; {AGAIN}")
+        raise CheckpointError(f"{path} computes other numbers of classes or masks than its head has; {AGAIN}")
 
 
 def _network_in(path: str | Path, content: Any) -> Any:
@@ -368,14 +368,14 @@ def unfused(model: nn.Module) -> Iterator[tuple[str, str]]:
 
 
 def _why_not_folded(module: Any) -> str:
-    """Reason why the batch norm of a Conv cannot be folded; empty if it can, or was (and may have left an Identity)."""
+    """Reason why the batch norm of a Conv cannot be folded; empty if it can, or if it is folded already."""
     from torch import nn
 
     if not hasattr(module, "bn"):
         return ""
     if not isinstance(module.conv, nn.Conv2d):
         return f"has a {type(module.conv).__name__} in place of its convolution"
-    if not isinstance(module.bn, (nn.BatchNorm2d, nn.Identity)):
+    if not isinstance(module.bn, (nn.BatchNorm2d, nn.Identity)):  # an Identity stands for a folded one
         return f"has a {type(module.bn).__name__} in place of its batch norm"
     if isinstance(module.bn, nn.BatchNorm2d) and module.bn.running_mean is None:
         return "has a batch norm without running mean and variance"
@@ -407,7 +407,7 @@ def _why_not_merged(module: Any) -> str:
 
 
 def _prepare_branches(module: Any) -> None:
-    """Give the branches of a RepConvN what upstream's `fuse_convs` reads: batch norms with weights, no other bias."""
+    """Give branches of a RepConvN the form that upstream's `fuse_convs` reads: no bias, a batch norm with weights."""
     import torch
     from torch import nn
 
@@ -430,8 +430,8 @@ def call_fused(model: nn.Module) -> nn.Module:
     from models.common import Conv, RepConvN
 
     for module in model.modules():
-        one_branch = isinstance(module, RepConvN) and hasattr(module, "conv")
-        if one_branch or (isinstance(module, Conv) and not hasattr(module, "bn")):
+        is_merged = isinstance(module, RepConvN) and hasattr(module, "conv")
+        if is_merged or (isinstance(module, Conv) and not hasattr(module, "bn")):
             module.forward = module.forward_fuse
     return model
 

@@ -1,8 +1,8 @@
 """YOLOv9 of MultimediaTechLab/YOLO and of LibreYOLO: their checkpoints, read as networks of upstream's blocks.
 
-Both hold tensors by name, and no modules: those of yolov9-t, -s, -m or -c, which are upstream's gelan-t, -s, -m and -c
-with an auxiliary branch, which is left out. So the tensors are renamed by a table, and taken into the network of
-upstream's YAML that has these names; channels are those of the tensors.
+Both hold tensors by name, and no modules. Their networks yolov9-t, -s, -m and -c are upstream's gelan-t, -s, -m and -c
+with an auxiliary branch, which is left out here. So a table renames the tensors, and the network is built from
+upstream's gelan YAML, with the tensors' channels.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def _check_metadata(where: str, content: Mapping[str, Any]) -> None:
     family = content.get("model_family", "yolo9")
     task = content.get("task", "detect")
     if (family, task) != ("yolo9", "detect"):
-        raise CheckpointError(f"{where} of the family {family!s:.40} for {task!s:.40}; its yolo9 detectors are taken")
+        raise CheckpointError(f"{where} of the family {family!s:.40} for {task!s:.40}; expected a yolo9 detector")
     if content.get("quant"):
         raise CheckpointError(f"{where} that is quantized; give the FP32 weights that it was made from")
 

@@ -31,7 +31,7 @@ def describe_modules(model: nn.Module) -> Described:
     Tensors among the attributes, such as the strides of a head, are kept.
 
     Raises:
-        CheckpointError: an attribute is not data, or a module with parameters has two paths; it names the first.
+        CheckpointError: an attribute is not data, or a module with parameters is in two places; the message names it.
     """
     described: Described = {}
     paths: dict[int, str] = {}
@@ -57,7 +57,7 @@ def _describe(module: nn.Module, path: str) -> dict[str, Any]:
     if not path:
         left_out.update(OWN_KEYS)
     if cls.__name__ in KEPT_FORWARDS:
-        left_out.add(KEPT_AS)  # the forward of the head below, which is set anew
+        left_out.add(KEPT_AS)  # a forward, which `_rebuild` sets again
     attributes = {key: value for key, value in vars(module).items() if key not in left_out}
     shapes: dict[str, list[int] | None] = {}
     for name, parameter in module._parameters.items():
@@ -71,7 +71,7 @@ def _describe(module: nn.Module, path: str) -> dict[str, Any]:
 
 
 def _all_data(values: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """Copy a module's values, by their names, as `_data`."""
+    """Copy a module's named values with `_data`."""
     return {name: _data(value, f"{path}.{name}") for name, value in values.items()}
 
 
@@ -96,7 +96,7 @@ def rebuild_modules(described: Mapping[str, Any], classes: Mapping[str, type[nn.
     """Build a network of the described modules with parameters of ones, in evaluation mode.
 
     Args:
-        classes: the module classes that it may have, by name, as `module_classes`.
+        classes: the module classes that it may have, by name; see `module_classes`.
 
     Raises:
         ValueError: a module's class is not listed, or an attribute is one of torch's own.

@@ -155,7 +155,7 @@ def other(architecture):
     return tensorrt_api.Gpu("Other GPU", architecture, 1 << 30)
 
 
-PORTABLE = "; built there with --hardware-compatible {}, it would be loaded$"
+PORTABLE = "; an engine that is built there with --hardware-compatible {} loads here$"
 AMPERE, SAME = PORTABLE.format(r"ampere\+"), PORTABLE.format("same-cc")
 BY_10 = "TensorRT 10.3.0, but this machine has TensorRT 8.6.0; build it again here from .*a.onnx; tensorrt_lean 10.3.0"
 

@@ -57,10 +57,10 @@ def visible_files(folder: Path) -> list[Path]:
 
 
 def parse_xml(data: bytes) -> ElementTree.Element:
-    """The root of an XML file: UTF-8 whatever it declares, or else the encoding that it declares, such as GB2312.
+    """Return the root of an XML file, read as UTF-8 if that is possible, else in the encoding that it declares.
 
     Raises:
-        ElementTree.ParseError, ValueError, LookupError: it is not XML, not of its encoding, or of an unknown one.
+        ElementTree.ParseError, ValueError, LookupError: it is not XML, does not fit its encoding, or that is unknown.
     """
     data = data.removeprefix(codecs.BOM_UTF8)
     declared = DECLARED.match(data)
@@ -77,7 +77,7 @@ def parse_xml(data: bytes) -> ElementTree.Element:
 
 
 def _objects(root: ElementTree.Element, path: Path, tally: Tally) -> list[AnnotatedObject]:
-    """The objects of a file that count; others go to the tally."""
+    """The objects of a file; broken and difficult ones are left out and go to the tally."""
     objects: list[AnnotatedObject] = []
     for number, item in enumerate(root.iter("object"), 1):
         source = f"{path}, object {number}"
@@ -108,7 +108,7 @@ def _outline(item: ElementTree.Element) -> tuple[np.ndarray, ...]:
     """The rings of an object's `<polygon>` elements, whose children are x1, y1, x2, y2 and so on, in any order.
 
     Raises:
-        ValueError: the children are others, or no polygon.
+        ValueError: the children have other names, or do not make a polygon.
     """
     rings: list[np.ndarray] = []
     for polygon in item.findall("polygon"):

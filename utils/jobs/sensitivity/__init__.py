@@ -2,5 +2,5 @@
 
 run.py     the job: calibrate, search, place the recipe again, report
 units.py   the parts that are tried, and their costs
-search.py  from units to a choice of them: distances to the FP32 model's predictions, AP, greedy addition
+search.py  chooses units: by distances to the FP32 model's predictions, then by AP, adding one at a time
 """

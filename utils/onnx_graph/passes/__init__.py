@@ -2,9 +2,9 @@
 
 Each is a pure function, ModelProto in and out, with the reason for it; larger ones have a file of their name. None of
 them changes what the graph computes, except that `round_weights` settles how weights between two quantized values are
-rounded, and `to_half` computes in FP16. Beside them: `qdq_view.py` (`number_quantizers`); and for each file that is
-written `output_formats.py` (NMS, DeepStream) and `take_bytes.py` (images as bytes); `for_openvino.py` (what OpenVINO's
-kernels want).
+rounded, and `to_half` computes in FP16. The pass `number_quantizers` is in `qdq_view.py`. Each file that is written
+also goes through passes of `output_formats.py` (NMS, DeepStream) and `take_bytes.py` (images as bytes), and a file for
+OpenVINO through those of `for_openvino.py`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Passes on the decoding behind the last convolutions: boxes from distributions (DFL), in fewer and smaller steps.
 
-Upstream's head transposes the distributions `[B, 4 * bins, anchors]`, takes their softmax and its mean, which is a
-distance to each side of a box in cells, and makes corners of these, then middle and size, then pixels. All behind the
-softmax is linear: one convolution computes middle and size from all four distributions at once, and an anchor's own
-point and stride follow. Nothing is transposed, and no shape is computed. Boxes and scores are joined apart.
+Upstream's head transposes the distributions `[B, 4 * bins, anchors]`, and computes the softmax and mean of each: the
+distance to a side of the box, in cells. From the distances it computes corners, from the corners middle and size, and
+then pixels. All steps after the softmax are linear. So here one convolution computes middle and size from the four
+distributions; then come the anchor's point and the stride. Nothing is transposed, and no shape is computed. Another
+pass joins boxes and scores separately.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class _Decoding(NamedTuple):
 
     distributions: str  # [B, 4 * bins, anchors]
     scope: str  # of DFL's convolution
-    values: np.ndarray  # those whose mean is a distance, float32 [bins]
+    values: np.ndarray  # distance that each bin stands for, float32 [bins]
     anchors: str  # their points in cells, [1, 2, anchors]
     strides: str  # pixels of a cell, [1, anchors]
     boxes: NodeProto  # its result is cx, cy, w, h in pixels
@@ -84,16 +85,20 @@ def _decoding(softmax: NodeProto, view: GraphView) -> _Decoding | None:
     if sizes is None or sizes.tolist() != [2, 2]:
         return None
     near, far = split.output
-    ends = _ends(view, near, far)
-    if ends is None:
+    steps = _steps_to_boxes(view, near, far)
+    if steps is None:
         return None
-    anchors, strides, boxes = ends
+    anchors, strides, boxes = steps
     scope = mean.name.rpartition("/")[0].strip("/")
     return _Decoding(reshape.input[0], scope, bins.ravel(), anchors, strides, boxes)
 
 
-def _ends(view: GraphView, near: str, far: str) -> tuple[str, str, NodeProto] | None:
-    """Anchors' points, strides and the node that gives boxes, for the distances to the near and to the far sides."""
+def _steps_to_boxes(view: GraphView, near: str, far: str) -> tuple[str, str, NodeProto] | None:
+    """Follow the distances to the near sides (left, top) and the far sides (right, bottom) to the node of the boxes.
+
+    Returns:
+        Names of the anchors' points and strides, and that node; None if the nodes between are not upstream's.
+    """
     low = _follower(view, near, "Sub")
     high = _follower(view, far, "Add")
     if low is None or high is None or low.input[1] != near:
@@ -151,13 +156,13 @@ def _follower(view: GraphView, tensor: str, kind: str) -> NodeProto | None:
 
 
 def _other(node: NodeProto, name: str) -> str:
-    """The input of a node with two that is not `name`."""
+    """The input beside `name` of a node with two inputs."""
     return str(node.input[1] if node.input[0] == name else node.input[0])
 
 
 @pure
 def separate_predictions(model: ModelProto) -> None:
-    """Join the levels' boxes and scores apart, instead of joining all first and splitting them again.
+    """Join the levels' boxes, and their scores, instead of joining all first and splitting them again.
 
     Upstream's head computes Concat(boxes, scores) a level → Reshape → Concat of levels → Split. On a GPU each of these
     is a copy of everything; taken apart, boxes and scores are copied once.

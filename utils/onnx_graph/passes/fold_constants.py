@@ -1,6 +1,6 @@
-"""Passes that reduce the number of nodes, of traces of torch's, which have no subgraphs (If, Loop).
+"""Passes that reduce the number of nodes of a graph from torch's exporter, which has no subgraphs (If, Loop).
 
-Constants and known sizes become initializers, identities go, and on demand onnxslim simplifies the graph.
+Constants and known sizes become initializers, identities are removed, and on demand onnxslim simplifies the graph.
 """
 
 from __future__ import annotations

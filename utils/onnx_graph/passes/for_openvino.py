@@ -51,7 +51,8 @@ def offset_activations(model: ModelProto) -> None:
         bound = bounds.get(quantizer.input[0], -np.inf)
         least[key] = min(least.get(key, 0.0), bound)
 
-    stored: dict[tuple[str, str], tuple[str, str]] = {}  # a node's scale, its group's → its new scale and zero point
+    # scales of a node and of its group → names of the node's new scale and zero point
+    stored: dict[tuple[str, str], tuple[str, str]] = {}
     for quantizer, readers in pairs:
         group = readers[0].input[1]
         for node in (quantizer, *readers):
@@ -165,7 +166,7 @@ def _is_silu(graph: QdqGraph, node: NodeProto) -> bool:
 def seven_bit_weights(model: ModelProto) -> None:
     """Quantize weights to -64..64 in place of -127..127, with scales twice as large.
 
-    The scales do not clip weights, as those of this project do not. Other integers, such as biases, stay.
+    It needs scales that do not clip weights, as this project's do not. Other integers, such as biases, stay.
     """
     view = GraphView(model)
     doubled: dict[str, str] = {}  # scale → the one in its place

@@ -1,8 +1,8 @@
 """Quantizers, their scales and the weights that they read: how they are stored, rounded and named.
 
-Equality of scales shows in the graph; a tensor has one QuantizeLinear and DequantizeLinear, since TensorRT computes all
-that are there; weights are whole multiples of their scales, so that every runtime computes with the integers of the
-training; an engine's layers carry the names of the tensors that are quantized.
+Equal scales become one initializer. A tensor has one QuantizeLinear and one DequantizeLinear, since TensorRT computes
+all that a graph has. Weights are whole multiples of their scales, so that every runtime computes with the integers of
+the training. An engine's layers carry the names of the tensors that are quantized.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from utils.onnx_graph.view import (
 
 @pure
 def share_scales(model: ModelProto) -> None:
-    """Let quantizers with equal scales (or zero points) read one initializer; torch's tensors of one become scalars.
+    """Let quantizers with equal scales (or zero points) read one initializer; one-element tensors become scalars.
 
     A one-element scale with an axis may belong to a weight with one output channel, and stays.
     """
@@ -59,8 +59,8 @@ def share_scales(model: ModelProto) -> None:
 def round_weights(model: ModelProto) -> None:
     """Store each quantized weight as the values that its quantizer gives in torch: whole multiples of its scale.
 
-    Weights halfway between two quantized values (half the largest weight is: 63.5) are rounded up by one library and
-    down by another, since torch multiplies by 1 / scale and ONNX divides by scale. On whole multiples all agree, so
+    Weights halfway between two quantized values (such as half the largest weight: 63.5) are rounded up by one library
+    and down by another, since torch multiplies by 1 / scale and ONNX divides by scale. On whole multiples all agree, so
     that every runtime computes with the integers that the network was trained with.
     """
     view = QdqGraph(model)
@@ -115,7 +115,7 @@ def merge_quantizers(model: ModelProto) -> None:
 def _computation(node: NodeProto, view: QdqGraph) -> tuple[object, ...] | None:
     """Key that is equal for nodes with equal results and equal quantizers of these.
 
-    None of a convolution, and of a node whose results are not quantized. Nodes with equal results whose scales differ
+    The key is None for a convolution, and for a node whose results are not quantized. Nodes whose scales differ
     have different keys: a tensor has one quantizer.
     """
     if not node.input or node.op_type in WEIGHTED:

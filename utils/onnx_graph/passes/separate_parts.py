@@ -37,7 +37,7 @@ class Cut:
 
 
 def separate_parts(model: ModelProto) -> ModelProto:
-    """Compute the parts of quantized results that are cut one by one, see above."""
+    """Compute each part of a quantized result by its own convolution, see the module's docstring."""
     view = QdqGraph(model)
     result = deepcopy(model)
     new_nodes: dict[str, list[NodeProto]] = {}  # in front of the node with this result
@@ -98,7 +98,7 @@ def _find(quantizer: NodeProto, view: QdqGraph) -> Cut | None:
 
 
 def quantized_convolution(quantizer: NodeProto, view: QdqGraph) -> Cut | None:
-    """The convolution whose result a quantizer rounds, in one part; None if its channels cannot be told apart."""
+    """The convolution whose result a quantizer rounds, not yet cut; None if its channels cannot be separated."""
     consumers = view.consumers(quantizer.output[0])
     if len(consumers) != 1 or np.ndim(view.array(quantizer.input[1])):  # a scale for each channel
         return None
@@ -180,7 +180,7 @@ def _split_sizes(split: NodeProto, count: int, view: QdqGraph) -> list[int] | No
 
 
 def compute_parts(cut: Cut, model: ModelProto, view: QdqGraph) -> list[NodeProto]:
-    """New nodes, named as before and numbered; their constants go into the model."""
+    """Return the nodes that compute the parts, with numbered names; their constants go into the model."""
     nodes = []
     for index, bounds in enumerate(pairwise(cut.bounds)):
         nodes += _compute_part(cut, index, bounds, model, view)
@@ -197,7 +197,7 @@ def _compute_part(cut: Cut, index: int, bounds: tuple[int, int], model: ModelPro
     names[quantizer.input[0]] = weight
     for name in conv.input[2:]:
         names[name] = f"{weight}/bias"
-    for node in cut.weights:  # equal parameters, perhaps by other names
+    for node in cut.weights:  # both have the same parameters, perhaps under other names
         names[node.input[1]] = f"{weight}/scale"
         names[node.input[2]] = f"{weight}/zero_point"
     start, end = bounds

@@ -1,12 +1,12 @@
 """The forms in which a file takes images, put in front of a graph that takes floats; pure, as all passes.
 
     float   images [B, 3, H, W] FP32 in 0..1, as it is traced
-    uint8   images [B, 3, H, W] or [B, H, W, 3], bytes: Cast and Transpose stand in front; 1/255 is in the scale of the
-            QuantizeLinear that reads them, and in a Mul for what else does
+    uint8   images [B, 3, H, W] or [B, H, W, 3], bytes: the graph begins with a Cast and, for NHWC, a Transpose. A
+            QuantizeLinear that reads the images divides by 255 with its scale; other nodes read them after a Mul
 
 Only a Cast to FP32 reads a byte input: TensorRT converts network inputs of UINT8 to floats and to nothing else
-("DataType" in its API reference). Of a Mul between that Cast and a QuantizeLinear TensorRT 8.6.0 makes one kernel with
-the quantizer, in which the factor is lost (docs/verify.md); so there is none.
+("DataType" in its API reference). TensorRT 8.6.0 fuses a Mul between that Cast and a QuantizeLinear with the quantizer,
+and loses the factor (docs/verify.md); so no Mul stands there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TO_NCHW = [0, 3, 1, 2]
 
 @pure
 def take_bytes(model: ModelProto, form: InputSpec) -> None:
-    """Let a graph take bytes, in the form's layout, where that is the form."""
+    """Let a graph take bytes in the layout of `form`; if `form` is floats, leave the graph as it is."""
     if form.kind != "uint8":
         return
     value = model.graph.input[0]
