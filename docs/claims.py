@@ -499,20 +499,41 @@ UNSIGNED = "ours, unsigned activations"  # a form of them that val_trt.py no lon
 
 
 def cpu_section(_: list[Result]) -> list[str]:
-    """Compare INT8 on CPUs with FP32 and with the peers, of each file of benchmarks/cpu.py."""
-    contents = [load(path) for path in sorted(FOLDER.glob("cpu-*.json"))]
+    """Compare INT8 of this project on CPUs with FP32 and BF16, of each file of benchmarks/cpu.py."""
+    contents = cpu_contents()
+    return cpu_table(contents, lambda row: row["runtime"] == "OpenVINO" and row["file"] in ("FP32", *OURS))
+
+
+def peers_section(_: list[Result]) -> list[str]:
+    """Compare INT8 of this project on CPUs with that of the peers, of each file of benchmarks/cpu.py that has peers."""
+    compared = [content for content in cpu_contents() if any(is_of_peer(row) for row in content["rows"])]
+    sentences = [sentence for content in compared for sentence in cpu_sentences(content)]
+    table = cpu_table(compared, lambda row: row["file"] != UNSIGNED and row["rest"] == "FP32")
+    return [*table, "", *sentences]
+
+
+def cpu_contents() -> list[dict[str, Any]]:
+    """The files of benchmarks/cpu.py, by name."""
+    return [load(path) for path in sorted(FOLDER.glob("cpu-*.json"))]
+
+
+def is_of_peer(row: dict[str, Any]) -> bool:
+    """Whether a row is of a file that another project quantized."""
+    return row["file"] not in ("FP32", UNSIGNED, *OURS)
+
+
+def cpu_table(contents: list[dict[str, Any]], is_shown: Callable[[dict[str, Any]], bool]) -> list[str]:
+    """A table of the rows that are shown; of INT8 files those with FP32 in the other layers, as val_trt.py runs them."""
     threads = sorted({count for content in contents for row in content["rows"] for count in row["times"]}, key=int)
     titles = ["model", "INT8 by", "runtime", "other layers", "AP − FP32", "agreement"]
     titles += [f"ms, {count} thread{'s' if count != '1' else ''}" for count in threads]
     lines: list[list[str]] = []
-    sentences: list[str] = []
     for content in contents:
         base, network = content["rows"][0], content["settings"]["network"]
-        # of INT8 files with FP32 in the other layers, as val_trt.py runs them
-        rows = [row for row in content["rows"] if row["file"] == "FP32" or row["rest"] == "FP32"]
-        lines += [cpu_line(network, row, base, threads) for row in rows if row["file"] != UNSIGNED]
-        sentences += cpu_sentences(content)
-    return [*markdown_table(titles, lines, titles[:4]), "", *sentences]
+        for row in content["rows"]:
+            if is_shown(row) and (row["file"] == "FP32" or row["rest"] == "FP32"):
+                lines.append(cpu_line(network, row, base, threads))
+    return markdown_table(titles, lines, titles[:4])
 
 
 def cpu_line(network: str, row: dict[str, Any], base: dict[str, Any], threads: Sequence[str]) -> list[str]:
@@ -568,6 +589,7 @@ SECTIONS: dict[str, Callable[[list[Result]], list[str]]] = {
     "durations": durations_section,
     "latency": latency_section,
     "cpu": cpu_section,
+    "cpu-peers": peers_section,
 }
 
 

@@ -30,6 +30,7 @@ PAGES = [
     ("last-convolutions", "docs/last-convolutions.md"),
     ("latency", "docs/benchmarks.md"),
     ("cpu", "docs/cpu-results.md"),
+    ("cpu-peers", "docs/cpu-peers.md"),
 ]
 
 
@@ -346,7 +347,7 @@ def test_int8_on_a_cpu_is_compared_with_fp32_and_with_peers(tmp_path, monkeypatc
     }  # fmt: skip
     (tmp_path / "cpu-a.json").write_text(json.dumps(content))
     monkeypatch.setattr(claims, "FOLDER", tmp_path)
-    assert claims.SECTIONS["cpu"](RESULTS) == [
+    assert claims.SECTIONS["cpu-peers"](RESULTS) == [
         "| model | INT8 by | runtime | other layers | AP − FP32 | agreement | ms, 1 thread |",
         "| --- | --- | --- | --- | ---: | ---: | ---: |",
         "| a net | – | OpenVINO | FP32 | AP 0.5000 | – | 12.0 (1.00×) |",
