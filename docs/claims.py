@@ -523,7 +523,7 @@ def is_of_peer(row: dict[str, Any]) -> bool:
 
 
 def cpu_table(contents: list[dict[str, Any]], is_shown: Callable[[dict[str, Any]], bool]) -> list[str]:
-    """A table of the rows that are shown; of INT8 files those with FP32 in the other layers, as val_trt.py runs them."""
+    """A table of the rows to show; of INT8 files those with FP32 in the other layers, as val_trt.py runs them."""
     threads = sorted({count for content in contents for row in content["rows"] for count in row["times"]}, key=int)
     titles = ["model", "INT8 by", "runtime", "other layers", "AP − FP32", "agreement"]
     titles += [f"ms, {count} thread{'s' if count != '1' else ''}" for count in threads]
