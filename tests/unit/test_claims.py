@@ -233,6 +233,7 @@ def test_every_file_and_every_row_is_read_once():
         "busy",
         "demo-cpu",
         "latency-h200",
+        "openvino-layers",
         "openvino-rewrites-t",
         "openvino-zero-points",
         "pruned-digits",
