@@ -234,6 +234,7 @@ def test_every_file_and_every_row_is_read_once():
         "demo-cpu",
         "latency-h200",
         "openvino-layers",
+        "openvino-repeated-quantizers",
         "openvino-rewrites-t",
         "openvino-zero-points",
         "pruned-digits",
