@@ -421,6 +421,8 @@ def test_boxes_without_an_area_are_counted(folder):
         ("0 0.5 0.5 0.4 0.4 0.4 0.4 1 0 0 0", True),
         ("0 0.5 0.5 0.4 0.4 0.4 0.4 1 0.5 0.5 1 0.6 0.6 1 0.6 0.4 1", True),
         ("0 0.5 0.5 0.4 0.4 0.1 0.4 1 0.6 0.6 1", False),  # a keypoint outside of the box: a polygon
+        ("0 0.5 0.5 0.1 0.4 0.35 0.4 1 0.5 0.6 1", False),  # beside a narrow box
+        ("0 0.5 0.5 0.4 0.1 0.4 0.35 1 0.6 0.5 1", False),  # above a flat one
         ("0 0 0 1 0 1 0.5 1 1 0 1", False),  # a polygon along the border
         ("0 0 0 0 1 0.5 1 1 1 1 0", False),
         ("0 0.1 0.1 0.5 0.2 0.5 0.6 0.3 0.6 0.1 0.6", False),

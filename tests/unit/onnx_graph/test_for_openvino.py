@@ -13,6 +13,7 @@ from utils.onnx_graph.passes.for_openvino import (
     offset_activations,
     seven_bit_weights,
 )
+from utils.onnx_graph.passes.quantizers import store_int8_weights
 from utils.onnx_graph.passes.take_bytes import take_bytes
 from utils.onnx_graph.qdq_view import QdqGraph
 
@@ -164,6 +165,24 @@ def test_a_quantizer_of_another_scale_stays(changed, stays):
     before = {node.name for node in QdqGraph(drop_repeated_quantizers(GOOD)).activations}
     after = {node.name for node in QdqGraph(drop_repeated_quantizers(editor.model)).activations}
     assert {name.removesuffix("/QuantizeLinear") for name in after - before} == stays
+
+
+def test_weights_of_7_bits_that_a_file_holds_as_integers_are_those_that_it_had_in_larger_steps():
+    before, after = store_int8_weights(GOOD), seven_bit_weights(store_int8_weights(GOOD))
+    weights = [QdqGraph(model) for model in (before, after)]
+    compared = 0
+    for conv in weights[0].of_type("Conv"):
+        pair = [graph.dequantizer(conv.input[1]) for graph in weights]
+        if None in pair:
+            continue
+        values = []
+        for graph, node in zip(weights, pair, strict=True):
+            integers, scale = graph.constant(node.input[0]), graph.constant(node.input[1])
+            assert np.abs(integers.astype(np.int16)).max() <= (64 if graph is weights[1] else 127)
+            values.append(integers * scale.reshape(-1, 1, 1, 1))
+        assert np.abs(values[1] - values[0]).max() <= weights[0].constant(pair[0].input[1]).max() * 1.0001
+        compared += 1
+    assert compared > 3
 
 
 def test_integers_of_a_bias_are_not_those_of_a_weight():
