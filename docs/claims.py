@@ -142,8 +142,9 @@ def last_convolutions_section(results: list[Result]) -> list[str]:
     for training in by_training(result for result in results if result.file == TEN_DETECTORS):
         cells: list[str] = []
         defaults = [select(training, "PTQ"), default_qat(training)]
-        pairs = [paired_runs(select(training, f"{state}{LAST_CONVOLUTIONS}"), runs)
-                 for state, runs in zip(("PTQ", "QAT"), defaults, strict=True)]  # fmt: skip
+        pairs = []
+        for state, default in zip(("PTQ", "QAT"), defaults, strict=True):
+            pairs.append(paired_runs(select(training, f"{state}{LAST_CONVOLUTIONS}"), default))
         for score in ("agreement", "ap"):
             for runs in pairs:
                 value, error = difference_of_runs(runs, score)
@@ -153,8 +154,10 @@ def last_convolutions_section(results: list[Result]) -> list[str]:
         lines.append([f"{training[0].name} ({len(pairs[0])})", *cells])
     sentences = []
     for title, values in zip(titles[1:], columns, strict=True):
-        of_sets = [mean(value for value, name in zip(values, sets, strict=True) if name == images)
-                   for images in dict.fromkeys(sets)]  # fmt: skip
+        of_set: dict[str, list[float]] = {}
+        for value, images in zip(values, sets, strict=True):
+            of_set.setdefault(images, []).append(value)
+        of_sets = [mean(of_images) for of_images in of_set.values()]
         sentences.append(f"- {title}, {len(values)} detectors: {over_trainings(values)}")
         sentences.append(f"- {title}, {len(of_sets)} sets: {over_trainings(of_sets)}")
     return [*markdown_table(titles, lines, titles[:1]), "", *sentences]
@@ -500,8 +503,13 @@ UNSIGNED = "ours, unsigned activations"  # a form of them that val_trt.py no lon
 
 def cpu_section(_: list[Result]) -> list[str]:
     """Compare INT8 of this project on CPUs with FP32 and BF16, of each file of benchmarks/cpu.py."""
-    contents = cpu_contents()
-    return cpu_table(contents, lambda row: row["runtime"] == "OpenVINO" and row["file"] in ("FP32", *OURS))
+
+    def is_shown(row: dict[str, Any]) -> bool:
+        """Whether a row is FP32 in OpenVINO, with any precision of its layers, or ours as val_trt.py runs it."""
+        is_ours = row["file"] in OURS and row["rest"] == "FP32"
+        return row["runtime"] == "OpenVINO" and (row["file"] == "FP32" or is_ours)
+
+    return cpu_table(cpu_contents(), is_shown)
 
 
 def peers_section(_: list[Result]) -> list[str]:
@@ -523,16 +531,14 @@ def is_of_peer(row: dict[str, Any]) -> bool:
 
 
 def cpu_table(contents: list[dict[str, Any]], is_shown: Callable[[dict[str, Any]], bool]) -> list[str]:
-    """A table of the rows to show; of INT8 files those with FP32 in the other layers, as val_trt.py runs them."""
+    """A table of the rows to show, with milliseconds for each number of threads."""
     threads = sorted({count for content in contents for row in content["rows"] for count in row["times"]}, key=int)
     titles = ["model", "INT8 by", "runtime", "other layers", "AP − FP32", "agreement"]
     titles += [f"ms, {count} thread{'s' if count != '1' else ''}" for count in threads]
     lines: list[list[str]] = []
     for content in contents:
         base, network = content["rows"][0], content["settings"]["network"]
-        for row in content["rows"]:
-            if is_shown(row) and (row["file"] == "FP32" or row["rest"] == "FP32"):
-                lines.append(cpu_line(network, row, base, threads))
+        lines += [cpu_line(network, row, base, threads) for row in content["rows"] if is_shown(row)]
     return markdown_table(titles, lines, titles[:4])
 
 
@@ -570,7 +576,7 @@ def cpu_sentences(content: dict[str, Any]) -> Iterator[str]:
         if ours["file"] not in OURS:
             continue
         for row in evaluated:
-            if row["file"] != "FP32" and not row["file"].startswith("ours") and row["rest"] == ours["rest"]:
+            if is_of_peer(row) and row["rest"] == ours["rest"]:
                 difference = with_error(ours["ap"] - row["ap"], paired_error(ours, row))
                 yield f"- {ours['file']}, minus {row['file']}, {ours['rest']} elsewhere: {difference}"
 

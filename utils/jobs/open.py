@@ -245,10 +245,12 @@ def openvino_form(model: ModelProto, device: str) -> tuple[ModelProto, str]:
         return model, "weights of 7 bits"
     if not is_quantized(model):
         return model, ""
-    if multiplies_exactly(device):
-        return drop_repeated_quantizers(model), ""
-    warn_once(logger, SEVEN_BITS_WARNING)
-    return drop_repeated_quantizers(seven_bit_weights(offset_activations(model))), "weights of 7 bits"
+    note = ""
+    if not multiplies_exactly(device):
+        warn_once(logger, SEVEN_BITS_WARNING)
+        model = seven_bit_weights(offset_activations(model))
+        note = "weights of 7 bits"
+    return drop_repeated_quantizers(model), note
 
 
 def torch_runner(network: Network, device: torch.device | str) -> Runner:
