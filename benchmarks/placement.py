@@ -116,7 +116,8 @@ def model_steps(model: Path, options: PlacementOptions, setup: Setup, folder: Pa
         with atomic_path(convolutions) as temporary:
             onnx.save(convolutions_only(onnx.load(whole)), temporary)
     interpreter = sys.executable if setup.no_engines else ENGINE_PYTHON
-    command = ["scripts/benchmark_trt.py", convolutions, ours, "--baseline", fp16, *setup.timing]
+    streams = [] if setup.no_engines else ["--max-aux-streams", "0"]  # of other engines 8.6 gives no times of layers
+    command = ["scripts/benchmark_trt.py", convolutions, ours, "--baseline", fp16, *streams, *setup.timing]
     command += ["--batch-size", *map(str, options.batch_size), "--project", folder, "--name", "times", "--exist-ok"]
     yield RunStep("times", command, folder / "times/benchmark.json", interpreter=interpreter)
     batches = () if setup.no_engines else options.batch_size

@@ -62,6 +62,7 @@ def build(
         module = tensorrt_api.installed_module(tensorrt_api.RTX) if config.targets else None
         api = tensorrt_api.load_tensorrt(module)
     gpu = tensorrt_api.gpu()
+    config = config.with_streams(api)
     decision = decide(file, api, gpu, config)
     log = api.log()
     builder = api.module.Builder(log)

@@ -12,8 +12,11 @@ from pydantic import Field, model_validator
 
 from utils.core.errors import InputError
 from utils.core.options import DeviceOptions, Options, height_width, option
-from utils.trt.tensorrt_api import BUILDER_OPTIONS
+from utils.trt.tensorrt_api import BUILDER_OPTIONS, Api
 
+# Auxiliary streams of a build without --max-aux-streams. TensorRT 8.6.0 uses none by itself; on an H200, engines with
+# two take less time (docs/benchmarks.md).
+AUX_STREAMS = 2
 Range = tuple[int, int, int]  # min, opt, max
 build_option = partial(option, group="building")
 
@@ -26,7 +29,9 @@ class BuildOptions(DeviceOptions):
         None, "0 to 5 (default: TensorRT's)", metavar="N"
     )
     max_aux_streams: Annotated[int, Field(ge=0, le=64)] | None = build_option(
-        None, "streams beside the main one that layers may be spread over (default: TensorRT's choice)", metavar="N"
+        None,
+        "streams beside the main one that layers may be spread over (default: 2; TensorRT-RTX: its choice)",
+        metavar="N",
     )
     version_compatible: bool = build_option(
         False, "an engine that the lean runtime of this version runs, too, which is slower"
@@ -86,6 +91,12 @@ class BuildConfig(BuildOptions):
         if self.sources_off:
             options["tactic_sources_off"] = self.sources_off
         return options
+
+    def with_streams(self, api: Api) -> BuildConfig:
+        """Return the config with the number of auxiliary streams that `api` builds for it; TensorRT-RTX chooses it."""
+        if self.max_aux_streams is not None or api.is_rtx:
+            return self
+        return self.model_copy(update={"max_aux_streams": AUX_STREAMS})
 
     @model_validator(mode="after")
     def _ranges_ascend(self) -> BuildConfig:

@@ -79,7 +79,7 @@ def is_current(engine: Path, onnx: Path, api: Api, gpu: Gpu | None, config: Buil
     if note.typing == "weak" and (note.precision == "fp32") != (config.precision == "fp32"):
         return False
     if config.tune is None:
-        return not note.tuning and dict(note.options) == config.options
+        return not note.tuning and dict(note.options) == config.with_streams(api).options
     tuned = note.tuning.get("complete") and note.tuning["minutes"] >= config.tune
     return bool(tuned and note.tuning["given"] == config.options)
 

@@ -113,8 +113,10 @@ def inspect_engine(engine: Path, *, batch: int | None = None, draw: bool = False
     title = f"{engine.name}: {shape}, {api}, {gpu.name if gpu else 'no GPU'}"
     summary = report_layers(layers, title, engine, precision=execution.note.precision, draw=draw)
     if summary.total_ms is None:
-        fewer = f"; an engine built with --max-aux-streams 0, and not {streams}, may have times" if streams else ""
-        logger.info("no times: %s measured no layers%s", api, fewer)
+        remedy = ""
+        if streams:
+            remedy = f" of an engine with auxiliary streams ({streams}); --max-aux-streams 0 builds one without"
+        logger.info("no times: %s measured no layers%s", api, remedy)
 
 
 def report_layers(

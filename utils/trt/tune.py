@@ -21,10 +21,10 @@ from tqdm import tqdm
 from utils.core.errors import InputError, QatError
 from utils.core.files import write_bytes
 from utils.core.logging import log_level
-from utils.core.text import aligned
+from utils.core.text import aligned, plural
 from utils.trt import tensorrt_api
 from utils.trt.build import build, cache_path
-from utils.trt.build_options import BuildConfig
+from utils.trt.build_options import AUX_STREAMS, BuildConfig
 from utils.trt.engine_file import EngineNote
 from utils.trt.onnx_file import OnnxFile
 from utils.trt.preflight import decide
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 # In the order in which they are tried; None is TensorRT's own, level 3. Builds with 5 streams did not end in minutes.
 LEVELS: tuple[int | None, ...] = (None, 2, 4, 5)
-STREAMS: tuple[int | None, ...] = (None, 2, 3, 1)
+STREAMS = (AUX_STREAMS, 3, 1, 0)
 # Only where builds can be stopped: one of gelan-c (TensorRT 8.6.0, H200) had not ended after 7 minutes.
 SLOW_STREAMS = (4,)
 TITLES = ("built with", "built in", "ms", "")
@@ -72,7 +72,7 @@ class _Candidate:
         if self.config.optimization_level is not None:
             words.append(f"level {self.config.optimization_level}")
         if self.config.max_aux_streams is not None:
-            words.append(f"{self.config.max_aux_streams} streams")
+            words.append(plural(self.config.max_aux_streams, "stream"))
         return ", ".join(words) or "TensorRT's own"
 
     def row(self, remark: str) -> tuple[str, str, str, str]:
@@ -106,7 +106,7 @@ def tune(onnx: Path, engine: Path, config: BuildConfig, api: Api | None = None) 
         InputError, QatError: see `build.build`; or there is nothing to try, or the requested engine cannot be timed.
     """
     levels = LEVELS if config.optimization_level is None else (config.optimization_level,)
-    streams = STREAMS if config.max_aux_streams is None else (config.max_aux_streams,)
+    streams: tuple[int, ...] = STREAMS if config.max_aux_streams is None else (config.max_aux_streams,)
     if len(levels) == 1 and len(streams) == 1:
         raise InputError("--tune has nothing to try; leave out --optimization-level or --max-aux-streams")
     api = api or tensorrt_api.load_tensorrt()
@@ -114,7 +114,8 @@ def tune(onnx: Path, engine: Path, config: BuildConfig, api: Api | None = None) 
         streams += SLOW_STREAMS
     decide(OnnxFile.read(onnx), api, tensorrt_api.gpu(), config)  # refuses what a build would refuse
     cache = cache_path(engine, config, api.name, tensorrt_api.gpu())
-    base = config.model_copy(update={"tune": None, "progress": False, "timing_cache": str(cache or "")})
+    fixed = {"tune": None, "progress": False, "timing_cache": str(cache or "")}
+    base = config.with_streams(api).model_copy(update=fixed)
     deadline = time.monotonic() + 60 * (config.tune or 0.0)
     engine.parent.mkdir(parents=True, exist_ok=True)
     candidates: list[_Candidate] = []

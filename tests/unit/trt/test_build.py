@@ -182,7 +182,8 @@ def test_what_is_written(file, tmp_path, monkeypatch, caplog):
     api = stand_in(monkeypatch, "10.3.0.5")
     note = build(file, tmp_path / "out/a.engine", QUIET)
     assert note == EngineNote.load(tmp_path / "out/a.engine")
-    assert (note.api, note.gpu, note.metadata, note.options) == ("TensorRT 10.3.0", GPU.name, METADATA, {})
+    assert (note.api, note.gpu, note.metadata) == ("TensorRT 10.3.0", GPU.name, METADATA)
+    assert note.options == {"max_aux_streams": 2}
     assert note.warnings == ("a warning about this network",)
     assert "a warning about this network" in caplog.text
     assert ("workspace", int(GPU.free * 0.75)) in api.module.calls
@@ -191,6 +192,9 @@ def test_what_is_written(file, tmp_path, monkeypatch, caplog):
     one = (tmp_path / "out/a.engine", file, api)
     assert is_current(*one, GPU, QUIET)
     assert not is_current(*one, GPU._replace(name=f"{GPU.name} Ti"), QUIET)
+    assert not is_current(*one, GPU, QUIET.model_copy(update={"max_aux_streams": 0}))
+    dataclasses.replace(note, options={}).save(tmp_path / "out/a.engine")  # as builds without streams wrote it
+    assert not is_current(*one, GPU, QUIET)
 
 
 def test_timing_cache_is_read_and_written(file, tmp_path, monkeypatch, caplog):
@@ -210,19 +214,19 @@ def test_timing_cache_is_read_and_written(file, tmp_path, monkeypatch, caplog):
 @pytest.mark.parametrize(
     ("version", "options", "flags", "expected"),
     [
-        ("8.6.0", {}, set(), "None 3 -1"),
+        ("8.6.0", {}, set(), "None 3 2"),
         ("8.6.0", {"optimization_level": 2, "max_aux_streams": 0, "hardware_compatible": "ampere+"}, set(),
          "AMPERE_PLUS 2 0"),
         ("10.9.0", {"version_compatible": True, "strip_weights": True, "hardware_compatible": "same-cc"},
          {"EXCLUDE_LEAN_RUNTIME", "REFIT_IDENTICAL", "STRIP_PLAN", "VERSION_COMPATIBLE"},
-         "SAME_COMPUTE_CAPABILITY 3 -1"),
+         "SAME_COMPUTE_CAPABILITY 3 2"),
     ],
 )  # fmt: skip
 def test_options_reach_the_builder_and_the_note(file, tmp_path, monkeypatch, version, options, flags, expected):
     api, seen = stand_in(monkeypatch, version), []
     api.module.ticks = lambda setup: seen.append(setup) or 0
     note = build(file, tmp_path / "a.engine", config(**options))
-    assert (note.options, {*last(api, "build")}) == (options, {"FP16", *flags})
+    assert (note.options, {*last(api, "build")}) == ({"max_aux_streams": 2} | options, {"FP16", *flags})
     names = ("hardware_compatibility_level", "builder_optimization_level", "max_aux_streams")
     values = [getattr(seen[0], name, None) for name in names]
     assert " ".join(getattr(value, "name", str(value)) for value in values) == expected
@@ -233,7 +237,7 @@ def test_tactic_sources_switched_off(file, tmp_path, monkeypatch):
     api = stand_in(monkeypatch)
     note = build(file, tmp_path / "a.engine", config(tactic_sources_off=["CUDNN", "CUBLAS", "cublas_lt"], workspace=3))
     assert last(api, "workspace") == 3 << 20
-    assert note.options == {"tactic_sources_off": ["CUBLAS", "CUBLAS_LT", "CUDNN"]}
+    assert note.options["tactic_sources_off"] == ["CUBLAS", "CUBLAS_LT", "CUDNN"]
     assert last(api, "tactic_sources") == 0b11000
     with pytest.raises(InputError, match="CUBLASS"):
         build(file, tmp_path / "a.engine", config(tactic_sources_off=["CUBLASS"]))
