@@ -33,6 +33,7 @@ from typing import Any
 from utils.core.score import Resampled, difference_error
 
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks/results"
+STREAMS = "streams-h200"
 PHOTOGRAPHS, QAT_STEPS, BY_DEFAULT, LATENCY = "photographs-h200", "qat-steps-h200", "defaults-h200", "latency-h200"
 TEN_DETECTORS = "detectors-h200"
 REPORTS = ("cards-h200", "cells-h200", "garbage-h100", "garbage-h200", "robots-h200", "cells-yolov9-t", TEN_DETECTORS)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from documentation import ROOT
 
-from docs import claims, measured
+from docs import claims, claims_cpu, measured
 from utils.core.errors import InputError
 from utils.reports.schema import Report, Row
 from utils.reports.tables import cells, stage_name, terminal_table
@@ -29,6 +29,8 @@ PAGES = [
     ("long", "docs/methods-and-steps.md"),
     ("last-convolutions", "docs/last-convolutions.md"),
     ("latency", "docs/benchmarks.md"),
+    ("streams", "docs/benchmarks.md"),
+    ("forms", "docs/last-convolutions.md"),
     ("cpu", "docs/cpu-results.md"),
     ("cpu-peers", "docs/cpu-peers.md"),
 ]
@@ -69,6 +71,13 @@ PROSE = [
     ("last-convolutions", r"AP, PTQ, 6 sets: (\S+ ± \S+), ", "docs/last-convolutions.md"),
     ("last-convolutions", r"AP, QAT, 10 detectors: (\S+ ± \S+), ", "docs/last-convolutions.md"),
     ("last-convolutions", r"AP, QAT, 6 sets: (\S+ ± \S+), ", "docs/last-convolutions.md"),
+    ("cpu-peers", r"(?s)gelan-s, cells 640.*?minus the simulation, FP32 elsewhere: (\S+ ± \S+)", "docs/cpu-results.md"),
+    ("cpu-peers", r"(?s)gelan-t, cells 640.*?minus the simulation, FP32 elsewhere: (\S+ ± \S+)", "docs/cpu-results.md"),
+    (
+        "cpu-peers",
+        r"(?s)gelan-t, cells 640.*?- ours, minus NNCF MIXED, decoding in FP32, FP32 elsewhere: -(\S+ ± \S+)",
+        "docs/cpu-peers.md",
+    ),
     ("long", r"litter, box term times 3 minus times 1: AP (\S+ ± \S+), ", "docs/methods-and-steps.md"),
     ("rates", r"(\d+) differences of agreement", "docs/qat.md"),
     ("rates", r"of agreement to the default, (\d+) of them", "docs/qat.md"),
@@ -240,7 +249,9 @@ def test_every_file_and_every_row_is_read_once():
         "pruned-digits",
         "pruned-t",
         "setup",
+        "streams-h200",
         "thresholds-h200",
+        "video-h200",
     )
     files = {path.stem for path in measured.FOLDER.glob("*.json")}
     files = {name for name in files if name not in others and not name.startswith("cpu-")}
@@ -343,19 +354,20 @@ def test_int8_on_a_cpu_is_compared_with_fp32_and_with_peers(tmp_path, monkeypatc
         rows.append(row)
     rows[-1]["agreement"] = 0.0
     rows.append({"file": "FP32", "runtime": "ONNX Runtime", "rest": "FP32", "times": {}})
+    rows.append({"file": "theirs", "runtime": "ONNX Runtime", "rest": "FP32", "times": {}})
     content = {
         "settings": {"network": "a net", "imgsz": [320, 416]}, "rows": rows, "date": "2026-11-28", "images": 7,
         "machine": {"openvino": "a Xeon", "instructions": ["avx2"]}, "software": {"openvino": "1.2"},
     }  # fmt: skip
     (tmp_path / "cpu-a.json").write_text(json.dumps(content))
-    monkeypatch.setattr(claims, "FOLDER", tmp_path)
+    monkeypatch.setattr(claims_cpu, "FOLDER", tmp_path)
     assert claims.SECTIONS["cpu-peers"](RESULTS) == [
-        "| model | INT8 by | runtime | other layers | AP − FP32 | agreement | ms, 1 thread |",
-        "| --- | --- | --- | --- | ---: | ---: | ---: |",
-        "| a net | – | OpenVINO | FP32 | AP 0.5000 | – | 12.0 (1.00×) |",
-        "| a net | ours | OpenVINO | FP32 | -0.0300 ± 0.0141 | 0.9600 | 6.0 (2.00×) |",
-        "| a net | NNCF | OpenVINO | FP32 | -0.0400 ± 0.0212 | 0.0000 | 4.0 (3.00×) |",
-        "| a net | – | ONNX Runtime | FP32 | not measured | – | not measured |",
+        "| model | INT8 by | other layers | AP − FP32 | agreement | ms, 1 thread |",
+        "| --- | --- | --- | ---: | ---: | ---: |",
+        "| a net | – | FP32 | AP 0.5000 | – | 12.0 (1.00×) |",
+        "| a net | ours | FP32 | -0.0300 ± 0.0141 | 0.9600 | 6.0 (2.00×) |",
+        "| a net | NNCF | FP32 | -0.0400 ± 0.0212 | 0.0000 | 4.0 (3.00×) |",
+        "| a net | theirs (ONNX Runtime) | FP32 | not measured | – | not measured |",
         "",
         "a net, 320×416: 7 images, a Xeon (avx2), openvino 1.2, 2026-11-28; medians, batch size 1, all in turns.",
         "- ours, minus NNCF, FP32 elsewhere: +0.0100 ± 0.0071",
