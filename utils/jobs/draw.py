@@ -17,9 +17,9 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import count, cycle, groupby
+from itertools import count, groupby
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
@@ -29,7 +29,6 @@ import cv2
 import numpy as np
 from tqdm import tqdm
 
-from utils.core.cpu import cpu_cores
 from utils.core.errors import DataError, QatError
 from utils.core.files import atomic_path, refuse_overwrite, write_bytes
 from utils.core.tasks import DISPLAY_CONF, DISPLAY_IOU
@@ -48,8 +47,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DEPTH = 2  # images between two threads
-CORES_OF_A_READER = 4  # each thread that reads image files has so many; two decode as fast as a GPU detects
-READERS = 4  # such threads, at most
 PATIENCE = 1.0  # seconds that a reader may still take when nobody wants more, such as a camera that gives no frame
 END: Any = object()  # behind the last item
 Item = TypeVar("Item")
@@ -152,8 +149,8 @@ class VideoForm(NamedTuple):
 class Show:
     """Sources on their way from the file to the drawing.
 
-    A thread reads and letterboxes a video, and up to `READERS` image files; this one detects, one draws and writes, and
-    one encodes videos; `DEPTH` images may lie between two of them.
+    A thread reads and letterboxes, this one detects, one draws and writes, and one encodes videos; `DEPTH` images may
+    lie between two of them.
 
     Attributes:
         targets: drawings to be made.
@@ -183,20 +180,12 @@ class Show:
         self._counts = Counter[str]()  # objects of each class in the current source
         self._images = 0
         self._began: float | None = None  # when the network was warm
-        self._seconds: dict[str, float] = defaultdict(float)  # of each stage, the sum over its threads
-        self._lock = threading.Lock()  # of these seconds
+        self._seconds: dict[str, float] = defaultdict(float)  # of each stage, which one thread writes
 
     def images(self, pairs: Iterable[tuple[str, Path]]) -> None:
         """Draw on image files, given with their drawings."""
-        files = list(pairs)
-        readers = min(max(cpu_cores() // CORES_OF_A_READER, 1), READERS)
-        with ExitStack() as stack:
-            turns = []
-            for first in range(readers):
-                reader = Ahead(self._read_images(files[first::readers]), DEPTH)
-                turns.append(stack.enter_context(reader))
-            writer = stack.enter_context(Behind(self._write_image, DEPTH))
-            for frame in in_turns(turns):
+        with Ahead(self._read_images(pairs), DEPTH) as frames, Behind(self._write_image, DEPTH) as writer:
+            for frame in frames:
                 if isinstance(frame, Frame):
                     writer.put(self._detect(frame))
                 else:
@@ -370,9 +359,7 @@ class Show:
         try:
             yield
         finally:
-            seconds = time.perf_counter() - began
-            with self._lock:
-                self._seconds[stage] += seconds
+            self._seconds[stage] += time.perf_counter() - began
 
 
 def form_of(video: cv2.VideoCapture) -> VideoForm:
@@ -389,19 +376,6 @@ def frames_in(path: Path) -> int:
     with suppress(DataError), open_video(str(path)) as video:
         return int(video.get(cv2.CAP_PROP_FRAME_COUNT))
     return 0
-
-
-def in_turns(iterators: Sequence[Iterator[Item]]) -> Iterator[Item]:
-    """Yield the next item of each iterator in turns, until the one whose turn it is has no more.
-
-    >>> list(in_turns([iter("ad"), iter("be"), iter("c")]))
-    ['a', 'b', 'c', 'd', 'e']
-    """
-    for iterator in cycle(iterators):
-        item = next(iterator, END)
-        if item is END:
-            return
-        yield item
 
 
 class Ahead(Generic[Item]):

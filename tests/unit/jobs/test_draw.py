@@ -18,7 +18,7 @@ from known_masks import KnowingMasks, write_outlined_set
 
 from utils.core.errors import DataError, InputError, QatError
 from utils.jobs import draw
-from utils.jobs.draw import DEPTH, Ahead, Behind, in_turns, show
+from utils.jobs.draw import DEPTH, Ahead, Behind, show
 from utils.jobs.sources import find_sources
 from utils.jobs.visualize import Artist
 from utils.runners.pytorch import TorchRunner
@@ -109,22 +109,6 @@ def test_a_reader_that_hangs_is_not_waited_for(monkeypatch):
         assert next(ahead) == 1
     assert time.monotonic() - began < 10
     goes_on.set()
-
-
-def test_items_are_taken_in_turns_and_an_error_comes_in_its_turn():
-    def failing():
-        yield "c"
-        raise DataError("fourth")
-
-    def take():
-        with Ahead(iter("be"), 2) as first, Ahead(failing(), 2) as second:
-            for item in in_turns([first, second]):
-                taken.append(item)
-
-    taken = []
-    with pytest.raises(DataError, match="fourth"):
-        take()
-    assert taken == ["b", "c", "e"]
 
 
 def test_work_behind_is_in_order_and_at_most_so_many_items_wait_for_it():
@@ -227,9 +211,7 @@ def texts_of(folder):
     return {path.name: path.read_text() for path in sorted((folder / "labels").iterdir())}
 
 
-@pytest.mark.parametrize("cores", [1, 12])  # one thread reads images, or three
-def test_drawings_are_those_of_one_image_after_the_other(artist, sources, tmp_path, monkeypatch, cores):
-    monkeypatch.setattr("utils.jobs.draw.cpu_cores", lambda: cores)
+def test_drawings_are_those_of_one_image_after_the_other(artist, sources, tmp_path):
     paths = find_sources([str(sources)])
     assert [Path(path).suffix for path in paths].index(".avi") not in (0, len(paths) - 1)
     out = tmp_path / "out"
