@@ -116,7 +116,7 @@ def model_steps(model: Path, options: PlacementOptions, setup: Setup, folder: Pa
         with atomic_path(convolutions) as temporary:
             onnx.save(convolutions_only(onnx.load(whole)), temporary)
     interpreter = sys.executable if setup.no_engines else ENGINE_PYTHON
-    streams = [] if setup.no_engines else ["--max-aux-streams", "0"]  # of other engines 8.6 gives no times of layers
+    streams = [] if setup.no_engines else ["--max-aux-streams", "0"]  # TensorRT 8.6 times layers only so
     command = ["scripts/benchmark_trt.py", convolutions, ours, "--baseline", fp16, *streams, *setup.timing]
     command += ["--batch-size", *map(str, options.batch_size), "--project", folder, "--name", "times", "--exist-ok"]
     yield RunStep("times", command, folder / "times/benchmark.json", interpreter=interpreter)

@@ -50,7 +50,7 @@ def is_of_peer(row: dict[str, Any]) -> bool:
 def cpu_table(contents: list[dict[str, Any]], is_shown: Callable[[dict[str, Any]], bool]) -> list[str]:
     """A table of the rows to show, with milliseconds for each number of threads."""
     threads = sorted({count for content in contents for row in content["rows"] for count in row["times"]}, key=int)
-    titles = ["model", "INT8 by", "other layers", "AP − FP32", "agreement"]
+    titles = ["model", "INT8 by", "layers not in INT8", "AP − FP32", "agreement"]
     titles += [f"ms, {count} thread{'s' if count != '1' else ''}" for count in threads]
     lines: list[list[str]] = []
     for content in contents:

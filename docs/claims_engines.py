@@ -46,8 +46,16 @@ class EnginePair(NamedTuple):
 
 def streams_section(_: list[Result]) -> list[str]:
     """Compare engines with auxiliary streams to engines without, of each model, batch size and precision."""
-    titles = ["model, batch size, precision", "auxiliary streams", "builds", "ms without", "ms with", "time"]
-    pairs = [pair for pair in engine_pairs() if pair.changed["form"] == pair.base["form"] and pair.changed["streams"]]
+    titles = [
+        "model, batch size, precision",
+        "streams",
+        "builds",
+        "timings",
+        "ms, 0 streams",
+        "ms, with streams",
+        "change of time",
+    ]
+    pairs = [pair for pair in engine_pairs() if pair.changed["form"] == pair.base["form"]]
     lines = []
     for (network, batch, precision, streams), group in grouped(pairs).items():
         lines.append([f"{network}, {batch}, {precision}", str(streams), *cells_of(group)])
@@ -56,7 +64,16 @@ def streams_section(_: list[Result]) -> list[str]:
 
 def forms_section(_: list[Result]) -> list[str]:
     """Compare INT8 engines whose recipes leave layers in FP16 with those of the default recipe."""
-    titles = ["model, batch size", "recipe", "auxiliary streams", "builds", "ms by default", "ms", "time"]
+    titles = [
+        "model, batch size",
+        "recipe",
+        "streams",
+        "builds",
+        "timings",
+        "ms, default recipe",
+        "ms",
+        "change of time",
+    ]
     pairs = [pair for pair in engine_pairs() if pair.changed["form"] != pair.base["form"]]
     lines = []
     for (network, batch, form, streams), group in grouped(pairs).items():
@@ -65,9 +82,10 @@ def forms_section(_: list[Result]) -> list[str]:
 
 
 def engine_pairs() -> Iterator[EnginePair]:
-    """Yield each engine with auxiliary streams or a changed recipe, and the plain engine it is compared with.
+    """Yield each engine with auxiliary streams or a changed recipe, and the engine it is compared with.
 
-    That has the same build and sitting; where streams are changed, none, and where the recipe is, as many streams.
+    Both were built with one timing cache and timed in one sitting. An engine with streams is compared with the same
+    form without; an engine of another recipe with the INT8 engine of as many streams.
     """
     for sitting in load(FOLDER / f"{STREAMS}.json")["sittings"]:
         plain = {(row["form"], row["streams"], row["build"]): row for row in sitting["rows"] if row["form"] in PLAIN}
@@ -91,7 +109,7 @@ def grouped(pairs: Iterable[EnginePair]) -> dict[tuple[str, int, str, int], list
 
 
 def cells_of(group: Sequence[EnginePair]) -> list[str]:
-    """Return the number of builds, the means of the medians without and with the change, and their differences."""
+    """Return the numbers of builds and timings, mean medians in ms without and with the change, and differences."""
     builds = {pair.base["build"] for pair in group}
     before = mean([pair.base["ms"]["median"] for pair in group])
     after = mean([pair.changed["ms"]["median"] for pair in group])
@@ -99,4 +117,4 @@ def cells_of(group: Sequence[EnginePair]) -> list[str]:
     span = f"{percents[0]:+.1f} %"
     if len(percents) > 1:
         span = f"{percents[0]:+.1f} to {percents[-1]:+.1f} %"
-    return [str(len(builds)), f"{before:.3f}", f"{after:.3f}", span]
+    return [str(len(builds)), str(len(group)), f"{before:.3f}", f"{after:.3f}", span]

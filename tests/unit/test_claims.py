@@ -362,7 +362,7 @@ def test_int8_on_a_cpu_is_compared_with_fp32_and_with_peers(tmp_path, monkeypatc
     (tmp_path / "cpu-a.json").write_text(json.dumps(content))
     monkeypatch.setattr(claims_cpu, "FOLDER", tmp_path)
     assert claims.SECTIONS["cpu-peers"](RESULTS) == [
-        "| model | INT8 by | other layers | AP − FP32 | agreement | ms, 1 thread |",
+        "| model | INT8 by | layers not in INT8 | AP − FP32 | agreement | ms, 1 thread |",
         "| --- | --- | --- | ---: | ---: | ---: |",
         "| a net | – | FP32 | AP 0.5000 | – | 12.0 (1.00×) |",
         "| a net | ours | FP32 | -0.0300 ± 0.0141 | 0.9600 | 6.0 (2.00×) |",

@@ -394,5 +394,5 @@ def read_profile(path: str | Path) -> Profile:
         expected = "expected ENGINE.layers.json, as scripts/inspect_engine.py writes it"
         raise InputError(f"--profile {path}: {error}; {expected}") from error
     if sum(ms for _, ms in profile) <= 0:
-        raise InputError(f"--profile {path} contains no layer times; take an engine built with --max-aux-streams 0")
+        raise InputError(f"--profile {path} contains no layer times; write it for an engine of --max-aux-streams 0")
     return profile

@@ -72,7 +72,7 @@ class _Candidate:
         if self.config.optimization_level is not None:
             words.append(f"level {self.config.optimization_level}")
         if self.config.max_aux_streams is not None:
-            words.append(plural(self.config.max_aux_streams, "stream"))
+            words.append(plural(self.config.max_aux_streams, "auxiliary stream"))
         return ", ".join(words) or "TensorRT's own"
 
     def row(self, remark: str) -> tuple[str, str, str, str]:
@@ -106,7 +106,7 @@ def tune(onnx: Path, engine: Path, config: BuildConfig, api: Api | None = None) 
         InputError, QatError: see `build.build`; or there is nothing to try, or the requested engine cannot be timed.
     """
     levels = LEVELS if config.optimization_level is None else (config.optimization_level,)
-    streams: tuple[int, ...] = STREAMS if config.max_aux_streams is None else (config.max_aux_streams,)
+    streams: tuple[int | None, ...] = STREAMS if config.max_aux_streams is None else (config.max_aux_streams,)
     if len(levels) == 1 and len(streams) == 1:
         raise InputError("--tune has nothing to try; leave out --optimization-level or --max-aux-streams")
     api = api or tensorrt_api.load_tensorrt()
@@ -116,6 +116,8 @@ def tune(onnx: Path, engine: Path, config: BuildConfig, api: Api | None = None) 
     cache = cache_path(engine, config, api.name, tensorrt_api.gpu())
     fixed = {"tune": None, "progress": False, "timing_cache": str(cache or "")}
     base = config.with_streams(api).model_copy(update=fixed)
+    if base.max_aux_streams is None:  # TensorRT-RTX chooses it
+        streams = (None, *streams)
     deadline = time.monotonic() + 60 * (config.tune or 0.0)
     engine.parent.mkdir(parents=True, exist_ok=True)
     candidates: list[_Candidate] = []

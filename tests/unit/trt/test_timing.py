@@ -193,7 +193,9 @@ def test_the_fastest_of_streams_and_levels_is_found_and_kept(bench, caplog, caps
     assert builds.caches == {str(engine.with_name("Fake-GPU-TensorRT-8.6.0.timing.cache"))}
     assert "engine/s" not in capsys.readouterr().err  # no progress bar
     assert [word in caplog.text for word in ("as requested, again", "  kept")] == [True, True]
-    assert "level 4, 1 stream: 11.3% less time than with the requested options; the noise is 0.0%" in caplog.text
+    assert (
+        "level 4, 1 auxiliary stream: 11.3% less time than with the requested options; the noise is 0.0%" in caplog.text
+    )
     assert sorted(path.name for path in engine.parent.glob("*a.*")) == ["a.engine", "a.engine.json", "a.onnx"]
     execution = Execution(engine, tensorrt_api.load_tensorrt(), CPU)  # the one that was measured
     assert execution.engine.num_aux_streams == 1
@@ -209,6 +211,14 @@ def test_builds_that_may_not_end_are_tried_only_where_they_can_be_stopped(bench,
     assert {one.get("max_aux_streams") for one in builds.options} == streams
 
 
+def test_tensorrt_rtx_chooses_streams_by_itself_in_one_candidate_of_each_level(bench, monkeypatch):
+    onnx, engine = bench(lambda n, level: 100)
+    monkeypatch.setattr(tensorrt_api.Api, "is_rtx", True)
+    builds = Builds()
+    tuned(onnx, engine, CONFIG.model_copy(update={"optimization_level": 2}), builds)
+    assert [one.get("max_aux_streams") for one in builds.options] == [None, None, 2, 3, 1, 0]
+
+
 def test_within_the_noise_nothing_changes(bench, caplog):
     """Two builds of the same options are 6 % apart; a candidate that is 4 % faster may be just another such build."""
     caplog.set_level("INFO")
@@ -216,7 +226,9 @@ def test_within_the_noise_nothing_changes(bench, caplog):
     onnx, engine = bench(lambda n, level: {2: 100 + 6 * (next(count) % 2)}.get(n, 96))
     note = tuned(onnx, engine, CONFIG.model_copy(update={"optimization_level": 3}))
     assert note.options == {"optimization_level": 3, "max_aux_streams": 2}
-    assert "level 3, 2 streams: 0.0% less time than with the requested options; the noise is 5.9%" in caplog.text
+    assert (
+        "level 3, 2 auxiliary streams: 0.0% less time than with the requested options; the noise is 5.9%" in caplog.text
+    )
 
 
 def test_a_build_that_fails_is_a_row_and_only_what_fits_the_time_begins(bench):
