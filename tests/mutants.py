@@ -8,7 +8,7 @@ cosmic-ray says what can be mutated; places are drawn at random, as many in each
 mutant meets the files of unit and contract tests that run its line (measured first, with coverage), the quickest first,
 as many as take `--limit` seconds without the mutant, until a test fails. Golden and integration tests do not take part.
 Results go to --output, and as text beside it; a run that was stopped goes on. `tests/mutants/` holds those of the suite
-before and after it was halved.
+before and after it was halved, and after the code was unfolded.
 """
 
 import argparse

@@ -24,7 +24,7 @@ from torch import nn
 
 from models.quantize import calibration, modules, placement, rules
 from models.quantize.calibration import Histogram, Statistics
-from models.quantize.fake_quantize import quantizers, representable
+from models.quantize.fake_quantize import TensorQuantizer, quantizers, representable
 from models.quantize.flow import export_mode
 from models.quantize.recipe import Calibration, Recipe
 from utils.core.errors import QatError, RecipeError
@@ -311,6 +311,37 @@ def of_tensors(*tensors: torch.Tensor) -> Statistics:
 def squared_error(values: np.ndarray, amax: float) -> float:
     scale = amax / 127
     return float(np.mean((np.clip(np.round(values / scale), -128, 127) * scale - values) ** 2))
+
+
+def test_weights_of_7_bits_keep_the_clipping_of_8_and_double_the_scale():
+    network, _ = placed(chain())
+    found = modules.quantized_weights(network)
+    assert len(found) > 1
+    amax = {path: quantizer.amax.clone() / 2 for path, (_, quantizer) in found.items()}
+    for path, (_, quantizer) in found.items():
+        quantizer.set_amax(amax[path])  # so that half of the largest weights are clipped
+    modules.limit_weights_to_7_bits(network)
+    for path, (convolution, quantizer) in found.items():
+        assert torch.equal(quantizer.amax, 2 * amax[path])
+        assert (convolution.weight.abs() <= amax[path]).all()
+
+
+@pytest.mark.parametrize(("method", "clipped"), [("percentile", 1), ("max", 0)])
+def test_ranges_that_the_median_image_limits_are_counted(caplog, method, clipped):
+    """Of two tensors one has an image with activations a thousand times as large as those of the others."""
+    caplog.set_level(logging.INFO)
+    network = nn.Module()
+    network.activation_quantizers = {name: TensorQuantizer() for name in ("usual", "outlier")}
+    histograms = {}
+    for name, factor in (("usual", 1), ("outlier", 1000)):
+        images = torch.stack([NORMAL[:900], NORMAL[900:1800], factor * NORMAL[1800:2700]])
+        histograms[name] = Histogram.empty(1.0, NORMAL.device)
+        histograms[name].add(images.abs())
+        histograms[name].add_images(images.abs().amax(1).tolist())
+    found = Statistics(histograms)
+    calibration.apply_calibration(network, found, Calibration(method=method))
+    said = [line for line in caplog.messages if "ranges are clipped" in line]
+    assert [line.split()[1:4] for line in said] == [["1", "of", "2"]] * clipped
 
 
 @pytest.mark.parametrize("name", SAMPLES)

@@ -188,6 +188,14 @@ def test_the_fastest_of_streams_and_levels_is_found_and_kept(bench, caplog, caps
     assert grid[:2] == [(None, 2)] * 2  # what was asked for, and its control
     assert grid[1:] == [(level, number) for level in (None, 2, 4, 5) for number in (2, 3, 1, 0)]
     assert note.tuning["complete"]
+    here = (tensorrt_api.load_tensorrt(), tensorrt_api.gpu())
+    for changes, current in [
+        ({}, True),
+        ({"optimization_level": 4}, False),
+        ({"tune": 61}, False),
+        ({"tune": 5}, True),
+    ]:
+        assert is_current(engine, onnx, *here, CONFIG.model_copy(update=changes)) == current
     times = [one["ms"] for one in note.tuning["candidates"]]
     assert times[:3] == [[97.0] * 5, [97.0] * 5, [94.0] * 5]  # and a tick for the start
     assert builds.caches == {str(engine.with_name("Fake-GPU-TensorRT-8.6.0.timing.cache"))}
@@ -323,6 +331,15 @@ def test_verdict(int8, fp16, expected):
             rows.append(row(label, batch, name == "float", ms, precision=precision, build=number))
     sentences = verdicts(rows)
     assert not sentences if expected is None else all(re.search(words, sentences[0]) for words in expected)
+
+
+def test_a_row_is_called_by_its_runtime_where_that_is_not_tensorrt():
+    assert row().title == "c, batch 8"
+    assert row(runtime="OpenVINO").title == "c, OpenVINO INT8, batch 8"
+
+
+def test_the_verdict_of_one_file_does_not_name_it():
+    assert verdicts([row(), row("float", baseline=True, ms=6.0, precision="FP16")])[0].startswith("INT8 against FP16: ")
 
 
 def test_verdict_of_onnx_runtime_and_of_several_files():
