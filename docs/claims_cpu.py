@@ -48,15 +48,18 @@ def is_of_peer(row: dict[str, Any]) -> bool:
 
 
 def cpu_table(contents: list[dict[str, Any]], is_shown: Callable[[dict[str, Any]], bool]) -> list[str]:
-    """A table of the rows to show, with milliseconds for each number of threads."""
+    """A table of the rows to show, with milliseconds for each number of threads.
+
+    Layers that are not in INT8 are in FP32 in all rows of INT8 that are shown.
+    """
     threads = sorted({count for content in contents for row in content["rows"] for count in row["times"]}, key=int)
-    titles = ["model", "INT8 by", "layers not in INT8", "AP − FP32", "agreement"]
+    titles = ["model", "FP32, BF16, or INT8 by", "AP − FP32", "agreement"]
     titles += [f"ms, {count} thread{'s' if count != '1' else ''}" for count in threads]
     lines: list[list[str]] = []
     for content in contents:
         base, network = content["rows"][0], content["settings"]["network"]
         lines += [cpu_line(network, row, base, threads) for row in content["rows"] if is_shown(row)]
-    return markdown_table(titles, lines, titles[:3])
+    return markdown_table(titles, lines, titles[:2])
 
 
 def cpu_line(network: str, row: dict[str, Any], base: dict[str, Any], threads: Sequence[str]) -> list[str]:
@@ -74,10 +77,10 @@ def cpu_line(network: str, row: dict[str, Any], base: dict[str, Any], threads: S
             continue
         median, of_base = row["times"][count]["median"], base["times"][count]["median"]
         times.append(f"{median:.1f} ({of_base / median:.2f}×)")
-    by = "–" if row["file"] == "FP32" else row["file"]
+    by = row["rest"] if row["file"] == "FP32" else row["file"]
     if row["runtime"] != "OpenVINO":
         by += f" ({row['runtime']})"
-    return [network, by, row["rest"], accuracy, agreement, *times]
+    return [network, by, accuracy, agreement, *times]
 
 
 def cpu_sentences(content: dict[str, Any]) -> Iterator[str]:

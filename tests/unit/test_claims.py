@@ -362,12 +362,12 @@ def test_int8_on_a_cpu_is_compared_with_fp32_and_with_peers(tmp_path, monkeypatc
     (tmp_path / "cpu-a.json").write_text(json.dumps(content))
     monkeypatch.setattr(claims_cpu, "FOLDER", tmp_path)
     assert claims.SECTIONS["cpu-peers"](RESULTS) == [
-        "| model | INT8 by | layers not in INT8 | AP − FP32 | agreement | ms, 1 thread |",
-        "| --- | --- | --- | ---: | ---: | ---: |",
-        "| a net | – | FP32 | AP 0.5000 | – | 12.0 (1.00×) |",
-        "| a net | ours | FP32 | -0.0300 ± 0.0141 | 0.9600 | 6.0 (2.00×) |",
-        "| a net | NNCF | FP32 | -0.0400 ± 0.0212 | 0.0000 | 4.0 (3.00×) |",
-        "| a net | theirs (ONNX Runtime) | FP32 | not measured | – | not measured |",
+        "| model | FP32, BF16, or INT8 by | AP − FP32 | agreement | ms, 1 thread |",
+        "| --- | --- | ---: | ---: | ---: |",
+        "| a net | FP32 | AP 0.5000 | – | 12.0 (1.00×) |",
+        "| a net | ours | -0.0300 ± 0.0141 | 0.9600 | 6.0 (2.00×) |",
+        "| a net | NNCF | -0.0400 ± 0.0212 | 0.0000 | 4.0 (3.00×) |",
+        "| a net | theirs (ONNX Runtime) | not measured | – | not measured |",
         "",
         "a net, 320×416: 7 images, a Xeon (avx2), openvino 1.2, 2026-11-28; medians, batch size 1, all in turns.",
         "- ours, minus NNCF, FP32 elsewhere: +0.0100 ± 0.0071",
