@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from docs.measured import FOLDER, Result, load, paired_error, with_error
-from utils.core.text import markdown_table
+from utils.core.text import markdown_table, plural
 
 OURS = ("ours", "ours, activations with zero points")  # INT8 files in results of benchmarks/cpu.py
 UNSIGNED = "ours, unsigned activations"  # a form of them that val_trt.py no longer runs on these processors
@@ -54,7 +54,7 @@ def cpu_table(contents: list[dict[str, Any]], is_shown: Callable[[dict[str, Any]
     """
     threads = sorted({count for content in contents for row in content["rows"] for count in row["times"]}, key=int)
     titles = ["model", "FP32, BF16, or INT8 by", "AP − FP32", "agreement"]
-    titles += [f"ms, {count} thread{'s' if count != '1' else ''}" for count in threads]
+    titles += [f"ms, {plural(int(count), 'thread')}" for count in threads]
     lines: list[list[str]] = []
     for content in contents:
         base, network = content["rows"][0], content["settings"]["network"]

@@ -46,39 +46,14 @@ class EnginePair(NamedTuple):
 
 def streams_section(_: list[Result]) -> list[str]:
     """Compare engines with auxiliary streams to engines without, of each model, batch size and precision."""
-    titles = [
-        "model, batch size, precision",
-        "streams",
-        "builds",
-        "timings",
-        "ms, 0 streams",
-        "ms, with streams",
-        "change of time",
-    ]
     pairs = [pair for pair in engine_pairs() if pair.changed["form"] == pair.base["form"]]
-    lines = []
-    for (network, batch, precision, streams), group in grouped(pairs).items():
-        lines.append([f"{network}, {batch}, {precision}", str(streams), *cells_of(group)])
-    return markdown_table(titles, lines, titles[:1])
+    return pairs_table(pairs, "precision", "ms, 0 streams", "ms, with streams")
 
 
 def forms_section(_: list[Result]) -> list[str]:
     """Compare INT8 engines whose recipes leave layers in FP16 with those of the default recipe."""
-    titles = [
-        "model, batch size",
-        "recipe",
-        "streams",
-        "builds",
-        "timings",
-        "ms, default recipe",
-        "ms",
-        "change of time",
-    ]
     pairs = [pair for pair in engine_pairs() if pair.changed["form"] != pair.base["form"]]
-    lines = []
-    for (network, batch, form, streams), group in grouped(pairs).items():
-        lines.append([f"{network}, {batch}", form.removeprefix("INT8, "), str(streams), *cells_of(group)])
-    return markdown_table(titles, lines, titles[:2])
+    return pairs_table(pairs, "recipe", "ms, default recipe", "ms, this recipe")
 
 
 def engine_pairs() -> Iterator[EnginePair]:
@@ -99,13 +74,18 @@ def engine_pairs() -> Iterator[EnginePair]:
             yield EnginePair(sitting["network"], sitting["batch"], base, row)
 
 
-def grouped(pairs: Iterable[EnginePair]) -> dict[tuple[str, int, str, int], list[EnginePair]]:
-    """Group pairs by model, batch size, and form and streams of the changed engine."""
-    groups: dict[tuple[str, int, str, int], list[EnginePair]] = {}
+def pairs_table(pairs: Iterable[EnginePair], form: str, before: str, after: str) -> list[str]:
+    """Return a table with a line for each model, batch size, and form and streams of the changed engine.
+
+    `form`, `before` and `after` are the titles of its column of forms, and of both columns of milliseconds.
+    """
+    groups: dict[tuple[str, str, str], list[EnginePair]] = {}
     for pair in pairs:
-        key = (pair.network, pair.batch, pair.changed["form"], pair.changed["streams"])
+        name = pair.changed["form"].removeprefix("INT8, ")
+        key = (f"{pair.network}, {pair.batch}", name, str(pair.changed["streams"]))
         groups.setdefault(key, []).append(pair)
-    return groups
+    titles = ["model, batch size", form, "streams", "builds", "timings", before, after, "change of time"]
+    return markdown_table(titles, [[*key, *cells_of(group)] for key, group in groups.items()], titles[:2])
 
 
 def cells_of(group: Sequence[EnginePair]) -> list[str]:

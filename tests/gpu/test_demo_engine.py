@@ -18,6 +18,7 @@ from utils.runners.base import as_feed
 from utils.trt import tensorrt_api, timing
 from utils.trt.build import build
 from utils.trt.build_options import BuildConfig
+from utils.trt.engine_file import EngineNote
 from utils.trt.layers import layers_of, report_lines, summarize
 from utils.trt.runner import Execution, TensorRTRunner
 
@@ -52,7 +53,7 @@ def demo_engine(engines):
 def engine_without_streams(engines, demo_onnx):
     """Of the same file, since TensorRT 8.6.0 measures no layers of an engine with auxiliary streams."""
     default, file = engines["float"]
-    assert json.loads(default.with_name(f"{default.name}.json").read_text())["options"]["max_aux_streams"] == 2
+    assert EngineNote.load(default).options["max_aux_streams"] == 2
     engine = default.with_name("without-streams.engine")
     build(file, engine, build_config(demo_onnx, max_aux_streams=0))
     return engine

@@ -24,7 +24,7 @@ from utils.core.logging import log_level
 from utils.core.text import aligned, plural
 from utils.trt import tensorrt_api
 from utils.trt.build import build, cache_path
-from utils.trt.build_options import AUX_STREAMS, BuildConfig
+from utils.trt.build_options import BuildConfig
 from utils.trt.engine_file import EngineNote
 from utils.trt.onnx_file import OnnxFile
 from utils.trt.preflight import decide
@@ -34,9 +34,10 @@ from utils.trt.timing import TimingConfig, interleaved, time_interleaved
 
 logger = logging.getLogger(__name__)
 
-# In the order in which they are tried; None is TensorRT's own, level 3. Builds with 5 streams did not end in minutes.
+# In the order in which they are tried; None is TensorRT's own level, 3. The streams of a build by default come first.
+# Builds with 5 streams did not end in minutes.
 LEVELS: tuple[int | None, ...] = (None, 2, 4, 5)
-STREAMS = (AUX_STREAMS, 3, 1, 0)
+STREAMS = (2, 3, 1, 0)
 # Only where builds can be stopped: one of gelan-c (TensorRT 8.6.0, H200) had not ended after 7 minutes.
 SLOW_STREAMS = (4,)
 TITLES = ("built with", "built in", "ms", "")
@@ -106,18 +107,17 @@ def tune(onnx: Path, engine: Path, config: BuildConfig, api: Api | None = None) 
         InputError, QatError: see `build.build`; or there is nothing to try, or the requested engine cannot be timed.
     """
     levels = LEVELS if config.optimization_level is None else (config.optimization_level,)
-    streams: tuple[int | None, ...] = STREAMS if config.max_aux_streams is None else (config.max_aux_streams,)
-    if len(levels) == 1 and len(streams) == 1:
+    if len(levels) == 1 and config.max_aux_streams is not None:
         raise InputError("--tune has nothing to try; leave out --optimization-level or --max-aux-streams")
     api = api or tensorrt_api.load_tensorrt()
-    if config.max_aux_streams is None and api.can_stop_builds:
-        streams += SLOW_STREAMS
     decide(OnnxFile.read(onnx), api, tensorrt_api.gpu(), config)  # refuses what a build would refuse
     cache = cache_path(engine, config, api.name, tensorrt_api.gpu())
     fixed = {"tune": None, "progress": False, "timing_cache": str(cache or "")}
     base = config.with_streams(api).model_copy(update=fixed)
-    if base.max_aux_streams is None:  # TensorRT-RTX chooses it
-        streams = (None, *streams)
+    streams: tuple[int | None, ...] = (base.max_aux_streams,)
+    if config.max_aux_streams is None:
+        slow = SLOW_STREAMS if api.can_stop_builds else ()
+        streams = tuple(dict.fromkeys((*streams, *STREAMS, *slow)))
     deadline = time.monotonic() + 60 * (config.tune or 0.0)
     engine.parent.mkdir(parents=True, exist_ok=True)
     candidates: list[_Candidate] = []

@@ -319,7 +319,7 @@ def test_weights_of_7_bits_keep_the_clipping_of_8_and_double_the_scale():
     assert len(found) > 1
     amax = {path: quantizer.amax.clone() / 2 for path, (_, quantizer) in found.items()}
     for path, (_, quantizer) in found.items():
-        quantizer.set_amax(amax[path])  # so that half of the largest weights are clipped
+        quantizer.set_amax(amax[path])  # so that the largest weights are clipped
     modules.limit_weights_to_7_bits(network)
     for path, (convolution, quantizer) in found.items():
         assert torch.equal(quantizer.amax, 2 * amax[path])

@@ -237,7 +237,7 @@ def test_tactic_sources_switched_off(file, tmp_path, monkeypatch):
     api = stand_in(monkeypatch)
     note = build(file, tmp_path / "a.engine", config(tactic_sources_off=["CUDNN", "CUBLAS", "cublas_lt"], workspace=3))
     assert last(api, "workspace") == 3 << 20
-    assert note.options["tactic_sources_off"] == ["CUBLAS", "CUBLAS_LT", "CUDNN"]
+    assert note.options == {"max_aux_streams": 2, "tactic_sources_off": ["CUBLAS", "CUBLAS_LT", "CUDNN"]}
     assert last(api, "tactic_sources") == 0b11000
     with pytest.raises(InputError, match="CUBLASS"):
         build(file, tmp_path / "a.engine", config(tactic_sources_off=["CUBLASS"]))
