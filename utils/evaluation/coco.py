@@ -443,7 +443,7 @@ class TextWriter:
         """The line of a detection in an image of this (height, width)."""
         x1, y1, x2, y2, score, label = row
         height, width = size
-        values = [label, (x1 + x2) / 2 / width, (y1 + y2) / 2 / height, (x2 - x1) / width, (y2 - y1) / height]
-        if self._with_scores:
-            values.append(score)
-        return " ".join(f"{value:g}" for value in values) + "\n"
+        x, y = (x1 + x2) / 2 / width, (y1 + y2) / 2 / height
+        w, h = (x2 - x1) / width, (y2 - y1) / height
+        line = f"{label:g} {x:g} {y:g} {w:g} {h:g}"  # one step, since a frame may have hundreds of detections
+        return f"{line} {score:g}\n" if self._with_scores else f"{line}\n"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -21,6 +19,7 @@ from utils.evaluation.input_plan import batch_range, image_input
 from utils.evaluation.letterbox import boxes_to_image
 from utils.evaluation.masks import Masks
 from utils.evaluation.nms import non_max_suppression, packed_detections
+from utils.evaluation.stage_clock import StageClock
 from utils.runners.base import as_feed
 
 if TYPE_CHECKING:
@@ -96,7 +95,7 @@ class Detector:
         self._max_det = max_det
         self._single_cls = single_cls
         self._nc = None if single_cls or data is None else data.nc
-        self._times: dict[str, list[float]] = defaultdict(list)
+        self._clock = StageClock(runner.device)
         self._counts: list[int] = []
         self._bad = torch.zeros((), dtype=torch.int64, device=runner.device)
         if data is None:
@@ -107,9 +106,11 @@ class Detector:
             check_classes(runner.names, data, "the model")
 
     def __call__(self, batch: Batch) -> BatchDetections:
-        """Detect in the images; results are on the runner's device. The next call may overwrite prototypes."""
+        """Detect in the images; the next call may overwrite prototypes.
+
+        Results are on the runner's device, but the boxes of a single image may stay on the CPU, see `nms`.
+        """
         raw = self.raw(batch.images)
-        clock = self._now()
         size = (batch.images.shape[2], batch.images.shape[3])
         rows, masks = self._selected(raw, size) if self._nms_inside else self._suppressed(raw, size)
         boxes = boxes_to_image(rows.flat[:, :4], rows.owners(), batch.letterboxes)
@@ -117,8 +118,10 @@ class Detector:
         classes = rows.flat[:, 5:6]
         if self._single_cls:
             classes = torch.zeros_like(classes)
-        detections = RaggedBatch(torch.cat([boxes, scores, classes], 1), rows.counts).to(self.device)
-        self._lap("nms", clock)
+        detections = RaggedBatch(torch.cat([boxes, scores, classes], 1), rows.counts)
+        if masks:  # which are compared and drawn there
+            detections = detections.to(self.device)
+        self._clock.stop("nms")
         return BatchDetections(detections, masks)
 
     def _suppressed(self, raw: Mapping[str, Tensor], size: tuple[int, int]) -> tuple[RaggedBatch, Masks | None]:
@@ -163,11 +166,11 @@ class Detector:
         A network with NMS inside gives its table of detections, under the name '', and its masks.
         """
         self._counts.append(len(images))
-        clock = self._now()
+        self._clock.start()
         inputs = as_feed(images.to(self.device, non_blocking=True), self._runner.input_spec, self._input.dtype)
-        clock = self._lap("preprocess", clock)
+        self._clock.stop("preprocess")
         outputs = self._infer(inputs)
-        self._lap("inference", clock)
+        self._clock.stop("inference")
         return outputs
 
     def warm_up(self, batch: Batch) -> None:
@@ -176,14 +179,14 @@ class Detector:
             return
         self(Batch(batch.images[:1], batch.paths[:1], batch.letterboxes[:1]))
         self._counts.clear()
-        self._times.clear()
+        self._clock.clear()
         self._bad.zero_()
 
     def milliseconds(self) -> dict[str, float]:
-        """Milliseconds per image, for each part, without the first call, which warms up, if there are more."""
+        """Milliseconds per image, for each stage, without the first call, which warms up, if there are more."""
         skip = 1 if len(self._counts) > 1 else 0
         images = max(sum(self._counts[skip:]), 1)
-        return {part: 1000 * sum(times[skip:]) / images for part, times in self._times.items()}
+        return {stage: 1000 * sum(seconds[skip:]) / images for stage, seconds in self._clock.seconds().items()}
 
     @property
     def not_finite(self) -> int:
@@ -260,13 +263,3 @@ class Detector:
         raise InputError(
             f"the model gives {shapes}; expected for each image [4 + {self._nc or 'classes'}{masks}, anchors]"
         )
-
-    def _now(self) -> float:
-        if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()
-        return time.perf_counter()
-
-    def _lap(self, part: str, since: float) -> float:
-        now = self._now()
-        self._times[part].append(now - since)
-        return now

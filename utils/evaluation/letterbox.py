@@ -93,12 +93,11 @@ def boxes_to_image(boxes: Tensor, owner: Tensor, letterboxes: Sequence[Letterbox
 
     `boxes` are float `[n, 4]`, and `owner`, int64 `[n]`, is the index of each one's letterbox.
     """
-    rows = [(*box.pad, *box.ratio[::-1], *box.original[::-1]) for box in letterboxes]
-    table = sent(torch.tensor(rows, dtype=boxes.dtype), boxes.device)
-    of_box = table[owner].view(-1, 3, 2)  # x and y of offset, ratio and size
-    offset, ratio, limit = of_box.repeat(1, 1, 2).unbind(1)
+    rows = [(2 * box.pad, 2 * box.ratio[::-1], 2 * box.original[::-1]) for box in letterboxes]
+    table = sent(torch.tensor(rows, dtype=boxes.dtype), boxes.device)  # offset, ratio and size, each x, y, x, y
+    offset, ratio, limit = table[owner].unbind(1)
     corners = (boxes - offset) / ratio
-    return corners.clamp(min=torch.zeros_like(limit), max=limit)
+    return corners.clamp(min=0).minimum(limit)
 
 
 def rectangular_shapes(sizes: Sequence[tuple[int, int]], imgsz: int, stride: int) -> list[tuple[int, int]]:
