@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # where utils/ and docs/ lie
 
 from docs.claims_cpu import cpu_section, peers_section
-from docs.claims_engines import forms_section, latency_section, streams_section
+from docs.claims_engines import forms_section, latency_section, streams_section, transfers_section
 from docs.measured import (
     DOUBTFUL,
     FAILS_IN_FP32,
@@ -493,6 +493,7 @@ SECTIONS: dict[str, Callable[[list[Result]], list[str]]] = {
     "spread": spread_section,
     "durations": durations_section,
     "latency": latency_section,
+    "transfers": transfers_section,
     "streams": streams_section,
     "forms": forms_section,
     "cpu": cpu_section,

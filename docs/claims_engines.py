@@ -5,49 +5,108 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from docs.measured import FOLDER, LATENCY, STREAMS, Result, load, mean
+from docs.measured import ENGINES, FOLDER, LATENCY, STREAMS, Result, load, mean
 from utils.core.text import markdown_table
 
 PLAIN = ("INT8", "FP16")  # forms of engines without a change of the recipe
+WITH_NMS = "INT8, uint8 images, NMS inside"
+NETWORKS = tuple(f"yolov9-{size}" for size in "tsmce")
+BATCHES = (1, 8)
+
+
+class Gain(NamedTuple):
+    """Milliseconds of the FP16 and the INT8 engine of one model and batch size, timed in turns."""
+
+    fp16: float
+    int8: float
+    streams: int  # auxiliary ones, of both engines
+
+    @property
+    def times(self) -> str:
+        """The factor between both, as text."""
+        return f"{self.fp16 / self.int8:.2f}×"
+
+    def __str__(self) -> str:
+        mark = "" if self.streams else " †"  # README and docs/benchmarks.md say what it means
+        return f"{self.fp16:.2f} → {self.int8:.2f} ({self.times}){mark}"
+
+
+def gains() -> dict[tuple[str, int], Gain]:
+    """Return the gain of each model and batch size: with two auxiliary streams where that was measured."""
+    measured: dict[tuple[str, int], Gain] = {}
+    for network, content in load(FOLDER / f"{LATENCY}.json").items():
+        for row in content["rows"] if network in NETWORKS else []:
+            if row["precision"] == "INT8":
+                fp16 = latency_of(content["rows"], "FP16", row["batch"])
+                measured[network, row["batch"]] = Gain(fp16, row["figures"]["latency"]["median"], 0)
+    medians = default_medians()
+    for network, batch, form in medians:
+        if form == "FP16":
+            int8 = mean(medians[network, batch, "INT8"])
+            measured[network, batch] = Gain(mean(medians[network, batch, form]), int8, 2)
+    return measured
+
+
+def latency_of(rows: Iterable[Mapping[str, Any]], precision: str, batch: int) -> float:
+    """Return the median milliseconds of a precision and batch size in rows of benchmark_trt.py."""
+    (latency,) = (row["figures"]["latency"] for row in rows if (row["precision"], row["batch"]) == (precision, batch))
+    return float(latency["median"])
+
+
+def default_medians(kind: str = "ms") -> dict[tuple[str, int, str], list[float]]:
+    """Return median milliseconds of engines with two auxiliary streams, of all timings, by model, batch and form.
+
+    `kind` is a key of rows of engines-h200.json.
+    """
+    medians: dict[tuple[str, int, str], list[float]] = {}
+    for sitting in load(FOLDER / f"{ENGINES}.json")["sittings"]:
+        for row in sitting["rows"]:
+            if row["streams"] and kind in row:
+                key = (sitting["network"], sitting["batch"], row["form"])
+                medians.setdefault(key, []).append(row[kind]["median"])
+    return medians
 
 
 def latency_section(_: list[Result]) -> list[str]:
     """Compare the latency of FP16 and INT8 engines, of each model and batch size."""
-    networks = {name: content for name, content in load(FOLDER / f"{LATENCY}.json").items() if "yolov9-" in name}
-    first = next(iter(networks.values()))
-    batches = list(dict.fromkeys(row["batch"] for row in first["rows"]))
-    lines = []
-    for network, content in networks.items():
-        cells = []
-        for batch in batches:
-            of_batch = [row for row in content["rows"] if row["batch"] == batch]
-            medians = {row["precision"]: row["figures"]["latency"]["median"] for row in of_batch}
-            fp16, int8 = medians["FP16"], medians["INT8"]
-            cells.append(f"{fp16:.2f} → {int8:.2f} ms ({fp16 / int8:.2f}×)")
-        lines.append([network, *cells])
-    titles = ["FP16 → INT8", *(f"batch size {batch}" for batch in batches)]
+    measured = gains()
+    lines = [[network, *(str(measured.get((network, batch), "–")) for batch in BATCHES)] for network in NETWORKS]
+    titles = ["ms, FP16 → INT8", *(f"batch size {batch}" for batch in BATCHES)]
     return markdown_table(titles, lines, titles)
 
 
+def transfers_section(_: list[Result]) -> list[str]:
+    """Compare INT8 engines alone with those that also upload images and download results."""
+    alone, moved = default_medians(), default_medians("ms_with_transfers")
+    lines = []
+    for network, batch, form in alone:
+        if form != "FP16":
+            key = (network, batch, form)
+            images = "uint8, NMS inside" if form == WITH_NMS else "FP32"
+            lines.append([f"{network}, {batch}", images, f"{mean(alone[key]):.2f}", f"{mean(moved[key]):.2f}"])
+    titles = ["model, batch size", "images", "ms, the engine alone", "ms, with upload and download"]
+    return markdown_table(titles, lines, titles[:2])
+
+
 class EnginePair(NamedTuple):
-    """Two engines of one build, timed in one sitting: rows of streams-h200.json."""
+    """Two engines of one build, timed in one sitting: rows of streams-h200.json or engines-h200.json."""
 
     network: str
     batch: int
     base: Mapping[str, Any]
     changed: Mapping[str, Any]
 
-    @property
-    def percent(self) -> float:
-        """How much more time the changed engine takes, in percent."""
-        before, after = (row["ms"]["median"] for row in (self.base, self.changed))
+    def percent(self, kind: str = "ms") -> float:
+        """How much more time the changed engine takes, in percent; `kind` is a key of rows."""
+        before, after = (row[kind]["median"] for row in (self.base, self.changed))
         return 100 * (after / before - 1)
 
 
 def streams_section(_: list[Result]) -> list[str]:
     """Compare engines with auxiliary streams to engines without, of each model, batch size and precision."""
     pairs = [pair for pair in engine_pairs() if pair.changed["form"] == pair.base["form"]]
-    return pairs_table(pairs, "precision", "ms, 0 streams", "ms, with streams")
+    pairs.sort(key=lambda pair: (pair.changed["streams"], pair.batch, NETWORKS.index(pair.network)))
+    return pairs_table(pairs, "precision", "ms, 0 streams", "ms, with streams", launches=True)
 
 
 def forms_section(_: list[Result]) -> list[str]:
@@ -62,22 +121,25 @@ def engine_pairs() -> Iterator[EnginePair]:
     Both were built with one timing cache and timed in one sitting. An engine with streams is compared with the same
     form without; an engine of another recipe with the INT8 engine of as many streams.
     """
-    for sitting in load(FOLDER / f"{STREAMS}.json")["sittings"]:
+    for sitting in (sitting for file in (STREAMS, ENGINES) for sitting in load(FOLDER / f"{file}.json")["sittings"]):
         plain = {(row["form"], row["streams"], row["build"]): row for row in sitting["rows"] if row["form"] in PLAIN}
         for row in sitting["rows"]:
-            if row["form"] not in PLAIN:
+            base = None
+            if row["form"] in PLAIN and row["streams"]:
+                base = plain.get((row["form"], 0, row["build"]))
+            elif row["form"] not in (*PLAIN, WITH_NMS):
                 base = plain["INT8", row["streams"], row["build"]]
-            elif row["streams"]:
-                base = plain[row["form"], 0, row["build"]]
-            else:
-                continue
-            yield EnginePair(sitting["network"], sitting["batch"], base, row)
+            if base:
+                yield EnginePair(sitting["network"], sitting["batch"], base, row)
 
 
-def pairs_table(pairs: Iterable[EnginePair], form: str, before: str, after: str) -> list[str]:
+def pairs_table(
+    pairs: Iterable[EnginePair], form: str, before: str, after: str, *, launches: bool = False
+) -> list[str]:
     """Return a table with a line for each model, batch size, and form and streams of the changed engine.
 
-    `form`, `before` and `after` are the titles of its column of forms, and of both columns of milliseconds.
+    `form`, `before` and `after` are the titles of its column of forms, and of both columns of milliseconds. With
+    `launches` a further column has the change of time without CUDA graphs.
     """
     groups: dict[tuple[str, str, str], list[EnginePair]] = {}
     for pair in pairs:
@@ -85,7 +147,12 @@ def pairs_table(pairs: Iterable[EnginePair], form: str, before: str, after: str)
         key = (f"{pair.network}, {pair.batch}", name, str(pair.changed["streams"]))
         groups.setdefault(key, []).append(pair)
     titles = ["model, batch size", form, "streams", "builds", "timings", before, after, "change of time"]
-    return markdown_table(titles, [[*key, *cells_of(group)] for key, group in groups.items()], titles[:2])
+    lines = [[*key, *cells_of(group)] for key, group in groups.items()]
+    if launches:
+        titles.append("without CUDA graphs")
+        for line, group in zip(lines, groups.values(), strict=True):
+            line.append(change_of(group, "ms_without_graph"))
+    return markdown_table(titles, lines, titles[:2])
 
 
 def cells_of(group: Sequence[EnginePair]) -> list[str]:
@@ -93,8 +160,14 @@ def cells_of(group: Sequence[EnginePair]) -> list[str]:
     builds = {pair.base["build"] for pair in group}
     before = mean([pair.base["ms"]["median"] for pair in group])
     after = mean([pair.changed["ms"]["median"] for pair in group])
-    percents = sorted(pair.percent for pair in group)
-    span = f"{percents[0]:+.1f} %"
-    if len(percents) > 1:
-        span = f"{percents[0]:+.1f} to {percents[-1]:+.1f} %"
-    return [str(len(builds)), str(len(group)), f"{before:.3f}", f"{after:.3f}", span]
+    return [str(len(builds)), str(len(group)), f"{before:.3f}", f"{after:.3f}", change_of(group, "ms")]
+
+
+def change_of(group: Iterable[EnginePair], kind: str) -> str:
+    """Return how much more time the changed engines take, from the smallest to the largest; – if nobody measured."""
+    percents = sorted(pair.percent(kind) for pair in group if kind in pair.base)
+    if not percents:
+        return "–"
+    if len(percents) == 1:
+        return f"{percents[0]:+.1f} %"
+    return f"{percents[0]:+.1f} to {percents[-1]:+.1f} %"

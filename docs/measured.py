@@ -13,6 +13,8 @@ defaults-h200.json      four yolov9-s by all defaults of 28 November; cells and 
 detectors-h200.json     ten detectors on six sets by all defaults of 29 November, and with the head's last convolutions
                         in FP16; two of them with more steps of QAT and with the box term of its loss times 3
 latency-h200.json       FP16 and INT8 engines of yolov9-t, -s and -c with random weights: the JSON of benchmark_trt.py
+engines-h200.json       engines of five models with random weights, with 0 and 2 auxiliary streams and with uploads
+streams-h200.json       engines with 0, 2 and 3 auxiliary streams, and with more layers in FP16
 cpu-*.json              INT8 on CPUs, beside NNCF and ONNX Runtime: what benchmarks/cpu.py writes
 
 PTQ is calibrated by percentile 99.999 unless a line says otherwise, and in detectors-h200.json by `auto`. Agreement is
@@ -33,7 +35,7 @@ from typing import Any
 from utils.core.score import Resampled, difference_error
 
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks/results"
-STREAMS = "streams-h200"
+STREAMS, ENGINES = "streams-h200", "engines-h200"
 PHOTOGRAPHS, QAT_STEPS, BY_DEFAULT, LATENCY = "photographs-h200", "qat-steps-h200", "defaults-h200", "latency-h200"
 TEN_DETECTORS = "detectors-h200"
 REPORTS = ("cards-h200", "cells-h200", "garbage-h100", "garbage-h200", "robots-h200", "cells-yolov9-t", TEN_DETECTORS)

@@ -75,7 +75,7 @@ def float_ap(engines, demo_data):
 
 @pytest.mark.parametrize(("form", "batch"), [("float", 1), ("float", 8), ("uint8", 8), ("uint8-nhwc", 8)])
 def test_accuracy(engines, demo_data, demo_report, expected, float_ap, form, batch):
-    report = json.loads(demo_report.read_text())
+    report = json.loads(demo_report.read_text(encoding="utf-8"))
     pytorch = next(row for row in reversed(report["rows"]) if row["stage"] in ("PTQ", "QAT", "best (PTQ)"))
     config = EvalConfig(imgsz=320, workers=8, batch_size=batch)
     with open_runner(engines[form][0], "cuda:0") as runner:

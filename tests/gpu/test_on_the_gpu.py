@@ -1,5 +1,6 @@
-"""Small things that only a GPU shows: NMS of a batch, outputs of several types, copying ahead, timing caches."""
+"""Small things that only a GPU shows: NMS of a batch, times, outputs of several types, copying ahead, timing caches."""
 
+import time
 import warnings
 
 import numpy as np
@@ -16,6 +17,7 @@ from utils.evaluation.batch import RaggedBatch
 from utils.evaluation.masks import Masks, mask_overlaps
 from utils.evaluation.metrics import EvalStatistics
 from utils.evaluation.nms import non_max_suppression
+from utils.evaluation.stage_clock import StageClock
 from utils.jobs.open import open_runner
 from utils.trt.build import build
 from utils.trt.build_options import BuildConfig
@@ -56,6 +58,23 @@ def test_nms_of_one_image_gives_the_boxes_of_the_cpu_and_waits_little(anchors):
     else:
         assert torch.equal(rows.flat, expected.flat)
         assert len(waits) <= 3
+
+
+def test_stages_are_timed_without_waiting_for_them():
+    device = torch.device("cuda", torch.cuda.current_device())
+    clock = StageClock(device)
+    for _ in range(2):  # the first to warm up
+        torch.cuda.synchronize(device)
+        clock.clear()
+        began = time.perf_counter()
+        clock.start()
+        torch.cuda._sleep(50_000_000)  # cycles: more than 20 ms
+        clock.stop("busy")
+        clock.stop("idle")
+        enqueued = time.perf_counter() - began
+    seconds = clock.seconds()
+    assert enqueued < 0.01 < 0.02 < seconds["busy"][0] < time.perf_counter() - began
+    assert seconds["idle"][0] < 0.001
 
 
 def test_matching_and_ap_are_those_of_the_cpu_and_wait_for_nothing():

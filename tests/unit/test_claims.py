@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from documentation import ROOT
 
-from docs import claims, claims_cpu, measured
+from docs import claims, claims_cpu, claims_engines, measured
 from utils.core.errors import InputError
 from utils.reports.schema import Report, Row
 from utils.reports.tables import cells, stage_name, terminal_table
@@ -29,7 +29,8 @@ PAGES = [
     ("long", "docs/methods-and-steps.md"),
     ("last-convolutions", "docs/last-convolutions.md"),
     ("latency", "docs/benchmarks.md"),
-    ("streams", "docs/benchmarks.md"),
+    ("transfers", "docs/benchmarks.md"),
+    ("streams", "docs/auxiliary-streams.md"),
     ("forms", "docs/last-convolutions.md"),
     ("cpu", "docs/cpu-results.md"),
     ("cpu-peers", "docs/cpu-peers.md"),
@@ -97,16 +98,15 @@ def test_a_sentence_of_the_documents_has_the_number_of_the_files(section, patter
 
 
 def test_the_table_of_readme_is_what_the_files_give():
-    """AP of photographs-h200.json, milliseconds of latency-h200.json and, of the same blocks, of cpu-litter-*.json."""
+    """AP of photographs-h200.json, milliseconds of docs/benchmarks.md and, of the same blocks, of cpu-litter-*.json."""
     content = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in measured.FOLDER.glob("*.json")}
     states = {(row["network"], row["state"]): row for row in content["photographs-h200"]["rows"]}
+    gains = claims_engines.gains()
     lines = []
     for size in "tsmc":
         fp32, int8 = (states[f"yolov9-{size}, litter, 416", state]["ap"] for state in ("float", "INT8 engine"))
         cells = [f"yolov9-{size}", f"{fp32:.4f} → {int8:.4f}"]
-        timed = content["latency-h200"].get(f"yolov9-{size}", {"rows": []})["rows"]
-        medians = {(row["batch"], row["precision"]): row["figures"]["latency"]["median"] for row in timed}
-        cells += [from_to(medians, (batch, "FP16"), (batch, "INT8"), ".2f") for batch in (1, 8)]
+        cells += [str(gains.get((f"yolov9-{size}", batch), "–")) for batch in (1, 8)]
         on_cpu = content.get(f"cpu-litter-{size}", {"rows": []})["rows"]
         times = {
             row["file"]: row["times"]["1"]["median"]
@@ -116,6 +116,22 @@ def test_the_table_of_readme_is_what_the_files_give():
         cells.append(from_to(times, "FP32", "ours", ".1f"))
         lines.append(f"| {' | '.join(cells)} |")
     assert "\n".join(lines) in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_gains_of_int8_are_those_of_default_engines_or_else_of_an_earlier_day():
+    gains = claims_engines.gains()
+    content = json.loads((measured.FOLDER / "engines-h200.json").read_text(encoding="utf-8"))
+    sittings = [one for one in content["sittings"] if (one["network"], one["batch"]) == ("yolov9-m", 8)]
+    times = {"FP16": [], "INT8": []}
+    for row in (row for sitting in sittings for row in sitting["rows"] if row["streams"] == 2):
+        times[row["form"]].append(row["ms"]["median"])
+    assert len(times["FP16"]) == len(times["INT8"]) == 2
+    before, after = (sum(medians) / 2 for medians in times.values())
+    assert str(gains["yolov9-m", 8]) == f"{before:.2f} → {after:.2f} ({before / after:.2f}×)"
+    rows = json.loads((measured.FOLDER / "latency-h200.json").read_text(encoding="utf-8"))["yolov9-c"]["rows"]
+    fp16, int8 = (row["figures"]["latency"]["median"] for row in rows if row["batch"] == 1)
+    assert str(gains["yolov9-c", 1]) == f"{fp16:.2f} → {int8:.2f} ({fp16 / int8:.2f}×) †"
+    assert ("yolov9-m", 1) not in gains  # whose FP16 engine was not built
 
 
 def test_tables_of_the_demo_are_what_the_programs_print_for_its_rows():
@@ -241,6 +257,7 @@ def test_every_file_and_every_row_is_read_once():
     others = (
         "busy",
         "demo-cpu",
+        "engines-h200",
         "latency-h200",
         "openvino-layers",
         "openvino-repeated-quantizers",

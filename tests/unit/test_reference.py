@@ -9,7 +9,7 @@ import pytest
 import yaml
 from documentation import PYTHON_PROGRAMS, ROOT, commands, recorded, refusal
 
-from docs import build, measured, messages, pictures
+from docs import build, claims_engines, measured, messages, pictures
 from models.quantize import rules
 from models.quantize.recipe import Finetune
 from utils import cli
@@ -63,7 +63,7 @@ def test_a_changed_result_changes_the_picture(monkeypatch):
     content = measured.load(measured.FOLDER / f"{measured.LATENCY}.json")
     content["yolov9-c"]["rows"][-1]["figures"]["latency"]["median"] = 2.0  # INT8, batch size 8
     real = measured.load
-    monkeypatch.setattr(pictures, "load", lambda path: content if measured.LATENCY in path.name else real(path))
+    monkeypatch.setattr(claims_engines, "load", lambda path: content if measured.LATENCY in path.name else real(path))
     assert "yolov9-c: 2.06×" in pictures.speed()
 
 

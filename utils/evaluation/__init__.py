@@ -13,6 +13,7 @@ input_plan.py   size and number of images that a network is given
 detector.py     runner + NMS: batches of images → detections
 masks.py        masks of detections, their overlap with those of labels, and in the pixels of images
 nms.py          raw predictions → detections
+stage_clock.py  times of a batch's stages, on the device that works
 confusion.py    the classes that are taken for others
 metrics.py      detections and labels, image by image → precision, recall, AP
 bootstrap.py    its standard error, by resampling the images
