@@ -63,6 +63,7 @@ def port():
 # One process of a run of two or, with `both`, the two: the other is a fork, for torch takes seconds to import.
 PROGRAM = """
 import os, signal, sys, torch
+from contextlib import suppress
 sys.path.insert(0, sys.argv.pop(1))
 from utils.cli import run_program
 from utils.core import distributed
@@ -86,7 +87,10 @@ def work(options):
 
 code = run_program("p", (Few, work), together=[""])
 if "threads" in sys.argv:
-    threads = [open(f"/proc/self/task/{task}/comm").read() for task in os.listdir("/proc/self/task")]
+    threads = []
+    for task in os.listdir("/proc/self/task"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            threads.append(open(f"/proc/self/task/{task}/comm").read())
     os.write(1, f"{[name for name in threads if 'gloo' in name]}\\n".encode())
 sys.exit(code)
 """
