@@ -47,6 +47,23 @@ def is_of_peer(row: dict[str, Any]) -> bool:
     return row["file"] not in ("FP32", UNSIGNED, *OURS)
 
 
+def simulation_section(_: list[Result]) -> list[str]:
+    """Compare AP of INT8 in OpenVINO, and of the simulation on a CPU, with that of the simulation on a GPU."""
+    by_file: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in load(FOLDER / "openvino-simulation.json")["rows"]:
+        by_file.setdefault(row["file"], {})[row["network"]] = row
+    base = by_file.pop("simulation, PyTorch on the GPU")
+    lines = []
+    for file, rows in by_file.items():
+        cells = []
+        for network, row in rows.items():
+            difference = row["ap"] - base[network]["ap"]
+            cells.append(with_error(difference, paired_error(row, base[network])))
+        lines.append([file, *cells])
+    titles = ["AP minus that of the simulation", *base]
+    return markdown_table(titles, lines, titles[:1])
+
+
 def cpu_table(contents: list[dict[str, Any]], is_shown: Callable[[dict[str, Any]], bool]) -> list[str]:
     """A table of the rows to show, with milliseconds for each number of threads.
 
@@ -94,13 +111,9 @@ def cpu_sentences(content: dict[str, Any]) -> Iterator[str]:
         f"{', '.join(used)}, {content['date']}; medians, batch size 1, all in turns."
     )
     evaluated = [row for row in content["rows"] if "ap" in row]
-    simulation = content.get("simulation")
     for ours in evaluated:
         if ours["file"] not in OURS:
             continue
-        if simulation and ours["file"] == OURS[0]:
-            difference = with_error(ours["ap"] - simulation["ap"], paired_error(ours, simulation))
-            yield f"- {ours['file']}, minus the simulation, {ours['rest']} elsewhere: {difference}"
         for row in evaluated:
             if is_of_peer(row) and row["rest"] == ours["rest"]:
                 difference = with_error(ours["ap"] - row["ap"], paired_error(ours, row))

@@ -211,9 +211,9 @@ def speed() -> str:
     rows = [row for row in rows if "engine" in row["state"] and "litter, 416" in row["network"]]
     ap = {(row["network"].partition(",")[0], row["state"]): row["ap"] for row in rows}
     arrows = []
-    for (name, batch), gain in gains().items():
+    for (name, batch), engines in gains().items():
         if batch == 8:
-            times = {"FP16": gain.fp16, "INT8": gain.int8}
+            times = {"FP16": engines.fp16, "INT8": engines.int8}
             arrows.append((name, [(times[kind], ap[name, f"{kind} engine"]) for kind in times]))
     drawing = Drawing(720, 384, "AP against milliseconds, FP16 to INT8")
     drawing.text(20, 28, "AP and time of engines, FP16 → INT8, batch size 8", bold=True)

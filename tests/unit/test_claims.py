@@ -33,6 +33,7 @@ PAGES = [
     ("streams", "docs/auxiliary-streams.md"),
     ("forms", "docs/last-convolutions.md"),
     ("cpu", "docs/cpu-results.md"),
+    ("simulation", "docs/cpu-results.md"),
     ("cpu-peers", "docs/cpu-peers.md"),
 ]
 
@@ -72,8 +73,6 @@ PROSE = [
     ("last-convolutions", r"AP, PTQ, 6 sets: (\S+ ± \S+), ", "docs/last-convolutions.md"),
     ("last-convolutions", r"AP, QAT, 10 detectors: (\S+ ± \S+), ", "docs/last-convolutions.md"),
     ("last-convolutions", r"AP, QAT, 6 sets: (\S+ ± \S+), ", "docs/last-convolutions.md"),
-    ("cpu-peers", r"(?s)gelan-s, cells 640.*?minus the simulation, FP32 elsewhere: (\S+ ± \S+)", "docs/cpu-results.md"),
-    ("cpu-peers", r"(?s)gelan-t, cells 640.*?minus the simulation, FP32 elsewhere: (\S+ ± \S+)", "docs/cpu-results.md"),
     (
         "cpu-peers",
         r"(?s)gelan-t, cells 640.*?- ours, minus NNCF MIXED, decoding in FP32, FP32 elsewhere: -(\S+ ± \S+)",
@@ -262,6 +261,7 @@ def test_every_file_and_every_row_is_read_once():
         "openvino-layers",
         "openvino-repeated-quantizers",
         "openvino-rewrites-t",
+        "openvino-simulation",
         "openvino-zero-points",
         "pruned-digits",
         "pruned-t",
