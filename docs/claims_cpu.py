@@ -56,11 +56,11 @@ def simulation_section(_: list[Result]) -> list[str]:
     lines = []
     for file, rows in by_file.items():
         cells = []
-        for network, row in rows.items():
-            difference = row["ap"] - base[network]["ap"]
-            cells.append(with_error(difference, paired_error(row, base[network])))
+        for network, simulated in base.items():
+            row = rows[network]
+            cells.append(with_error(row["ap"] - simulated["ap"], paired_error(row, simulated)))
         lines.append([file, *cells])
-    titles = ["AP minus that of the simulation", *base]
+    titles = ["AP minus that of the simulation on a GPU", *base]
     return markdown_table(titles, lines, titles[:1])
 
 

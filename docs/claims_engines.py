@@ -39,11 +39,15 @@ def gains() -> dict[tuple[str, int], Gain]:
             if row["precision"] == "INT8":
                 fp16 = latency_of(content["rows"], "FP16", row["batch"])
                 measured[network, row["batch"]] = Gain(fp16, row["figures"]["latency"]["median"], 0)
-    medians = default_medians()
-    for network, batch, form in medians:
-        if form == "FP16":
-            int8 = mean(medians[network, batch, "INT8"])
-            measured[network, batch] = Gain(mean(medians[network, batch, form]), int8, 2)
+    medians: dict[tuple[str, int], list[tuple[float, float]]] = {}
+    for sitting in load(FOLDER / f"{ENGINES}.json")["sittings"]:
+        by_default = {row["form"]: row["ms"]["median"] for row in sitting["rows"] if row["streams"]}
+        if by_default.keys() >= set(PLAIN):
+            pair = (by_default["FP16"], by_default["INT8"])
+            medians.setdefault((sitting["network"], sitting["batch"]), []).append(pair)
+    for key, pairs in medians.items():
+        fp16, int8 = (mean(values) for values in zip(*pairs, strict=True))
+        measured[key] = Gain(fp16, int8, 2)
     return measured
 
 
@@ -51,20 +55,6 @@ def latency_of(rows: Iterable[Mapping[str, Any]], precision: str, batch: int) ->
     """Return the median milliseconds of a precision and batch size in rows of benchmark_trt.py."""
     (latency,) = (row["figures"]["latency"] for row in rows if (row["precision"], row["batch"]) == (precision, batch))
     return float(latency["median"])
-
-
-def default_medians(kind: str = "ms") -> dict[tuple[str, int, str], list[float]]:
-    """Return median milliseconds of engines with two auxiliary streams, of all timings, by model, batch and form.
-
-    `kind` is a key of rows of engines-h200.json.
-    """
-    medians: dict[tuple[str, int, str], list[float]] = {}
-    for sitting in load(FOLDER / f"{ENGINES}.json")["sittings"]:
-        for row in sitting["rows"]:
-            if row["streams"] and kind in row:
-                key = (sitting["network"], sitting["batch"], row["form"])
-                medians.setdefault(key, []).append(row[kind]["median"])
-    return medians
 
 
 def latency_section(_: list[Result]) -> list[str]:
@@ -76,15 +66,17 @@ def latency_section(_: list[Result]) -> list[str]:
 
 
 def transfers_section(_: list[Result]) -> list[str]:
-    """Compare INT8 engines alone with those that also upload images and download results."""
-    alone, moved = default_medians(), default_medians("ms_with_transfers")
+    """Compare INT8 engines alone with those whose images are uploaded and whose results are downloaded, too."""
     lines = []
-    for network, batch, form in alone:
-        if form != "FP16":
-            key = (network, batch, form)
-            images = "uint8, NMS inside" if form == WITH_NMS else "FP32"
-            lines.append([f"{network}, {batch}", images, f"{mean(alone[key]):.2f}", f"{mean(moved[key]):.2f}"])
-    titles = ["model, batch size", "images", "ms, the engine alone", "ms, with upload and download"]
+    for sitting in load(FOLDER / f"{ENGINES}.json")["sittings"]:
+        for row in sitting["rows"]:
+            if row["form"] != "FP16" and "ms_with_transfers" in row:
+                images = "uint8, NMS inside" if row["form"] == WITH_NMS else "FP32"
+                milliseconds = [row["ms"]["median"], row["ms_with_transfers"]["median"]]
+                milliseconds.append(1000 / row["queries_per_second_with_transfers"])
+                name = f"{sitting['network']}, {sitting['batch']}"
+                lines.append([name, images, *(f"{value:.2f}" for value in milliseconds)])
+    titles = ["model, batch size", "images", "engine alone, ms", "with transfers, ms", "ms from query to query"]
     return markdown_table(titles, lines, titles[:2])
 
 
@@ -96,9 +88,9 @@ class EnginePair(NamedTuple):
     base: Mapping[str, Any]
     changed: Mapping[str, Any]
 
-    def percent(self, kind: str = "ms") -> float:
+    def percent(self, kind: str = "ms", statistic: str = "median") -> float:
         """How much more time the changed engine takes, in percent; `kind` is a key of rows."""
-        before, after = (row[kind]["median"] for row in (self.base, self.changed))
+        before, after = (row[kind][statistic] for row in (self.base, self.changed))
         return 100 * (after / before - 1)
 
 
@@ -106,7 +98,29 @@ def streams_section(_: list[Result]) -> list[str]:
     """Compare engines with auxiliary streams to engines without, of each model, batch size and precision."""
     pairs = [pair for pair in engine_pairs() if pair.changed["form"] == pair.base["form"]]
     pairs.sort(key=lambda pair: (pair.changed["streams"], pair.batch, NETWORKS.index(pair.network)))
-    return pairs_table(pairs, "precision", "ms, 0 streams", "ms, with streams", launches=True)
+    table = pairs_table(pairs, "precision", "ms, 0 streams", "ms, with streams", launches=True)
+    return [*table, "", *streams_sentences(pairs)]
+
+
+def streams_sentences(pairs: Iterable[EnginePair]) -> Iterator[str]:
+    """Yield what the pairs of INT8 engines show together, with two streams and none."""
+    of_int8 = [pair for pair in pairs if (pair.changed["form"], pair.changed["streams"]) == ("INT8", 2)]
+    engines = {(pair.network, pair.batch): pair for pair in of_int8}
+    percents = [-pair.percent() for pair in of_int8]
+    less = f"{min(percents):.0f} to {max(percents):.0f} % less time"
+    yield f"CUDA graphs: {len(engines)} INT8 engines of the default take {less}"
+    launched = [pair for pair in of_int8 if "ms_without_graph" in pair.base]
+    changes = [pair.percent("ms_without_graph") for pair in launched]
+    slower = sum(1 for change in changes if change > 0)
+    span = f"{min(changes):+.0f} to {max(changes):+.0f} %"
+    yield f"without CUDA graphs: {slower} of {len(launched)} slower by the median, {span}"
+    slower = sum(1 for pair in launched if pair.percent("ms_without_graph", "mean") > 0)
+    yield f"without CUDA graphs: {slower} of {len(launched)} slower by the mean"
+    ratios = [pair.changed["activation_memory"] / pair.base["activation_memory"] for pair in of_int8]
+    yield f"memory for activations: {min(ratios):.1f} to {max(ratios):.1f} times as large"
+    for name, batch in (("yolov9-c", 8), ("yolov9-t", 1)):
+        sizes = [row["activation_memory"] / 2**20 for row in engines[name, batch][2:4]]
+        yield f"{name}, {batch}: {sizes[0]:.0f} → {sizes[1]:.0f} MiB"
 
 
 def forms_section(_: list[Result]) -> list[str]:
@@ -164,10 +178,11 @@ def cells_of(group: Sequence[EnginePair]) -> list[str]:
 
 
 def change_of(group: Iterable[EnginePair], kind: str) -> str:
-    """Return how much more time the changed engines take, from the smallest to the largest; – if nobody measured."""
-    percents = sorted(pair.percent(kind) for pair in group if kind in pair.base)
+    """Return how much more time the changed engines take, from the smallest to the largest; – without measurements."""
+    measured = [pair for pair in group if kind in pair.base and kind in pair.changed]
+    percents = sorted(round(pair.percent(kind), 1) + 0.0 for pair in measured)  # + 0.0: no -0.0
     if not percents:
         return "–"
-    if len(percents) == 1:
+    if percents[0] == percents[-1]:
         return f"{percents[0]:+.1f} %"
     return f"{percents[0]:+.1f} to {percents[-1]:+.1f} %"

@@ -63,18 +63,20 @@ def test_nms_of_one_image_gives_the_boxes_of_the_cpu_and_waits_little(anchors):
 def test_stages_are_timed_without_waiting_for_them():
     device = torch.device("cuda", torch.cuda.current_device())
     clock = StageClock(device)
+    matrix = torch.rand(4096, 4096, device=device)
     for _ in range(2):  # the first to warm up
         torch.cuda.synchronize(device)
         clock.clear()
         began = time.perf_counter()
         clock.start()
-        torch.cuda._sleep(50_000_000)  # cycles: more than 20 ms
+        for _ in range(100):
+            matrix @ matrix
         clock.stop("busy")
         clock.stop("idle")
         enqueued = time.perf_counter() - began
     seconds = clock.seconds()
-    assert enqueued < 0.01 < 0.02 < seconds["busy"][0] < time.perf_counter() - began
-    assert seconds["idle"][0] < 0.001
+    assert 2 * enqueued < seconds["busy"][0] < time.perf_counter() - began
+    assert seconds["idle"][0] < seconds["busy"][0] / 10
 
 
 def test_matching_and_ap_are_those_of_the_cpu_and_wait_for_nothing():

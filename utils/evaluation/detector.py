@@ -119,7 +119,7 @@ class Detector:
         if self._single_cls:
             classes = torch.zeros_like(classes)
         detections = RaggedBatch(torch.cat([boxes, scores, classes], 1), rows.counts)
-        if masks:  # which are compared and drawn there
+        if masks:  # masks are compared and drawn on the device, together with their boxes
             detections = detections.to(self.device)
         self._clock.stop("nms")
         return BatchDetections(detections, masks)

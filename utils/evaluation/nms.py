@@ -106,14 +106,14 @@ def candidates(prediction: Prediction, conf_thres: float) -> tuple[Tensor, Tenso
 
 
 def _with_corners(rows: Tensor) -> Tensor:
-    """Candidates whose boxes are cx, cy, w, h, with xyxy instead, float32 `[n, 7]`."""
+    """Convert the boxes of candidates, float32 `[n, 7]`, from cx, cy, w, h to xyxy."""
     center = rows[:, :2]
     half_size = 0.5 * rows[:, 2:4]
     return torch.cat([center - half_size, center + half_size, rows[:, 4:]], 1)
 
 
 def _best_of_image(rows: Tensor) -> Tensor:
-    """The MAX_CANDIDATES best candidates of one image, best first, with xyxy: float32 `[n, 7]`."""
+    """The MAX_CANDIDATES best candidates of one image whose boxes are finite, best first, with xyxy: `[n, 7]`."""
     rows = _with_corners(rows)
     rows = rows[rows[:, :4].isfinite().all(1)]
     order = rows[:, 4].argsort(descending=True, stable=True)
@@ -121,7 +121,7 @@ def _best_of_image(rows: Tensor) -> Tensor:
 
 
 def _best_first(rows: Tensor, image: Tensor, images: int) -> tuple[Tensor, Tensor, Tensor]:
-    """`_best_of_image` of several images at once, one image behind the other, with few starts of a GPU's kernels.
+    """`_best_of_image` of several images at once, one image behind the other, with few kernel launches.
 
     Returns:
         float32 `[n, 7]`: xyxy, score, class, anchor; the number of each image's, int64 `[B]`; the image of each, `[n]`.

@@ -1,4 +1,4 @@
-"""Times of the stages of a batch, on the device that works, without waiting for it."""
+"""Times of the stages of a batch, by marks that the device sets, so that no stage waits for the one before."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class StageClock:
         clock.stop("inference")
 
     On a GPU the marks are CUDA events on torch's current stream, so that the CPU prepares the next stage while the GPU
-    is still busy. They are read when the next batch starts.
+    is still busy. They are read between two batches; a stage that has not ended by then is left out.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -30,7 +30,7 @@ class StageClock:
         self._seconds: dict[str, list[float]] = defaultdict(list)
 
     def start(self) -> None:
-        """Begin the first stage of a batch."""
+        """Begin the first stage of a batch; waits for the end of the one before."""
         self._read()
         self._marks.append(("", self._now()))
 
@@ -39,12 +39,12 @@ class StageClock:
         self._marks.append((stage, self._now()))
 
     def seconds(self) -> dict[str, list[float]]:
-        """Seconds of each stage, one number for each batch; waits for the last batch."""
+        """Seconds of each stage, one number for each batch; waits for the end of the last batch."""
         self._read()
-        return self._seconds
+        return dict(self._seconds)
 
     def clear(self) -> None:
-        """Forget all batches."""
+        """Forget all batches; waits for the end of the last one."""
         self._read()
         self._seconds.clear()
 

@@ -14,8 +14,8 @@ from utils.core.errors import InputError
 from utils.core.options import DeviceOptions, Options, height_width, option
 from utils.trt.tensorrt_api import BUILDER_OPTIONS, Api
 
-# Auxiliary streams of a build without --max-aux-streams. TensorRT 8.6.0 uses none by itself; on an H200, engines with
-# two take less time (docs/benchmarks.md).
+# Auxiliary streams of a build without --max-aux-streams. TensorRT 8.6.0 uses none by itself; on an H200, INT8 engines
+# with two take less time as CUDA graphs (docs/auxiliary-streams.md).
 AUX_STREAMS = 2
 Range = tuple[int, int, int]  # min, opt, max
 build_option = partial(option, group="building")
