@@ -20,7 +20,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # where utils/ and docs/ lie
 
-from docs.claims_cpu import cpu_section, peers_section, simulation_section
+from docs.claims_cpu import all_cells_section, cpu_section, peers_section, simulation_section
 from docs.claims_engines import forms_section, latency_section, streams_section, transfers_section
 from docs.measured import (
     DOUBTFUL,
@@ -498,6 +498,7 @@ SECTIONS: dict[str, Callable[[list[Result]], list[str]]] = {
     "forms": forms_section,
     "cpu": cpu_section,
     "simulation": simulation_section,
+    "all-cells": all_cells_section,
     "cpu-peers": peers_section,
 }
 

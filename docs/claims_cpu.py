@@ -64,6 +64,20 @@ def simulation_section(_: list[Result]) -> list[str]:
     return markdown_table(titles, lines, titles[:1])
 
 
+def all_cells_section(_: list[Result]) -> list[str]:
+    """Compare NNCF's most accurate file of gelan-t with ours on all images of cells."""
+    _, nncf, avx2 = load(FOLDER / "openvino-nncf-cells.json")["rows"]
+    ours = {
+        row["file"]: row for row in load(FOLDER / "openvino-simulation.json")["rows"] if row["network"] == "gelan-t"
+    }
+    ours[avx2["file"]] = avx2
+    lines = []
+    for file, row in ours.items():
+        difference = with_error(nncf["ap"] - row["ap"], paired_error(nncf, row))
+        lines.append(f"{nncf['file']}, minus {file}: {difference}")
+    return lines
+
+
 def cpu_table(contents: list[dict[str, Any]], is_shown: Callable[[dict[str, Any]], bool]) -> list[str]:
     """A table of the rows to show, with milliseconds for each number of threads.
 
