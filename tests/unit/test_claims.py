@@ -279,6 +279,7 @@ def test_every_file_and_every_row_is_read_once():
         "setup",
         "streams-h200",
         "thresholds-h200",
+        "video-cpu",
         "video-h200",
     )
     files = {path.stem for path in measured.FOLDER.glob("*.json")}
