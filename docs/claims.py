@@ -208,6 +208,33 @@ def long_section(results: list[Result]) -> list[str]:
     return [*markdown_table(titles, lines, titles[:2]), "", *sentences]
 
 
+PATIENCE = 200  # steps of QAT without a better loss, after which a rule could end it
+
+
+def stop_section(_: list[Result]) -> list[str]:
+    """Tell when QAT would end by a rule: no loss on held-out images that is one standard error better in 200 steps."""
+    titles = ["model, set", "box term", "QAT ends after", "lowest loss until then", "lowest loss of all", "after"]
+    lines = []
+    for run in load(FOLDER / "qat-stop-h200.json")["runs"]:
+        losses, steps = run["held_out_loss"], run["steps_an_epoch"]
+        end = epochs_until_stop(losses, run["error"], PATIENCE // steps)
+        best = losses.index(min(losses)) + 1
+        cells = [f"{end * steps} steps", f"{min(losses[:end]):.4f}", f"{min(losses):.4f}", f"{best * steps} steps"]
+        lines.append([run["network"], f"× {run['box_term']}", *cells])
+    return markdown_table(titles, lines, titles[:2])
+
+
+def epochs_until_stop(losses: Sequence[float], errors: Sequence[float], patience: int) -> int:
+    """Return after how many epochs the loss was no better by one standard error for `patience` epochs, or all."""
+    reference, last = math.inf, 0
+    for epoch, (loss, error) in enumerate(zip(losses, errors, strict=True), 1):
+        if loss < reference - error:
+            reference, last = loss, epoch
+        elif epoch - last >= patience:
+            return epoch
+    return len(losses)
+
+
 def trainings_section(results: list[Result]) -> list[str]:
     """List PTQ, and QAT by default, of every training of a detector, as means over seeds."""
     titles = ["model, set", "FP32", "PTQ − FP32", "QAT − FP32", "QAT − PTQ", "agreement, PTQ → QAT", "file"]
@@ -490,6 +517,7 @@ SECTIONS: dict[str, Callable[[list[Result]], list[str]]] = {
     "rates": rates_section,
     "last-convolutions": last_convolutions_section,
     "long": long_section,
+    "stop": stop_section,
     "spread": spread_section,
     "durations": durations_section,
     "latency": latency_section,

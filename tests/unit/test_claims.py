@@ -27,6 +27,7 @@ PAGES = [
     ("methods", "docs/methods-and-steps.md"),
     ("rates", "docs/methods-and-steps.md"),
     ("long", "docs/methods-and-steps.md"),
+    ("stop", "docs/methods-and-steps.md"),
     ("last-convolutions", "docs/last-convolutions.md"),
     ("latency", "docs/benchmarks.md"),
     ("transfers", "docs/benchmarks.md"),
@@ -125,6 +126,19 @@ def test_the_table_of_readme_is_what_the_files_give():
         cells.append(from_to(times, "FP32", "ours", ".1f"))
         lines.append(f"| {' | '.join(cells)} |")
     assert "\n".join(lines) in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("losses", "epochs"),
+    [
+        ([5, 4, 3, 2, 1], 5),  # better by one error each time
+        ([5, 4, 3.9, 3.8, 3.7], 4),  # by a tenth of it, twice
+        ([5, 4, 3.5, 2.9, 2.8, 2.7, 1], 6),  # by more than one in two epochs, then by a tenth of it, twice
+        ([5, 6, 7, 1], 3),
+    ],
+)
+def test_a_rule_ends_qat_after_two_epochs_without_a_better_loss(losses, epochs):
+    assert claims.epochs_until_stop(losses, [0.5] * len(losses), patience=2) == epochs
 
 
 def test_gains_of_int8_are_those_of_default_engines_or_else_of_an_earlier_day():
@@ -276,6 +290,7 @@ def test_every_file_and_every_row_is_read_once():
         "openvino-zero-points",
         "pruned-digits",
         "pruned-t",
+        "qat-stop-h200",
         "setup",
         "streams-h200",
         "thresholds-h200",
