@@ -97,7 +97,8 @@ class EnginePair(NamedTuple):
 def streams_section(_: list[Result]) -> list[str]:
     """Compare engines with auxiliary streams to engines without, of each model, batch size and precision."""
     pairs = [pair for pair in engine_pairs() if pair.changed["form"] == pair.base["form"]]
-    pairs.sort(key=lambda pair: (pair.changed["streams"], pair.batch, NETWORKS.index(pair.network)))
+    order = list(dict.fromkeys((*NETWORKS, *(pair.network for pair in pairs))))  # by size; others behind
+    pairs.sort(key=lambda pair: (pair.changed["streams"], pair.batch, order.index(pair.network)))
     table = pairs_table(pairs, "precision", "ms, 0 streams", "ms, with streams", launches=True)
     return [*table, "", *streams_sentences(pairs)]
 

@@ -15,7 +15,10 @@ detectors-h200.json     ten detectors on six sets by all defaults of 29 November
 latency-h200.json       FP16 and INT8 engines of yolov9-t, -s and -c with random weights: the JSON of benchmark_trt.py
 engines-h200.json       engines of five models with random weights, with 0 and 2 auxiliary streams and with uploads
 streams-h200.json       engines with 0, 2 and 3 auxiliary streams, and with more layers in FP16
+qat-stop-h200.json      losses on held-out images in long runs of QAT, and their errors
 cpu-*.json              INT8 on CPUs, beside NNCF and ONNX Runtime: what benchmarks/cpu.py writes
+openvino-simulation.json, openvino-nncf-cells.json
+                        AP in OpenVINO, of the simulation and of NNCF, on all images of cells
 
 PTQ is calibrated by percentile 99.999 unless a line says otherwise, and in detectors-h200.json by `auto`. Agreement is
 1 for a model with itself.
@@ -41,6 +44,7 @@ TEN_DETECTORS = "detectors-h200"
 REPORTS = ("cards-h200", "cells-h200", "garbage-h100", "garbage-h200", "robots-h200", "cells-yolov9-t", TEN_DETECTORS)
 UNSEEN = ("plates", "palms", "kuih")  # sets that were not used before the defaults were chosen
 LAST_CONVOLUTIONS = " with head: last-conv-float"  # behind PTQ or QAT, in states
+ON_A_CPU = " (a CPU)"  # behind others, where a CPU computed them
 # Detectors of TEN_DETECTORS whose FP32 model reports a box with a score near 1 that is as large as the image, or
 # outside of it, on at least one image. They are not left out, but means are given without them, too.
 DOUBTFUL = ("yolov9-t, plates", "yolov9-t, palms")
@@ -297,6 +301,21 @@ def mean_with_error(results: Sequence[Result]) -> tuple[float, float]:
     for result in results:
         errors[result.images] += math.nan if result.error is None else result.error
     return mean(result.value for result in results), math.hypot(*errors.values()) / len(results)
+
+
+def paired_runs(runs: Sequence[Result], base: Sequence[Result]) -> list[tuple[Result, Result]]:
+    """Return the runs of two states of a training that have the same seed."""
+    of_seed = {run.seed: run for run in base}
+    return [(run, of_seed[run.seed]) for run in runs if run.seed in of_seed]
+
+
+def difference_of_runs(pairs: Sequence[tuple[Result, Result]], score: str) -> tuple[float, float]:
+    """Return the mean difference of `ap` or `agreement` of pairs, and its standard error √(image² + seed²/n)."""
+    values = [run.row[score] - base.row[score] for run, base in pairs]
+    over_images = mean(paired_error(run.row, base.row, score) or math.nan for run, base in pairs)
+    if len(values) == 1:
+        return values[0], over_images
+    return mean(values), math.hypot(over_images, statistics.stdev(values) / math.sqrt(len(values)))
 
 
 def over_trainings(values: Sequence[float]) -> str:

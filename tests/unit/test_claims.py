@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from documentation import ROOT
 
-from docs import claims, claims_cpu, claims_engines, measured
+from docs import claims, claims_cpu, claims_engines, claims_steps, measured
 from utils.core.errors import InputError
 from utils.reports.schema import Report, Row
 from utils.reports.tables import cells, stage_name, terminal_table
@@ -138,7 +138,7 @@ def test_the_table_of_readme_is_what_the_files_give():
     ],
 )
 def test_a_rule_ends_qat_after_two_epochs_without_a_better_loss(losses, epochs):
-    assert claims.epochs_until_stop(losses, [0.5] * len(losses), patience=2) == epochs
+    assert claims_steps.epochs_until_stop(losses, [0.5] * len(losses), patience=2) == epochs
 
 
 def test_gains_of_int8_are_those_of_default_engines_or_else_of_an_earlier_day():
@@ -331,11 +331,11 @@ def test_settings_are_compared_seed_by_seed_with_the_error_of_images_and_seeds()
         runs.append(replace(FIRST, row=row, seed=57))
     base, first, second = runs
     of_58 = replace(base, seed=58)
-    pairs = claims.paired_runs([first, replace(second, seed=58), replace(first, seed=59)], [base, of_58])
+    pairs = measured.paired_runs([first, replace(second, seed=58), replace(first, seed=59)], [base, of_58])
     assert [run.seed for run, _ in pairs] == [57, 58]
-    value, error = claims.difference_of_runs(pairs, "ap")
+    value, error = measured.difference_of_runs(pairs, "ap")
     assert (value, error) == pytest.approx((0.03, math.hypot(math.sqrt(0.00005), 0.01)))
-    assert claims.difference_of_runs(pairs[:1], "ap") == pytest.approx((0.02, math.sqrt(0.00005)))
+    assert measured.difference_of_runs(pairs[:1], "ap") == pytest.approx((0.02, math.sqrt(0.00005)))
 
 
 def test_agreement_is_scaled_and_errors_are_paired():
